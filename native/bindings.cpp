@@ -1,0 +1,22 @@
+// The module penstock._core: each room binds its own classes in its own bindings.cpp.
+#include <nanobind/nanobind.h>
+
+#include "bindings.hpp"
+#include "message/arguments.hpp"
+
+NB_MODULE(_core, module) {
+    module.doc() = "The native core of penstock: what is done once a message.";
+    if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
+        !penstock::draft_ready(module.ptr()))
+        throw nanobind::python_error();
+    auto bus = module.def_submodule("bus");
+    penstock::bind_bus(bus);
+    auto shm = module.def_submodule("shm");
+    penstock::bind_shm(shm);
+    auto tcp = module.def_submodule("tcp");
+    penstock::bind_tcp(tcp);
+    auto journal = module.def_submodule("journal");
+    penstock::bind_journal(journal);
+    auto gateway = module.def_submodule("gateway");
+    penstock::bind_gateway(gateway);
+}

@@ -1,0 +1,328 @@
+// Message: read-only bytes that hold their memory until released.
+#include "message/message.hpp"
+
+#include <Python.h>
+#include <structmember.h>
+
+#include <cstdarg>
+#include <cstring>
+
+#include "message/arguments.hpp"
+
+namespace penstock {
+
+PyTypeObject *message_type = nullptr;
+
+PyObject *raise_error(const char *name, const char *format, ...) {
+    PyObject *module = PyImport_ImportModule("penstock.errors");
+    if (!module) return nullptr;
+    PyObject *kind = PyObject_GetAttrString(module, name);
+    Py_DECREF(module);
+    if (!kind) return nullptr;
+    va_list arguments;
+    va_start(arguments, format);
+    PyErr_FormatV(kind, format, arguments);
+    va_end(arguments);
+    Py_DECREF(kind);
+    return nullptr;
+}
+
+namespace {
+
+// Reading one by one allocates a message each time, so dead ones of the exact type are kept for reuse (GIL-guarded).
+constexpr int free_limit = 256;
+Message *free_list[free_limit];
+int free_count = 0;
+
+Message *as_message(PyObject *self) { return reinterpret_cast<Message *>(self); }
+
+void give_back(Message *message) {
+    Owner *owner = message->owner;
+    if (!owner) return;
+    message->owner = nullptr;
+    owner->release(message->envelope.token);
+}
+
+// Memory of a message made in Python: a buffer of any object.
+struct BufferOwner final : Owner {
+    Py_buffer buffer{};
+    void release(std::uint64_t) noexcept override {
+        PyBuffer_Release(&buffer);
+        delete this;
+    }
+};
+
+void message_dealloc(PyObject *self) {
+    Message *message = as_message(self);
+    PyTypeObject *type = Py_TYPE(self);
+    if (message->weakrefs) PyObject_ClearWeakRefs(self);
+    give_back(message);
+    Py_CLEAR(message->channel);
+    Py_CLEAR(message->properties);
+    Py_CLEAR(message->source);
+    if (type == message_type && free_count < free_limit) {
+        free_list[free_count++] = message;
+        return;  // the type reference stays with the kept object
+    }
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+int message_getbuffer(PyObject *self, Py_buffer *view, int flags) {
+    Message *message = as_message(self);
+    if (message->released) {
+        view->obj = nullptr;
+        PyErr_SetString(PyExc_BufferError, "this message was released; its memory may hold another one");
+        return -1;
+    }
+    auto *data = const_cast<std::uint8_t *>(message->envelope.data);
+    static std::uint8_t nothing = 0;
+    if (PyBuffer_FillInfo(view, self, data ? data : &nothing, message->envelope.size, 1, flags) != 0) return -1;
+    ++message->exports;
+    return 0;
+}
+
+void message_releasebuffer(PyObject *self, Py_buffer *) {
+    Message *message = as_message(self);
+    if (--message->exports == 0 && message->released) give_back(message);
+}
+
+PyObject *message_release(PyObject *self, PyObject *) {
+    Message *message = as_message(self);
+    if (message->released) return raise_error("StateError", "this message was released before");
+    message->released = true;
+    if (message->exports == 0) give_back(message);
+    Py_RETURN_NONE;
+}
+
+PyObject *message_enter(PyObject *self, PyObject *) { return Py_NewRef(self); }
+
+PyObject *message_exit(PyObject *self, PyObject *const *, Py_ssize_t) {
+    if (!as_message(self)->released) return message_release(self, nullptr);
+    Py_RETURN_NONE;
+}
+
+PyObject *message_array(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    return array_over(self, arguments, count, names);
+}
+
+Py_ssize_t message_length(PyObject *self) { return as_message(self)->envelope.size; }
+
+PyObject *message_repr(PyObject *self) {
+    Message *message = as_message(self);
+    const Envelope &e = message->envelope;
+    return PyUnicode_FromFormat("<%s %S#%llu, %zd bytes%s>", _PyType_Name(Py_TYPE(self)),
+                                message->channel ? message->channel : Py_None,
+                                static_cast<unsigned long long>(e.ordinal), static_cast<Py_ssize_t>(e.size),
+                                message->released ? ", released" : "");
+}
+
+Py_hash_t message_hash(PyObject *self) {
+    Message *message = as_message(self);
+    if (message->released) {
+        PyErr_SetString(PyExc_BufferError, "this message was released");
+        return -1;
+    }
+    PyObject *copy = PyBytes_FromStringAndSize(reinterpret_cast<const char *>(message->envelope.data),
+                                               message->envelope.size);
+    if (!copy) return -1;
+    Py_hash_t hash = PyObject_Hash(copy);
+    Py_DECREF(copy);
+    return hash;
+}
+
+// Equal to any bytes-like object of the same content.
+PyObject *message_compare(PyObject *self, PyObject *other, int operation) {
+    if (operation != Py_EQ && operation != Py_NE) Py_RETURN_NOTIMPLEMENTED;
+    bool equal;
+    if (self == other) {
+        equal = true;
+    } else if (!PyObject_CheckBuffer(other) || as_message(self)->released) {
+        Py_RETURN_NOTIMPLEMENTED;
+    } else {
+        Py_buffer view;
+        if (PyObject_GetBuffer(other, &view, PyBUF_SIMPLE) != 0) {
+            PyErr_Clear();
+            Py_RETURN_NOTIMPLEMENTED;
+        }
+        const Envelope &e = as_message(self)->envelope;
+        equal = view.len == e.size && (e.size == 0 || std::memcmp(view.buf, e.data, e.size) == 0);
+        PyBuffer_Release(&view);
+    }
+    return PyBool_FromLong(equal == (operation == Py_EQ));
+}
+
+PyObject *optional_number(std::int64_t value) {
+    if (value < 0) Py_RETURN_NONE;
+    return PyLong_FromLongLong(value);
+}
+
+PyObject *get_ordinal(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_message(self)->envelope.ordinal); }
+PyObject *get_timestamp(PyObject *self, void *) { return PyLong_FromLongLong(as_message(self)->envelope.timestamp_ns); }
+PyObject *get_position(PyObject *self, void *) { return optional_number(as_message(self)->envelope.position); }
+PyObject *get_id(PyObject *self, void *) { return optional_number(as_message(self)->envelope.id); }
+PyObject *get_vchan(PyObject *self, void *) { return optional_number(as_message(self)->envelope.vchan_id); }
+PyObject *get_size(PyObject *self, void *) { return PyLong_FromSsize_t(as_message(self)->envelope.size); }
+PyObject *get_released(PyObject *self, void *) { return PyBool_FromLong(as_message(self)->released); }
+PyObject *get_pinned(PyObject *self, void *) { return PyBool_FromLong(as_message(self)->owner != nullptr); }
+PyObject *get_address(PyObject *self, void *) {
+    return PyLong_FromVoidPtr(const_cast<std::uint8_t *>(as_message(self)->envelope.data));
+}
+PyObject *get_channel(PyObject *self, void *) {
+    PyObject *channel = as_message(self)->channel;
+    return Py_NewRef(channel ? channel : Py_None);
+}
+PyObject *get_source(PyObject *self, void *) {
+    PyObject *source = as_message(self)->source;
+    return Py_NewRef(source ? source : Py_None);
+}
+
+PyObject *get_properties(PyObject *self, void *) {
+    Message *message = as_message(self);
+    if (!message->properties) {
+        const Envelope &e = message->envelope;
+        if (e.properties_size && message->released)
+            return raise_error("StateError", "this message was released; its properties are gone");
+        message->properties = decode_properties(e.properties, e.properties_size);
+        if (!message->properties) return nullptr;
+    }
+    return PyDictProxy_New(message->properties);
+}
+
+PyObject *message_tp_new(PyTypeObject *type, PyObject *arguments, PyObject *names) {
+    static const char *keywords[] = {"data", "ordinal", "timestamp_ns", "channel", "position", "id",
+                                     "vchan_id", "properties", "source", nullptr};
+    PyObject *data;
+    unsigned long long ordinal = 0;
+    long long timestamp = 0;
+    PyObject *channel = Py_None, *position = Py_None, *id = Py_None, *vchan = Py_None, *properties = Py_None,
+             *source = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "O|$KLOOOOOO", const_cast<char **>(keywords), &data, &ordinal,
+                                     &timestamp, &channel, &position, &id, &vchan, &properties, &source))
+        return nullptr;
+    auto number = [](PyObject *object) { return object == Py_None ? -1LL : PyLong_AsLongLong(object); };
+    Envelope envelope;
+    envelope.ordinal = ordinal;
+    envelope.timestamp_ns = timestamp;
+    envelope.position = number(position);
+    envelope.id = static_cast<std::int32_t>(number(id));
+    envelope.vchan_id = static_cast<std::int32_t>(number(vchan));
+    if (PyErr_Occurred()) return nullptr;
+    if (properties != Py_None && !PyDict_Check(properties)) {
+        PyErr_SetString(PyExc_TypeError, "properties must be a dict of str to str");
+        return nullptr;
+    }
+    auto *owner = new BufferOwner;
+    if (PyObject_GetBuffer(data, &owner->buffer, PyBUF_SIMPLE) != 0) {
+        delete owner;
+        return nullptr;
+    }
+    envelope.data = static_cast<const std::uint8_t *>(owner->buffer.buf);
+    envelope.size = owner->buffer.len;
+    PyObject *self = message_new_of(type, envelope, owner, channel == Py_None ? nullptr : channel,
+                                    source == Py_None ? nullptr : source);
+    if (!self) {
+        owner->release(0);
+        return nullptr;
+    }
+    if (properties != Py_None) {
+        as_message(self)->properties = PyDict_Copy(properties);
+        if (!as_message(self)->properties) {
+            Py_DECREF(self);
+            return nullptr;
+        }
+    }
+    return self;
+}
+
+PyMethodDef message_methods[] = {
+    {"release", message_release, METH_NOARGS,
+     "release()\n--\n\nGive the memory back now. With live views it goes back when the last of them dies."},
+    {"array", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(message_array)),
+     METH_FASTCALL | METH_KEYWORDS,
+     "array(shape=None, dtype='uint8')\n--\n\nA read-only numpy array over the message, without a copy."},
+    {"__enter__", message_enter, METH_NOARGS, nullptr},
+    {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(message_exit)), METH_FASTCALL, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef message_getset[] = {
+    {"ordinal", get_ordinal, nullptr, "Number in its channel or topic, from 1.", nullptr},
+    {"timestamp_ns", get_timestamp, nullptr, "Realtime nanoseconds, monotone per channel.", nullptr},
+    {"channel", get_channel, nullptr, "Name of the channel or topic.", nullptr},
+    {"position", get_position, nullptr, "Number in its journal across topics, or None.", nullptr},
+    {"id", get_id, nullptr, "Message id, where the reach has one, or None.", nullptr},
+    {"vchan_id", get_vchan, nullptr, "Virtual channel id, or None.", nullptr},
+    {"properties", get_properties, nullptr, "Read-only mapping of text to text; empty where there are none.", nullptr},
+    {"source", get_source, nullptr, "What it came from (a tcp session), or None.", nullptr},
+    {"size", get_size, nullptr, "Bytes.", nullptr},
+    {"released", get_released, nullptr, "Whether release() was called.", nullptr},
+    {"pinned", get_pinned, nullptr, "Whether the memory is still held.", nullptr},
+    {"address", get_address, nullptr, "Where the bytes are in this process's memory.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef message_members[] = {
+    {"__weaklistoffset__", T_PYSSIZET, offsetof(Message, weakrefs), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot message_slots[] = {
+    {Py_tp_doc, const_cast<char *>("Read-only bytes with an ordinal, a time and a channel, holding their memory until "
+                                   "released.\n\nSupports the buffer protocol: bytes(message), memoryview(message), "
+                                   "numpy.frombuffer(message, ...).")},
+    {Py_tp_new, reinterpret_cast<void *>(message_tp_new)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(message_dealloc)},
+    {Py_tp_repr, reinterpret_cast<void *>(message_repr)},
+    {Py_tp_hash, reinterpret_cast<void *>(message_hash)},
+    {Py_tp_richcompare, reinterpret_cast<void *>(message_compare)},
+    {Py_tp_methods, message_methods},
+    {Py_tp_getset, message_getset},
+    {Py_tp_members, message_members},
+    {Py_sq_length, reinterpret_cast<void *>(message_length)},
+    {Py_bf_getbuffer, reinterpret_cast<void *>(message_getbuffer)},
+    {Py_bf_releasebuffer, reinterpret_cast<void *>(message_releasebuffer)},
+    {0, nullptr}};
+
+PyType_Spec message_spec = {"penstock._core.Message", sizeof(Message), 0,
+                            Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, message_slots};
+
+void fill(Message *message, const Envelope &envelope, Owner *owner, PyObject *channel, PyObject *source) {
+    message->envelope = envelope;
+    message->owner = owner;
+    message->channel = Py_XNewRef(channel);
+    message->properties = nullptr;
+    message->source = Py_XNewRef(source);
+    message->weakrefs = nullptr;
+    message->exports = 0;
+    message->released = false;
+}
+
+}  // namespace
+
+PyObject *message_new(const Envelope &envelope, Owner *owner, PyObject *channel, PyObject *source) {
+    Message *message;
+    if (free_count > 0) {
+        message = free_list[--free_count];
+        Py_SET_REFCNT(reinterpret_cast<PyObject *>(message), 1);  // the kept object was never destroyed
+    } else {
+        message = PyObject_New(Message, message_type);
+        if (!message) return nullptr;
+    }
+    fill(message, envelope, owner, channel, source);
+    return reinterpret_cast<PyObject *>(message);
+}
+
+PyObject *message_new_of(PyTypeObject *type, const Envelope &envelope, Owner *owner, PyObject *channel,
+                         PyObject *source) {
+    if (type == message_type) return message_new(envelope, owner, channel, source);
+    PyObject *self = type->tp_alloc(type, 0);
+    if (!self) return nullptr;
+    fill(as_message(self), envelope, owner, channel, source);
+    return self;
+}
+
+bool message_ready(PyObject *module) {
+    message_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&message_spec));
+    return message_type &&
+           PyModule_AddObjectRef(module, "Message", reinterpret_cast<PyObject *>(message_type)) == 0;
+}
+
+}  // namespace penstock

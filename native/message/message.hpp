@@ -1,0 +1,105 @@
+// Message, Batch and Draft: the three Python types that every reach hands out, and the seam through which a room
+// lends them memory. A room implements Owner (for what is read) or DraftOwner (for what is being written); nothing
+// here knows where the bytes live.
+//
+// Rules
+//   - All functions are called with the GIL held.
+//   - An Owner's release is called exactly once per message, at the last of: release(), deallocation, the death of
+//     the last view. It must not raise and may run on any thread (finalisers do).
+//   - A message never changes after it is made; its bytes are exported read-only.
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace penstock {
+
+struct Owner {
+    virtual void release(std::uint64_t token) noexcept = 0;
+    // What a batch calls for all its messages at once.
+    virtual void release_many(const std::uint64_t *tokens, std::size_t count) noexcept {
+        for (std::size_t i = 0; i < count; ++i) release(tokens[i]);
+    }
+
+   protected:
+    ~Owner() = default;
+};
+
+// Everything a message says of itself but its place in Python. Negative id, vchan_id, position: not had here.
+struct Envelope {
+    const std::uint8_t *data = nullptr;
+    std::int64_t size = 0;
+    std::uint64_t ordinal = 0;
+    std::int64_t timestamp_ns = 0;
+    std::int64_t position = -1;
+    std::int32_t id = -1;
+    std::int32_t vchan_id = -1;
+    // Encoded properties (key NUL value NUL ...), inside memory that lives as long as data; decoded when asked for.
+    const std::uint8_t *properties = nullptr;
+    std::uint32_t properties_size = 0;
+    std::uint32_t channel = 0;  // in a batch: index into its channel names
+    std::uint64_t token = 0;    // handed back to the owner
+};
+
+struct Message {
+    PyObject_HEAD
+    Envelope envelope;
+    Owner *owner;          // null once the memory has been given back
+    PyObject *channel;     // str or null
+    PyObject *properties;  // a dict made on first access, or null
+    PyObject *source;      // whatever the room says it came from (a tcp session), or null
+    PyObject *weakrefs;
+    std::uint32_t exports;  // live views
+    bool released;          // release() was called; memory goes back when exports reaches 0
+};
+
+extern PyTypeObject *message_type;
+extern PyTypeObject *batch_type;
+extern PyTypeObject *draft_type;
+
+// A new message over memory that `owner` holds. Takes its own references to channel and source (each may be null).
+// Null with a Python error set on failure; the owner's release is then not called.
+PyObject *message_new(const Envelope &envelope, Owner *owner, PyObject *channel, PyObject *source = nullptr);
+// The same for a subtype of message_type (whose extra fields the caller fills).
+PyObject *message_new_of(PyTypeObject *type, const Envelope &envelope, Owner *owner, PyObject *channel,
+                         PyObject *source);
+inline bool message_check(PyObject *object) { return PyObject_TypeCheck(object, message_type); }
+
+// A new batch. `channels` is one str for all, or a tuple of str indexed by Envelope::channel, or null.
+PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *channels, PyObject *source = nullptr);
+
+struct DraftOwner {
+    // Publishes the first `size` bytes; what it returns is what draft.publish() returns. On an error (null, with a
+    // Python error set) the draft stays open and may be published or cancelled later.
+    virtual PyObject *publish(PyObject *draft, std::uint64_t token, std::int64_t size) = 0;
+    virtual void cancel(std::uint64_t token) noexcept = 0;
+
+   protected:
+    ~DraftOwner() = default;
+};
+
+enum class DraftState : std::uint8_t { open, published, cancelled };
+
+struct Draft {
+    PyObject_HEAD
+    std::uint8_t *data;
+    std::int64_t size;
+    DraftOwner *owner;
+    std::uint64_t token;
+    PyObject *keep;   // what must outlive the draft (the publisher), or null
+    PyObject *views;  // memoryviews that view() gave
+    PyObject *weakrefs;
+    std::uint32_t exports;
+    DraftState state;
+    bool memory_held;  // false once the owner has been told publish or cancel
+};
+
+PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, std::uint64_t token, PyObject *keep);
+
+// Raises penstock.errors.NAME with a formatted text; returns null for `return raise(...)`.
+PyObject *raise_error(const char *name, const char *format, ...);
+
+}  // namespace penstock

@@ -1,0 +1,151 @@
+"""Addresses: one string that says where messages go or come from, at any reach.
+
+=============================================  ==============================================
+``bus:NAME``                                   in this process (``?id=N`` names a message id)
+``shm:/NAME``                                  processes of this machine
+``tcp://HOST:PORT``                            machines, now
+``journal:DIRECTORY#TOPIC``                    a log on disk
+``broker://HOST:PORT/TOPIC?queue=NAME``        a durable broker
+=============================================  ==============================================
+
+What follows ``?`` are options, the same that the room's classes take. This module knows rooms by name only and loads
+one when an address of it is opened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qsl, unquote
+
+from penstock.channel import Publisher, Subscriber
+from penstock.errors import InvalidArgument, nearest
+
+ROOMS: Mapping[str, str] = {
+    "bus": "penstock.bus",
+    "shm": "penstock.shm",
+    "tcp": "penstock.tcp",
+    "journal": "penstock.journal",
+    "broker": "penstock.broker",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The parts of an address. ``name`` is the bus, channel or directory; ``topic`` what follows it."""
+
+    scheme: str
+    name: str = ""
+    host: str = ""
+    port: int | None = None
+    topic: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    text: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse(text: str) -> Address:
+    """The parts of ``text``; ``InvalidArgument`` says what is wrong and shows the right form."""
+    if not isinstance(text, str):
+        raise TypeError(f"an address is a str such as 'shm:/camera', not {type(text).__name__}")
+    scheme, colon, rest = text.partition(":")
+    if not colon or scheme not in ROOMS:
+        raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
+    rest, _, query = rest.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if scheme in ("tcp", "broker"):
+        return _network(scheme, rest, options, text)
+    topic = ""
+    if scheme == "journal":
+        rest, _, topic = rest.partition("#")
+        if "#" in query:
+            raise InvalidArgument(f"address {text!r}: options come after the topic (journal:DIRECTORY#TOPIC?option=1)")
+    name = unquote(rest)
+    if not name:
+        raise InvalidArgument(f"address {text!r} names nothing after '{scheme}:'")
+    if scheme == "shm" and not name.startswith("/"):
+        raise InvalidArgument(f"address {text!r}: a channel's name begins with '/', as in shm:/{name}")
+    return Address(scheme, name=name, topic=unquote(topic), options=options, text=text)
+
+
+def _network(scheme: str, rest: str, options: dict[str, str], text: str) -> Address:
+    form = "tcp://HOST:PORT" if scheme == "tcp" else "broker://HOST:PORT/TOPIC"
+    if not rest.startswith("//"):
+        raise InvalidArgument(f"address {text!r} is not of the form {form}")
+    place, _, topic = rest[2:].partition("/")
+    if scheme == "tcp" and topic and not place:  # tcp:///path/to/socket
+        return Address(scheme, name="/" + unquote(topic), options=options, text=text)
+    host, colon, port = place.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise InvalidArgument(f"address {text!r} is not of the form {form} with a port of 0 to 65535")
+    return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
+
+
+def publisher(address: str, **options: Any) -> Publisher:
+    """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``."""
+    opened: Publisher = _open("publisher", address, options)
+    return opened
+
+
+def subscriber(address: str, **options: Any) -> Subscriber:
+    """Open a subscriber at any reach: ``penstock.subscriber("shm:/camera")``."""
+    opened: Subscriber = _open("subscriber", address, options)
+    return opened
+
+
+def _open(kind: str, text: str, options: dict[str, Any]) -> Any:
+    """A room offers ``open_publisher(address, **options)`` and ``open_subscriber`` with named options only."""
+    address = parse(text)
+    function = getattr(room(address.scheme), f"open_{kind}")
+    given = {**convert(address.options, function, text), **options}
+    check_options(given, function, f"{kind} of {text!r}")
+    return function(address, **given)
+
+
+def room(scheme: str) -> ModuleType:
+    """The room's module, loaded now if it was not."""
+    return importlib.import_module(ROOMS[scheme])
+
+
+def option_names(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The keyword-only parameters of ``function``."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def check_options(options: Mapping[str, Any], function: Callable[..., Any], of: str) -> None:
+    """``InvalidArgument`` for the first option that ``function`` does not take, with the nearest valid ones."""
+    valid = option_names(function)
+    for name in options:
+        if name not in valid:
+            raise InvalidArgument(f"{of} has no option {name!r}; {nearest(name, valid)}")
+
+
+def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:
+    """Options out of an address: numbers, true/false and none where the parameter is not text alone."""
+    valid = option_names(function)
+    return {name: _value(text, valid[name]) if name in valid else text for name, text in texts.items()}
+
+
+def _value(text: str, parameter: inspect.Parameter) -> Any:
+    if str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
+        return text
+    lowered = text.lower()
+    if lowered in ("true", "false"):
+        return lowered == "true"
+    if lowered == "none":
+        return None
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,55 @@
+"""Errors: whose fault it is and what can be done.
+
+Bad arguments are ``ValueError`` or ``TypeError``, time-outs ``TimeoutError``, failures of the system ``OSError``;
+what only Penstock knows of is a short family under ``PenstockError``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PenstockError(Exception):
+    """The family's head: catch it to catch whatever only Penstock raises."""
+
+
+class InvalidArgument(PenstockError, ValueError):
+    """The caller's fault: a value that cannot be right, named in the text."""
+
+
+class ClosedError(PenstockError):
+    """The handle was closed, or its other side has gone for good."""
+
+
+class StateError(PenstockError):
+    """A step out of order: published twice, released twice, used before it was set up."""
+
+
+class CapacityError(PenstockError):
+    """A bound was reached; the text says which one and who holds what."""
+
+
+class CorruptionError(PenstockError):
+    """Bytes on disk or in shared memory are not what they must be; ``place`` says where."""
+
+    def __init__(self, text: str, place: str | None = None) -> None:
+        super().__init__(text)
+        self.place = place
+
+
+class ProtocolError(PenstockError):
+    """The peer's fault: what it sent breaks the protocol."""
+
+
+class RefusedError(PenstockError):
+    """The other side, or this machine's rules, said no: wrong token, missing right, name taken."""
+
+
+def nearest(given: str, valid: Iterable[str]) -> str:
+    """The part of an error text that names the valid choices, the nearest first."""
+    names = sorted(valid)
+    close = difflib.get_close_matches(given, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return f"valid: {', '.join(names)}" if names else "there are none"

@@ -1,0 +1,1 @@
+"""Makes spark.read.format("penstock") work."""
