@@ -131,7 +131,7 @@ class Publisher(_Handle):
 
     @abstractmethod
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many subscribers are there: nothing published after it is missed for not being connected yet."""
+        """Wait until so many subscribers are there: nothing published later is missed for want of a connection."""
 
 
 class Subscriber(_Handle):
