@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))
         throw nanobind::python_error();
+    penstock::bind_counters(module);
     auto bus = module.def_submodule("bus");
     penstock::bind_bus(bus);
     auto shm = module.def_submodule("shm");

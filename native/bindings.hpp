@@ -4,6 +4,7 @@
 
 namespace penstock {
 
+void bind_counters(nanobind::module_ &module);
 void bind_bus(nanobind::module_ &module);
 void bind_shm(nanobind::module_ &module);
 void bind_tcp(nanobind::module_ &module);
