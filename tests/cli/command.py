@@ -11,7 +11,11 @@ HERE = [sys.executable, "-m", "penstock"]
 
 
 def environment(**more: str) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_") or name == "PENSTOCK_SHM_DIR"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PENSTOCK_") or name == "PENSTOCK_SHM_DIR"
+    }
     return {**kept, "NO_COLOR": "1", "COLUMNS": "100", "TERM": "dumb", "HOME": "/nonexistent", **more}
 
 
@@ -25,7 +29,9 @@ def run(
     )  # fmt: skip
 
 
-def start(*arguments: str, stdin: int | None = None, cwd: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+def start(
+    *arguments: str, stdin: int | None = None, cwd: Path | None = None, **variables: str
+) -> subprocess.Popen[str]:
     """The running command; the caller ends it."""
     return subprocess.Popen(
         [*HERE, *arguments], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=cwd,

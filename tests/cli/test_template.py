@@ -39,7 +39,9 @@ def test_what_is_no_template_stays() -> None:
     assert is_template("{count}") and not is_template('{"a": 1}')
 
 
-@pytest.mark.parametrize("text", ["{integer:6:1}", "{integer:a:b}", "{sine:0}", "{gauss:1}", "{random:x:y}", "{choice}"])
+@pytest.mark.parametrize(
+    "text", ["{integer:6:1}", "{integer:a:b}", "{sine:0}", "{gauss:1}", "{random:x:y}", "{choice}"]
+)
 def test_wrong_numbers_are_refused(text: str) -> None:
     with pytest.raises(InvalidArgument, match="template"):
         compile_template(text)

@@ -18,7 +18,8 @@ BODY = json.dumps({"celsius": 21.5, "unit": "C", "tags": ["hot", "wet"], "deep":
 @pytest.fixture
 def message() -> Message:
     return Message(
-        BODY.encode(), ordinal=7, timestamp_ns=1_700_000_000_500_000_000, channel="sensors.hall.temp", properties={"source": "press 4"}
+        BODY.encode(), ordinal=7, timestamp_ns=1_700_000_000_500_000_000, channel="sensors.hall.temp",
+        properties={"source": "press 4"},
     )  # fmt: skip
 
 
@@ -125,7 +126,9 @@ def test_any_text_is_a_filter_or_a_filter_error(text: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(["size", ".a", "1", "2.5", '"x"', "and", "or", "not", "==", "<", "in", "+", "*", "(", ")", "[", "]", ","]),
+        st.sampled_from(
+            ["size", ".a", "1", "2.5", '"x"', "and", "or", "not", "==", "<", "in", "+", "*", "(", ")", "[", "]", ","]
+        ),
         max_size=12,
     ),
     st.binary(max_size=20),
