@@ -18,6 +18,8 @@ NB_MODULE(_core, module) {
     penstock::bind_tcp(tcp);
     auto journal = module.def_submodule("journal");
     penstock::bind_journal(journal);
+    auto broker = module.def_submodule("broker");
+    penstock::bind_broker(broker);
     auto gateway = module.def_submodule("gateway");
     penstock::bind_gateway(gateway);
 }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self, overload
 
+from penstock._core import broker as broker
 from penstock._core import bus as bus
 from penstock._core import gateway as gateway
 from penstock._core import journal as journal
