@@ -9,6 +9,7 @@ NB_MODULE(_core, module) {
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))
         throw nanobind::python_error();
+    penstock::bind_counters(module);
     auto bus = module.def_submodule("bus");
     penstock::bind_bus(bus);
     auto shm = module.def_submodule("shm");
@@ -17,6 +18,8 @@ NB_MODULE(_core, module) {
     penstock::bind_tcp(tcp);
     auto journal = module.def_submodule("journal");
     penstock::bind_journal(journal);
+    auto broker = module.def_submodule("broker");
+    penstock::bind_broker(broker);
     auto gateway = module.def_submodule("gateway");
     penstock::bind_gateway(gateway);
 }

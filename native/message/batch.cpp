@@ -271,6 +271,12 @@ PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *cha
     return reinterpret_cast<PyObject *>(batch);
 }
 
+const std::vector<Envelope> *batch_entries(PyObject *batch) {
+    return check_held(as_batch(batch)) ? &as_batch(batch)->hold->entries : nullptr;
+}
+
+PyObject *batch_channels(PyObject *batch) { return as_batch(batch)->channels; }
+
 bool batch_ready(PyObject *module) {
     batch_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&batch_spec));
     iterator_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&iterator_spec));

@@ -71,6 +71,13 @@ inline bool message_check(PyObject *object) { return PyObject_TypeCheck(object, 
 // A new batch. `channels` is one str for all, or a tuple of str indexed by Envelope::channel, or null.
 PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *channels, PyObject *source = nullptr);
 
+// What a batch holds, for native code that goes over its messages (append, format) without making one of each. The
+// entries live as long as the caller's reference to the batch. Null with StateError set where it was released.
+const std::vector<Envelope> *batch_entries(PyObject *batch);
+// Borrowed: one str for all, a tuple indexed by Envelope::channel, or null.
+PyObject *batch_channels(PyObject *batch);
+inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
+
 struct DraftOwner {
     // Publishes the first `size` bytes; what it returns is what draft.publish() returns. On an error (null, with a
     // Python error set) the draft stays open and may be published or cancelled later.

@@ -73,6 +73,12 @@ class Ledger:
     in_flight: int = 0
     redelivered: int = 0
 
+    @classmethod
+    def of(cls, counts: Mapping[str, Any]) -> Ledger:
+        """From a snapshot of counters (``_core.Counters.snapshot()``)."""
+        names = ("matched", "delivered", "expired", "in_flight", "redelivered")
+        return cls(dropped=dict(counts["dropped"]), **{name: counts[name] for name in names})
+
     @property
     def lost(self) -> int:
         """Everything dropped, whatever the reason."""

@@ -1,0 +1,123 @@
+// penstock._core.Counters and counters_read: the one file of this folder that knows Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include <string_view>
+
+#include "bindings.hpp"
+#include "counters/counters.hpp"
+
+namespace nb = nanobind;
+
+namespace penstock {
+
+namespace {
+
+struct Field {
+    const char *name;
+    Count Counters::*count;
+};
+
+constexpr Field fields[] = {
+    {"matched", &Counters::matched},         {"delivered", &Counters::delivered}, {"bytes", &Counters::bytes},
+    {"expired", &Counters::expired},         {"redelivered", &Counters::redelivered},
+    {"errors", &Counters::errors},           {"depth", &Counters::depth},         {"capacity", &Counters::capacity},
+    {"peers", &Counters::peers},             {"memory_bytes", &Counters::memory_bytes},
+    {"last_ns", &Counters::last_ns},         {"latency_ns", &Counters::latency_ns}, {"lag", &Counters::lag},
+};
+
+nb::dict as_dict(const CountersCopy &copy) {
+    nb::dict result, dropped;
+    result["pid"] = copy.pid;
+    result["program"] = copy.program;
+    result["index"] = copy.index;
+    result["taking"] = copy.used;
+    result["room"] = copy.room;
+    result["kind"] = copy.kind;
+    result["name"] = copy.name;
+    result["state"] = copy.state;
+    result["opened_ns"] = copy.opened_ns;
+    result["matched"] = copy.matched;
+    result["delivered"] = copy.delivered;
+    result["bytes"] = copy.bytes;
+    result["expired"] = copy.expired;
+    result["redelivered"] = copy.redelivered;
+    result["errors"] = copy.errors;
+    std::uint64_t lost = 0;
+    for (std::size_t i = 0; i < drop_reason_count; ++i) {
+        lost += copy.dropped[i];
+        if (copy.dropped[i]) dropped[drop_reason_names[i]] = copy.dropped[i];
+    }
+    result["dropped"] = dropped;
+    result["in_flight"] = static_cast<std::int64_t>(copy.matched - copy.delivered - lost - copy.expired);
+    result["depth"] = copy.depth;
+    result["capacity"] = copy.capacity;
+    result["peers"] = copy.peers;
+    result["memory_bytes"] = copy.memory_bytes;
+    result["last_ns"] = copy.last_ns;
+    result["latency_ns"] = copy.latency_ns;
+    result["lag"] = copy.lag;
+    return result;
+}
+
+struct Handle {
+    Counters *counters;
+    Handle(std::string_view room, std::string_view kind, std::string_view name)
+        : counters(counters_take(room, kind, name)) {}
+    ~Handle() { counters_give(counters); }
+    Handle(const Handle &) = delete;
+    Handle &operator=(const Handle &) = delete;
+
+    Counters &open() const {
+        if (!counters) throw nb::value_error("these counters were closed");
+        return *counters;
+    }
+    Count &count(std::string_view name) const {
+        for (const Field &field : fields)
+            if (name == field.name) return open().*field.count;
+        throw nb::key_error(std::string(name).c_str());
+    }
+    void drop(std::string_view reason, std::uint64_t n) const {
+        for (std::size_t i = 0; i < drop_reason_count; ++i)
+            if (reason == drop_reason_names[i]) return open().dropped[i].add_shared(n);
+        throw nb::key_error(std::string(reason).c_str());
+    }
+    void close() {
+        counters_give(counters);
+        counters = nullptr;
+    }
+};
+
+}  // namespace
+
+void bind_counters(nb::module_ &module) {
+    nb::class_<Handle>(module, "Counters", "The counts of one handle, in memory that the monitor can read.")
+        .def(nb::init<std::string_view, std::string_view, std::string_view>(), nb::arg("room"), nb::arg("kind"),
+             nb::arg("name"))
+        .def("add", [](Handle &self, std::string_view field, std::uint64_t n) { self.count(field).add_shared(n); },
+             nb::arg("field"), nb::arg("n") = 1)
+        .def("set", [](Handle &self, std::string_view field, std::uint64_t n) { self.count(field).set(n); },
+             nb::arg("field"), nb::arg("n"))
+        .def("get", [](Handle &self, std::string_view field) { return self.count(field).get(); }, nb::arg("field"))
+        .def("drop", &Handle::drop, nb::arg("reason"), nb::arg("n") = 1)
+        .def("state", [](Handle &self, std::string_view text) { counters_state(&self.open(), text); }, nb::arg("text"))
+        .def("snapshot", [](Handle &self) { return as_dict(counters_copy(&self.open())); })
+        .def("close", &Handle::close);
+    module.def(
+        "counters_read",
+        [] {
+            std::vector<CountersCopy> copies;
+            {
+                nb::gil_scoped_release unlocked;
+                copies = counters_read();
+            }
+            nb::list result;
+            for (const CountersCopy &copy : copies) result.append(as_dict(copy));
+            return result;
+        },
+        "Every handle of every live process on this machine whose counters may be read, as dicts.");
+    module.def("counters_directory", &counters_directory, "Where the pages of counters are.");
+}
+
+}  // namespace penstock

@@ -1,0 +1,263 @@
+#include "counters/counters.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <mutex>
+
+namespace penstock {
+
+namespace {
+
+constexpr std::size_t block_size = sizeof(Counters);
+constexpr std::size_t block_count = 127;
+constexpr std::size_t page_size = block_size * (block_count + 1);
+constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '1'};
+
+struct PageHeader {
+    char magic[8];
+    std::uint32_t page_size, block_size, block_count, pid;
+    std::uint64_t start_time;
+    char program[32];
+    char zero[448];
+};
+static_assert(sizeof(PageHeader) == block_size);
+
+struct Page {
+    PageHeader *header = nullptr;
+    std::string path;  // empty: private memory
+    Counters *blocks() const { return reinterpret_cast<Counters *>(reinterpret_cast<char *>(header) + block_size); }
+};
+
+std::uint64_t process_start_time(int pid) {
+    char path[64], text[1024];
+    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return 0;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    if (size <= 0) return 0;
+    text[size] = 0;
+    const char *at = std::strrchr(text, ')');  // the name may hold anything, blanks and brackets too
+    if (!at) return 0;
+    for (int field = 2; field < 22 && at; ++field) at = std::strchr(at + 1, ' ');
+    return at ? std::strtoull(at + 1, nullptr, 10) : 0;
+}
+
+void copy_text(char *to, std::size_t room, std::string_view text) {
+    std::size_t size = text.size() < room - 1 ? text.size() : room - 1;
+    std::memcpy(to, text.data(), size);
+    std::memset(to + size, 0, room - size);
+}
+
+std::string program_name() {
+    char text[256];
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    ssize_t size = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    if (size <= 0) return "";
+    text[size] = 0;
+    std::string first(text);
+    // For an interpreter the script says more than the interpreter does.
+    if (std::size_t next = first.size() + 1; first.find("python") != std::string::npos && next < std::size_t(size))
+        if (std::string script(text + next); !script.empty() && script[0] != '-') first = script;
+    return first.substr(first.find_last_of('/') + 1);
+}
+
+// All of this process's pages. Never destroyed: finalisers of other threads may still count while the process ends.
+struct Registry {
+    std::mutex mutex;
+    std::vector<Page> pages;
+    std::uint64_t takings = 0;
+    int owner = 0;  // pid; another one after a fork
+
+    static Registry &get() {
+        static Registry *registry = [] {
+            auto *made = new Registry;
+            pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
+                           [] {
+                               // The child's inherited pages are the parent's: leave them alone, start anew.
+                               get().pages.clear();
+                               get().owner = 0;
+                               get().mutex.unlock();
+                           });
+            std::atexit([] { get().unlink_all(); });
+            return made;
+        }();
+        return *registry;
+    }
+
+    void unlink_all() {
+        std::lock_guard lock(mutex);
+        if (owner != getpid()) return;
+        for (Page &page : pages)
+            if (!page.path.empty()) unlink(page.path.c_str());
+        for (Page &page : pages) page.path.clear();
+    }
+
+    Page make_page() {
+        Page page;
+        std::string directory = counters_directory();
+        std::string path = directory + "/counters." + std::to_string(getpid()) + "." + std::to_string(pages.size());
+        int file = -1;
+        if (!directory.empty()) {
+            unlink(path.c_str());  // left by a dead process that had this pid
+            file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+        }
+        void *memory = MAP_FAILED;
+        if (file >= 0) {
+            if (posix_fallocate(file, 0, page_size) == 0)  // space now, or a SIGBUS later
+                memory = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+            close(file);
+            if (memory == MAP_FAILED) unlink(path.c_str());
+            else page.path = path;
+        }
+        if (memory == MAP_FAILED)
+            memory = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) std::abort();  // 64 KiB cannot be had: nothing else will work either
+        page.header = static_cast<PageHeader *>(memory);
+        page.header->page_size = page_size;
+        page.header->block_size = block_size;
+        page.header->block_count = block_count;
+        page.header->pid = static_cast<std::uint32_t>(getpid());
+        page.header->start_time = process_start_time(getpid());
+        copy_text(page.header->program, sizeof page.header->program, program_name());
+        std::memcpy(page.header->magic, magic, sizeof magic);
+        return page;
+    }
+};
+
+bool process_alive(int pid, std::uint64_t start_time) {
+    if (kill(pid, 0) != 0 && errno == ESRCH) return false;
+    std::uint64_t now = process_start_time(pid);
+    return start_time == 0 || now == 0 || now == start_time;
+}
+
+std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
+
+void read_page(const std::string &path, std::vector<CountersCopy> &found) {
+    int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (file < 0) return;
+    struct stat status {};
+    bool whole = fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size == off_t(page_size);
+    void *memory = whole ? mmap(nullptr, page_size, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
+    close(file);
+    if (memory == MAP_FAILED) return;
+    auto *header = static_cast<PageHeader *>(memory);
+    bool ours = std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size;
+    if (ours && !process_alive(static_cast<int>(header->pid), header->start_time)) {
+        if (status.st_uid == geteuid() || geteuid() == 0) unlink(path.c_str());
+        ours = false;
+    }
+    Page page{header, path};
+    for (std::uint32_t i = 0; ours && i < block_count; ++i) {
+        if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
+        CountersCopy copy = counters_copy(&page.blocks()[i]);
+        copy.pid = static_cast<int>(header->pid);
+        copy.index = i;
+        copy.program = read_text(header->program, sizeof header->program);
+        found.push_back(std::move(copy));
+    }
+    munmap(memory, page_size);
+}
+
+}  // namespace
+
+std::string counters_directory() {
+    auto usable = [](const char *path, mode_t mode) {
+        if (mkdir(path, 0700) == 0) chmod(path, mode);
+        struct stat status {};
+        return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) && access(path, W_OK | X_OK) == 0;
+    };
+    if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set)
+        return usable(set, 0700) ? set : std::string();
+    if (usable("/dev/shm/penstock", 01777)) return "/dev/shm/penstock";
+    const char *temporary = std::getenv("TMPDIR");
+    std::string other = std::string(temporary && *temporary ? temporary : "/tmp") + "/penstock";
+    return usable(other.c_str(), 01777) ? other : std::string();
+}
+
+Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name) {
+    Registry &registry = Registry::get();
+    std::lock_guard lock(registry.mutex);
+    registry.owner = getpid();
+    Counters *free_block = nullptr;
+    for (Page &page : registry.pages)
+        for (std::size_t i = 0; i < block_count && !free_block; ++i)
+            if (!page.blocks()[i].used.load(std::memory_order_relaxed)) free_block = &page.blocks()[i];
+    if (!free_block) {
+        registry.pages.push_back(registry.make_page());
+        free_block = registry.pages.back().blocks();
+    }
+    std::memset(static_cast<void *>(free_block), 0, block_size);
+    copy_text(free_block->room, sizeof free_block->room, room);
+    copy_text(free_block->kind, sizeof free_block->kind, kind);
+    copy_text(free_block->name, sizeof free_block->name, name);
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    free_block->opened_ns = std::uint64_t(now.tv_sec) * 1000000000u + std::uint64_t(now.tv_nsec);
+    free_block->used.store(++registry.takings, std::memory_order_release);
+    return free_block;
+}
+
+void counters_give(Counters *counters) noexcept {
+    if (!counters) return;
+    Registry &registry = Registry::get();
+    std::lock_guard lock(registry.mutex);
+    for (Page &page : registry.pages)  // after a fork the block is the parent's, not ours to free
+        if (counters >= page.blocks() && counters < page.blocks() + block_count)
+            counters->used.store(0, std::memory_order_release);
+}
+
+void counters_state(Counters *counters, std::string_view text) noexcept {
+    copy_text(counters->state, sizeof counters->state, text);
+}
+
+CountersCopy counters_copy(const Counters *c) {
+    CountersCopy copy;
+    copy.used = c->used.load(std::memory_order_acquire);
+    copy.opened_ns = c->opened_ns;
+    copy.room = read_text(c->room, sizeof c->room);
+    copy.kind = read_text(c->kind, sizeof c->kind);
+    copy.name = read_text(c->name, sizeof c->name);
+    copy.state = read_text(c->state, sizeof c->state);
+    // What follows from matched first, so that a count caught in between never looks like a loss.
+    copy.delivered = c->delivered.get();
+    copy.expired = c->expired.get();
+    for (std::size_t i = 0; i < drop_reason_count; ++i) copy.dropped[i] = c->dropped[i].get();
+    copy.matched = c->matched.get();
+    copy.bytes = c->bytes.get();
+    copy.redelivered = c->redelivered.get();
+    copy.errors = c->errors.get();
+    copy.depth = c->depth.get();
+    copy.capacity = c->capacity.get();
+    copy.peers = c->peers.get();
+    copy.memory_bytes = c->memory_bytes.get();
+    copy.last_ns = c->last_ns.get();
+    copy.latency_ns = c->latency_ns.get();
+    copy.lag = c->lag.get();
+    return copy;
+}
+
+std::vector<CountersCopy> counters_read() {
+    std::vector<CountersCopy> found;
+    std::string directory = counters_directory();
+    DIR *listing = directory.empty() ? nullptr : opendir(directory.c_str());
+    if (!listing) return found;
+    while (dirent *entry = readdir(listing))
+        if (std::strncmp(entry->d_name, "counters.", 9) == 0) read_page(directory + "/" + entry->d_name, found);
+    closedir(listing);
+    return found;
+}
+
+}  // namespace penstock

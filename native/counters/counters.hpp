@@ -1,0 +1,98 @@
+// Counters that a handle keeps for its ledger, placed in a page that other processes can map: the monitor reads what
+// the publish path writes anyway, so watching costs the path nothing.
+//
+// A page is one file per process in the shared directory, read by others, written by its owner alone:
+//
+//   0      8   magic "PENSCNT1"
+//   8      4   page size in bytes       12  4   block size in bytes (512)
+//   16     4   number of blocks         20  4   pid
+//   24     8   start time of the process (clock ticks since boot; 0 where unknown): tells a reused pid apart
+//   32    32   program name, NUL-padded
+//   64   448   zero
+//   512        blocks (struct Counters)
+//
+// Rules: take and give may be called by any thread. A counter has one writer at a time (its handle, under whatever the
+// handle is guarded by), so it is counted with a plain load and store; use add_shared where several threads write.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace penstock {
+
+enum class DropReason : std::uint8_t { overflow, closed, filtered, expired, error, gap, too_large, refused };
+inline constexpr std::size_t drop_reason_count = 8;
+inline constexpr const char *drop_reason_names[drop_reason_count] = {"overflow", "closed", "filtered", "expired",
+                                                                    "error",    "gap",    "too_large", "refused"};
+
+struct Count {
+    std::atomic<std::uint64_t> value{0};
+
+    void add(std::uint64_t n = 1) noexcept {
+        value.store(value.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+    }
+    void add_shared(std::uint64_t n = 1) noexcept { value.fetch_add(n, std::memory_order_relaxed); }
+    void set(std::uint64_t n) noexcept { value.store(n, std::memory_order_relaxed); }
+    std::uint64_t get() const noexcept { return value.load(std::memory_order_relaxed); }
+};
+
+// One handle. in_flight follows from the ledger's equation, so it is not kept; depth is what the handle itself holds.
+struct alignas(64) Counters {
+    std::atomic<std::uint64_t> used;  // 0 free, else the number of the taking
+    std::uint64_t opened_ns;          // realtime
+    Count matched, delivered, bytes, expired, redelivered, errors;
+    Count dropped[drop_reason_count];
+    Count depth, capacity;  // messages waiting here, and the bound on them (0: none)
+    Count peers;            // subscribers of a publisher, publishers of a subscriber, consumers of a queue
+    Count memory_bytes;
+    Count last_ns;     // realtime of the last message
+    Count latency_ns;  // of the last message that was measured
+    Count lag;         // messages behind the end of what is stored
+    char room[16];
+    char kind[16];
+    char name[160];
+    char state[96];  // a word or two for people: "connected", "stuck in receive"
+
+    void drop(DropReason reason, std::uint64_t n = 1) noexcept { dropped[static_cast<std::size_t>(reason)].add(n); }
+    std::uint64_t lost() const noexcept {
+        std::uint64_t sum = 0;
+        for (const Count &count : dropped) sum += count.get();
+        return sum;
+    }
+    // Signed: a reader may catch the fields between two stores.
+    std::int64_t in_flight() const noexcept {
+        return static_cast<std::int64_t>(matched.get() - delivered.get() - lost() - expired.get());
+    }
+};
+static_assert(sizeof(Counters) == 512 && alignof(Counters) == 64);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+// A zeroed block. Where no shared page can be made (no such file system, no space) it is private memory: counting goes
+// on, only nobody else sees it. Never null.
+Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name);
+void counters_give(Counters *counters) noexcept;
+void counters_state(Counters *counters, std::string_view text) noexcept;
+
+// A copy of one block of a process on this machine.
+struct CountersCopy {
+    int pid = 0;
+    std::uint32_t index = 0;
+    std::string program, room, kind, name, state;
+    std::uint64_t used = 0, opened_ns = 0;
+    std::uint64_t matched = 0, delivered = 0, bytes = 0, expired = 0, redelivered = 0, errors = 0;
+    std::uint64_t dropped[drop_reason_count] = {};
+    std::uint64_t depth = 0, capacity = 0, peers = 0, memory_bytes = 0, last_ns = 0, latency_ns = 0, lag = 0;
+};
+
+// Every block in use in every live process whose page may be read; pages of dead processes are removed on the way.
+std::vector<CountersCopy> counters_read();
+CountersCopy counters_copy(const Counters *counters);
+
+// Where pages are. PENSTOCK_SHM_DIR, else /dev/shm/penstock, else the system's temporary directory.
+std::string counters_directory();
+
+}  // namespace penstock
