@@ -43,6 +43,17 @@ inline std::size_t encoded_size(std::size_t properties_size, std::size_t content
 }
 void encode(const Parts &parts, std::uint8_t *out);
 
+// A frame, for modules in other processes: the source's number (u64, big-endian), then the byte form.
+constexpr std::size_t source_size = 8;
+inline std::uint64_t load_source(const std::uint8_t *at) {
+    std::uint64_t source = 0;
+    for (std::size_t i = 0; i < source_size; ++i) source = source << 8 | at[i];
+    return source;
+}
+inline void store_source(std::uint8_t *at, std::uint64_t source) {
+    for (std::size_t i = source_size; i-- > 0; source >>= 8) at[i] = static_cast<std::uint8_t>(source);
+}
+
 bool valid_utf8(const std::uint8_t *data, std::size_t size);
 
 }  // namespace penstock::gateway

@@ -1,5 +1,7 @@
 """Control messages: the vectors, every form of damage, streams cut anywhere."""
 
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,10 +47,8 @@ def test_a_stream_cut_anywhere_gives_the_same_messages(messages: list[control.Co
 
 @given(st.binary(max_size=64))
 def test_garbage_is_a_protocol_error_or_a_message(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ProtocolError):
         assert control.encode(control.decode(data)) == data
-    except ProtocolError:
-        pass
 
 
 @given(MESSAGES, st.data())
@@ -56,10 +56,8 @@ def test_a_flipped_byte_is_refused_or_means_something_else(message: control.Cont
     encoded = bytearray(control.encode(message))
     place = data.draw(st.integers(0, len(encoded) - 1))
     encoded[place] ^= data.draw(st.integers(1, 255))
-    try:
+    with contextlib.suppress(ProtocolError):
         assert control.decode(bytes(encoded)) != message
-    except ProtocolError:
-        pass
 
 
 @pytest.mark.parametrize(

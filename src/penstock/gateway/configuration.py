@@ -177,8 +177,12 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
 def _queue(place: Place) -> QueueOptions:
     place.only("capacity", "overflow", "timeout_s")
     capacity = place["capacity"].whole(1, 1 << 20) if "capacity" in place else 1024
-    overflow = Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
-    return QueueOptions(capacity, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None)
+    overflow = (
+        Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
+    )
+    return QueueOptions(
+        capacity, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
+    )
 
 
 def restart(place: Place) -> Restart:
@@ -188,9 +192,7 @@ def restart(place: Place) -> Restart:
         return Restart(Policy(place.choice(policies)))
     place.only("policy", "backoff_s", "max_backoff_s", "limit")
     place.need("policy")
-    figures: dict[str, Any] = {
-        name: place[name].number(0) for name in ("backoff_s", "max_backoff_s") if name in place
-    }
+    figures: dict[str, Any] = {name: place[name].number(0) for name in ("backoff_s", "max_backoff_s") if name in place}
     if "limit" in place:
         figures["limit"] = place["limit"].whole(1, optional=True)
     with place.checking():
@@ -227,8 +229,8 @@ def link_filter(place: Place) -> Filter:
         return Filter(**given)
 
 
-def _wanted_properties(place: Place) -> dict[str, str | None | tuple[str, ...]]:
-    wanted: dict[str, str | None | tuple[str, ...]] = {}
+def _wanted_properties(place: Place) -> dict[str, str | tuple[str, ...] | None]:
+    wanted: dict[str, str | tuple[str, ...] | None] = {}
     for name, value in place.mapping().items():
         if isinstance(value, list) and all(isinstance(item, str) for item in value):
             wanted[name] = tuple(value)

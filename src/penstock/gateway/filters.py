@@ -34,7 +34,7 @@ class Filter:
     holds ``*`` or ``?``; the value None asks that the property be there.
     """
 
-    properties: Mapping[str, str | None | Sequence[str]] = field(default_factory=dict)
+    properties: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
     min_bytes: int | None = None
     max_bytes: int | None = None
     one_in: int | None = None
@@ -79,7 +79,7 @@ class Filter:
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:
     """What two links between the same modules let through together: each sees the message, one yes is enough."""
-    return predicates[0] if len(predicates) == 1 else lambda message: any([part(message) for part in predicates])
+    return predicates[0] if len(predicates) == 1 else lambda message: any(part(message) for part in predicates)
 
 
 def _size(least: int, most: int | None) -> Predicate:
@@ -87,7 +87,7 @@ def _size(least: int, most: int | None) -> Predicate:
     return lambda message: least <= message.size <= ceiling
 
 
-def _property(name: str, wanted: str | None | Sequence[str]) -> Predicate:
+def _property(name: str, wanted: str | Sequence[str] | None) -> Predicate:
     if wanted is None:
         return lambda message: name in message.properties
     if isinstance(wanted, str) and not any(sign in wanted for sign in "*?["):

@@ -39,7 +39,9 @@ class Recipe:
 
 def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], place: Place | None = None) -> Recipe:
     """Load the entry point and parse the args; nothing is made yet."""
-    place = place or Place({"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}, entry.name)
+    place = place or Place(
+        {"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}, entry.name
+    )
     loader = loaders.get(entry.loader)
     kind = loader.kind if loader else entry.loader
     shared = loader.configuration if loader else {}

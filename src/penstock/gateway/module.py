@@ -69,7 +69,9 @@ class Source(Module):
     def start(self) -> None:
         """Begin the thread."""
         self.stopping = threading.Event()
-        self._thread = threading.Thread(target=self._guarded, name=f"{self.name or type(self).__name__} source", daemon=True)
+        self._thread = threading.Thread(
+            target=self._guarded, name=f"{self.name or type(self).__name__} source", daemon=True
+        )
         self._thread.start()
 
     def run(self) -> None:

@@ -31,7 +31,11 @@ class Aggregator(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Add one value; publish the window that it completes or follows."""
-        value, now, c = float(json.loads(bytes(message))[self.configuration["field"]]), time.monotonic(), self.configuration
+        value, now, c = (
+            float(json.loads(bytes(message))[self.configuration["field"]]),
+            time.monotonic(),
+            self.configuration,
+        )
         group = message.properties.get(c["by"], "")
         window = self._windows.get(group)
         if window and c["window_count"] is None and now - window["begin"] >= c["window_s"]:

@@ -1,8 +1,8 @@
 """Sensor: a simulated one, for trying things out. A sine with noise, the same for the same seed.
 
 args: ``device`` ("sensor"), ``quantity`` ("temperature"), ``unit`` ("C"), ``mean`` (20.0), ``swing`` (5.0), ``noise``
-(0.2), ``cycle_s`` (60.0), ``rate_per_s`` (10.0; 0: as fast as the sinks take them), ``count`` (null: for ever), ``seed``
-(1). Content: JSON ``{"value": ...}``. Properties: ``deviceId``, ``quantity``, ``unit``, ``sequence`` (from 1),
+(0.2), ``cycle_s`` (60.0), ``rate_per_s`` (10.0; 0: as fast as the sinks take them), ``count`` (null: for ever),
+``seed`` (1). Content: JSON ``{"value": ...}``. Properties: ``deviceId``, ``quantity``, ``unit``, ``sequence`` (from 1),
 ``timestamp_ns``.
 """
 
