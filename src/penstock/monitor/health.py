@@ -47,9 +47,9 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
         found.setdefault("losing", []).append(f"{rate.errors} errors since the last look")
     if block.lag >= LATE_MESSAGES:
         found.setdefault("late", []).append(f"{block.lag} messages behind the end")
-    word = next((word for word in ORDER if word in found), None)
-    if word is not None:
-        return Verdict(word, tuple(reason for known in ORDER for reason in found.get(known, ())))
+    worst = next((word for word in ORDER if word in found), None)
+    if worst is not None:
+        return Verdict(worst, tuple(reason for known in ORDER for reason in found.get(known, ())))
     if rate.messages_hz == 0 and (block.idle_s is None or block.idle_s > IDLE_S):
         said = "no message yet" if block.idle_s is None else f"no message for {block.idle_s:.0f} s"
         return Verdict("idle", (said,))

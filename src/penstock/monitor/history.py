@@ -6,6 +6,7 @@ appending to a ring and giving copies.
 
 from __future__ import annotations
 
+import math
 import threading
 from array import array
 from collections import OrderedDict
@@ -17,11 +18,10 @@ MAX_SERIES = 2000
 
 
 class _Ring:
-    __slots__ = ("at", "values")
+    __slots__ = ("values",)
 
-    def __init__(self, start: int) -> None:
+    def __init__(self) -> None:
         self.values = array("d", [float("nan")]) * SAMPLES
-        self.at = start
 
 
 class History:
@@ -41,10 +41,10 @@ class History:
             self._times[slot] = time_s
             for name, ring in self._series.items():
                 ring.values[slot] = values.get(name, float("nan"))
-            for name in values:
+            for name, value in values.items():
                 if name not in self._series:
-                    self._series[name] = _Ring(self._tick)
-                    self._series[name].values[slot] = values[name]
+                    self._series[name] = _Ring()
+                    self._series[name].values[slot] = value
                 self._series.move_to_end(name)
             while len(self._series) > MAX_SERIES:
                 self._series.popitem(last=False)
@@ -67,4 +67,4 @@ class History:
 
 
 def _known(value: float) -> float | None:
-    return None if value != value else round(value, 3)  # not-a-number differs from itself
+    return None if math.isnan(value) else round(value, 3)

@@ -1,6 +1,6 @@
 """Looks at the counters once a second and keeps what the page, ``top`` and the demo show.
 
-``Watcher`` has one thread of its own (``start``), or is driven by ``look`` from the caller's. ``state`` may be called by
+``Watcher`` has one thread of its own (``start``), or is driven by ``look`` from the caller's. ``state`` may be read by
 any thread: a look makes a new immutable state and swaps it in.
 """
 
