@@ -347,7 +347,7 @@ PyObject *bus_new(PyTypeObject *type, PyObject *, PyObject *) {
 }
 
 int bus_init(PyObject *object, PyObject *arguments, PyObject *names) {
-    static const char *keywords[] = {"name", "queued", "pending_capacity", "pending_full", "pending_timeout",
+    static const char *keywords[] = {"name", "queued", "pending_depth", "pending_full", "pending_timeout",
                                      "max_message_bytes", "max_messages", nullptr};
     BusObject *self = as_bus(object);
     PyObject *name, *timeout;
@@ -361,7 +361,7 @@ int bus_init(PyObject *object, PyObject *arguments, PyObject *names) {
         return -1;
     }
     if (capacity < 0 || full < 0 || full > 2 || most_bytes < 0 || most_bytes > max_message_bytes || most_messages < 0) {
-        raise_error("InvalidArgument", "pending_capacity %lld, overflow %d, max_message_bytes %lld or max_messages %lld is "
+        raise_error("InvalidArgument", "pending_depth %lld, overflow %d, max_message_bytes %lld or max_messages %lld is "
                     "out of range", capacity, full, most_bytes, most_messages);
         return -1;
     }

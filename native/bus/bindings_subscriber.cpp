@@ -42,7 +42,7 @@ PyObject *subscriber_new(PyTypeObject *type, PyObject *, PyObject *) {
 }
 
 int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
-    static const char *keywords[] = {"kind", "name", "handler", "priority", "max_public_id", "max_peer_id", "capacity",
+    static const char *keywords[] = {"kind", "name", "handler", "priority", "max_public_id", "max_peer_id", "depth",
                                      "full", "timeout", "drop_above", nullptr};
     SubscriberObject *self = as_subscriber(object);
     int kind, priority, max_public, max_peer, full, drop_above;
@@ -57,7 +57,7 @@ int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
     }
     if (kind < 0 || kind > 2 || full < 0 || full > 2 || priority < 0 || priority > 255 || max_public < 0 ||
         max_public > max_id || max_peer < max_public || max_peer > max_id || capacity < 1) {
-        raise_error("InvalidArgument", "kind %d, priority %d, max_public_id %d, max_peer_id %d, capacity %lld or overflow "
+        raise_error("InvalidArgument", "kind %d, priority %d, max_public_id %d, max_peer_id %d, depth %lld or overflow "
                     "%d is out of range", kind, priority, max_public, max_peer, capacity, full);
         return -1;
     }
@@ -665,7 +665,7 @@ PyGetSetDef subscriber_getset[] = {
     {"name", get_name, nullptr, "Name for people.", nullptr},
     {"closed", get_closed, nullptr, "Whether close was called.", nullptr},
     {"queued", get_queued, nullptr, "Messages that wait in its queue.", nullptr},
-    {"capacity", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
+    {"depth", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
     {"max_public_id", get_max_public, nullptr, "Ids up to this are public.", nullptr},
     {"max_peer_id", get_max_peer, nullptr, "Ids above max_public_id and up to this are peer-to-peer.", nullptr},
     {"subscription_bytes", get_bytes, nullptr, "Memory of the subscription bits.", nullptr},

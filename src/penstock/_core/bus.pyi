@@ -76,7 +76,7 @@ class Subscriber:
         priority: int,
         max_public_id: int,
         max_peer_id: int,
-        capacity: int,
+        depth: int,
         full: int,
         timeout: float | None,
         drop_above: int,
@@ -90,7 +90,7 @@ class Subscriber:
     @property
     def queued(self) -> int: ...
     @property
-    def capacity(self) -> int: ...
+    def depth(self) -> int: ...
     @property
     def max_public_id(self) -> int: ...
     @property
@@ -113,7 +113,7 @@ class Bus:
         self,
         name: str,
         queued: bool,
-        pending_capacity: int,
+        pending_depth: int,
         pending_full: int,
         pending_timeout: float | None,
         max_message_bytes: int,

@@ -12,7 +12,7 @@ from penstock.bus.bus import Bus, publish_to
 from penstock.bus.named import named_bus
 from penstock.bus.publisher import Publisher
 from penstock.bus.subscriber import (
-    DEFAULT_CAPACITY,
+    DEFAULT_DEPTH,
     DEFAULT_MAX_PUBLIC_ID,
     CallbackSubscriber,
     FifoSubscriber,
@@ -42,7 +42,7 @@ def open_subscriber(
     address: Address,
     *,
     id: int = 0,
-    capacity: int = DEFAULT_CAPACITY,
+    depth: int = DEFAULT_DEPTH,
     overflow: str | Overflow = Overflow.BLOCK,
     timeout: float | None = None,
     drop_above: int | None = None,
@@ -54,7 +54,7 @@ def open_subscriber(
         ids=(id,),
         priority=priority,
         max_public_id=max(id, DEFAULT_MAX_PUBLIC_ID),
-        capacity=capacity,
+        depth=depth,
         overflow=overflow,
         timeout=timeout,
         drop_above=drop_above,

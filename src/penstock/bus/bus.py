@@ -56,7 +56,7 @@ class Bus(_native.Bus):
         mode: str = "thread",
         executor: Executor | None = None,
         on_error: OnError | None = None,
-        pending_capacity: int | None = None,
+        pending_depth: int | None = None,
         pending_overflow: str | Overflow = Overflow.BLOCK,
         pending_timeout: float | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
@@ -66,12 +66,12 @@ class Bus(_native.Bus):
             mode = "executor"
         elif mode not in MODES:
             raise InvalidArgument(f"mode={mode!r} is not a choice (or give an executor); {nearest(str(mode), MODES)}")
-        if pending_capacity is not None and pending_capacity < 1:
-            raise InvalidArgument(f"pending_capacity={pending_capacity} must be 1 or more messages, or None")
+        if pending_depth is not None and pending_depth < 1:
+            raise InvalidArgument(f"pending_depth={pending_depth} must be 1 or more messages, or None")
         super().__init__(
             name,
             mode != "direct",
-            pending_capacity or 0,
+            pending_depth or 0,
             FULL[choose(Overflow, pending_overflow, "pending_overflow")],
             check_timeout(pending_timeout, "pending_timeout"),
             max_message_bytes,

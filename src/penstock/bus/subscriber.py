@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock import channel
 from penstock._core import bus as _native
 from penstock.channel import Ledger, Overflow, check_timeout, choose
-from penstock.errors import InvalidArgument, StateError
+from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
 
 MAX_ID = 65535
 DEFAULT_MAX_PUBLIC_ID = 4095
-DEFAULT_CAPACITY = 1000
-DEFAULT_FIFO_CAPACITY = 65536
+DEFAULT_DEPTH = 1000
+DEFAULT_FIFO_DEPTH = 65536
 
 Handler = Callable[["Message"], Any]
 Predicate = Callable[["Message"], Any]
@@ -50,7 +50,7 @@ class _Subscriber(_native.Subscriber):
 
     _kind = 0
     _default_overflow = Overflow.BLOCK
-    _default_capacity = DEFAULT_CAPACITY
+    _default_depth = DEFAULT_DEPTH
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class _Subscriber(_native.Subscriber):
         priority: int = 0,
         max_public_id: int = DEFAULT_MAX_PUBLIC_ID,
         max_peer_id: int | None = None,
-        capacity: int | None = None,
+        depth: int | None = None,
         overflow: str | Overflow | None = None,
         timeout: float | None = None,
         drop_above: int | None = None,
@@ -75,9 +75,9 @@ class _Subscriber(_native.Subscriber):
             raise InvalidArgument(f"max_peer_id={max_peer_id} is below max_public_id={max_public_id}")
         if not 0 <= priority <= 255:
             raise InvalidArgument(f"priority={priority} is not between 0 (served first) and 255")
-        capacity = self._default_capacity if capacity is None else capacity
-        if capacity < 1:
-            raise InvalidArgument(f"capacity={capacity} must be 1 or more messages")
+        depth = self._default_depth if depth is None else depth
+        if depth < 1:
+            raise InvalidArgument(f"depth={depth} must be 1 or more messages")
         chosen = self._default_overflow if overflow is None else choose(Overflow, overflow, "overflow")
         name = name or getattr(handler, "__qualname__", "") or type(self).__name__
         super().__init__(
@@ -87,7 +87,7 @@ class _Subscriber(_native.Subscriber):
             priority,
             max_public_id,
             max_peer_id,
-            capacity,
+            depth,
             FULL[chosen],
             check_timeout(timeout),
             -1 if drop_above is None else check_id(drop_above, "drop_above"),
@@ -175,10 +175,8 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
         """Handle every message that is there: with ``on_message``'s function, else with the handler."""
         if self._callback is not None:
             return super().process_all()
-        if self.handler is None:
-            raise StateError(f"subscriber {self.name!r} has no handler; call on_message(), or read() from it")
         count = 0
-        while self.handle_queued(0):
+        while self.handler is not None and self.handle_queued(0):
             count += 1
         return count
 
@@ -188,7 +186,7 @@ class FifoSubscriber(QueueSubscriber):
 
     _kind = 2
     _default_overflow = Overflow.DROP_NEWEST
-    _default_capacity = DEFAULT_FIFO_CAPACITY
+    _default_depth = DEFAULT_FIFO_DEPTH
 
 
 KINDS: dict[str, type[_Subscriber]] = {
