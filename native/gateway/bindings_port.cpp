@@ -1,4 +1,5 @@
 // Port: how a module's messages enter the broker's bus, by reference and without a lock.
+#include <Python.h>
 #include <structmember.h>
 
 #include "gateway/objects.hpp"

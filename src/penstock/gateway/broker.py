@@ -12,6 +12,7 @@ module while it is held.
 from __future__ import annotations
 
 import atexit
+import functools
 import itertools
 import logging
 import os
@@ -49,8 +50,8 @@ class ModuleInfo:
     kind: str
     source_id: int
     thread: str
+    waiting: int
     depth: int
-    capacity: int
     handled: int
     failed: int
     published: int
@@ -68,13 +69,16 @@ class ModuleBroker:
             raise InvalidArgument(f"cycle_timeout_s={cycle_timeout_s} must be above 0 seconds")
         self.id = uuid.uuid4().hex
         self.cycle_timeout_s = cycle_timeout_s
-        self._bus = Bus(f"gateway-{self.id[:12]}", delivery="direct")
+        self._bus = Bus(f"gateway-{self.id[:12]}", mode="direct")
         self._lock = threading.RLock()
         self._workers: dict[int, Worker] = {}
         self._ports: dict[int, Port] = {}
         self._held_ids: weakref.WeakValueDictionary[int, Port] = weakref.WeakValueDictionary()
         self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
         self._references = 1
+        #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
+        self.on_refused: Callable[[str, BaseException], object] | None = None
+        self.on_filter_error: Callable[[str, BaseException], object] | None = None
         _live.add(self)
 
     def __repr__(self) -> str:
@@ -122,7 +126,12 @@ class ModuleBroker:
         port = self._ports.get(id(source))
         if port is None:
             self._refuse(source, message)
-        port.publish(message)
+        try:
+            port.publish(message)
+        except TimeoutError as error:
+            if self.on_refused is not None:
+                self.on_refused(port.name, error)
+            raise
 
     def _refuse(self, source: Any, message: Any) -> NoReturn:
         self._check()
@@ -150,9 +159,10 @@ class ModuleBroker:
                 raise BrokerError(f"{module!r} is attached to this broker already")
             name = name or getattr(module, "name", "") or f"{type(module).__name__}-{len(self._workers) + 1}"
             port = self._port(name)
+            port.on_error = functools.partial(self._filter_failed, name)
             reader = QueueSubscriber(
                 name=f"{self.id[:12]}/{name}",
-                capacity=queue.capacity,
+                depth=queue.depth,
                 overflow=queue.overflow,
                 timeout=queue.timeout_s,
                 max_public_id=MAX_MODULES,
@@ -168,24 +178,35 @@ class ModuleBroker:
             self._ports[id(module)] = port
         return self._info(worker)
 
-    def remove_module(self, module: Any, *, drain: bool = True, timeout: float | None = 10.0) -> None:
+    def remove_module(
+        self,
+        module: Any,
+        *,
+        drain: bool = True,
+        timeout: float | None = 10.0,
+        last: Callable[[Any], object] | None = None,
+        done: Callable[[Any], object] | None = None,
+    ) -> None:
         """Detach ``module``: nothing new reaches it; what is queued is handled first (``drain``) or dropped and
         counted. Its links go with it. When draining takes longer than ``timeout``, ``DrainError``, and everything is
-        as it was. A module that removes itself leaves when its ``receive`` has returned."""
+        as it was. A module that removes itself leaves when its ``receive`` has returned.
+
+        ``last`` is called with the module when it has nothing more to handle and can still publish, ``done`` when it is
+        detached."""
         worker, incoming = self._begin_removal(module)
         if worker.mine:
-            worker.after = lambda: self._finish_removal(worker, 0)
+            worker.after = lambda: self._finish_removal(worker, last, done)
             if not drain:
                 worker.queue.close()
             return
         if drain and not self._drained((worker,), timeout):
-            left = worker.depth
+            left = worker.waiting
             self._restore(worker, incoming)
             raise DrainError(
                 f"module {worker.name!r} still had {left} messages after {timeout} s; nothing was changed. "
                 "Give it more time (timeout=), or drop them (drain=False)"
             )
-        self._finish_removal(worker, JOIN_TIMEOUT_S)
+        self._finish_removal(worker, last, done)
 
     def replace_module(self, old: Any, new: Any) -> None:
         """Put ``new`` in the place of ``old``: same name, id, queue and links. Its worker must be between messages or
@@ -218,13 +239,23 @@ class ModuleBroker:
                     self._join(other, worker, accepts)
             self._set_rules()
 
-    def _finish_removal(self, worker: Worker, join_timeout_s: float) -> None:
+    def _finish_removal(
+        self, worker: Worker, last: Callable[[Any], object] | None, done: Callable[[Any], object] | None
+    ) -> None:
+        if last is not None:
+            last(worker.module)
         with self._lock:
             self._workers.pop(id(worker.module), None)
             self._ports.pop(id(worker.module), None)
             for sink in list(worker.sinks):
                 self._part(worker, sink)
             self._set_rules()
+        self._quit(worker, JOIN_TIMEOUT_S)
+        if done is not None:
+            done(worker.module)
+
+    def _quit(self, worker: Worker, join_timeout_s: float) -> None:
+        worker.port.rules = None
         if not worker.close(join_timeout_s):
             log.error("module %r did not come back from receive; its thread is left to itself", worker.name)
         worker.counters.close()
@@ -311,8 +342,8 @@ class ModuleBroker:
             kind=type(worker.module).__name__,
             source_id=worker.port.id,
             thread=worker.thread.name,
-            depth=worker.depth,
-            capacity=worker.queue.capacity,
+            waiting=worker.waiting,
+            depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,
             published=worker.port.published,
@@ -349,7 +380,7 @@ class ModuleBroker:
 
     def _drained(self, workers: Any, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not all(worker.idle or worker.ended for worker in workers):
+        while not all(worker.idle or worker.ended or worker.mine for worker in workers):
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             time.sleep(POLL_S)
@@ -363,10 +394,14 @@ class ModuleBroker:
         for worker in workers:
             worker.queue.close()  # all of them first: one may wait for another
         for worker in workers:
-            if not worker.close(join_timeout_s):
-                log.error("module %r did not come back from receive; its thread is left to itself", worker.name)
-            worker.counters.close()
+            self._quit(worker, join_timeout_s)
         self._bus.close()
+
+    def _filter_failed(self, name: str, error: BaseException) -> None:
+        if self.on_filter_error is not None:
+            self.on_filter_error(name, error)
+        else:
+            log.error("a filter on a link of module %r raised", name, exc_info=error)
 
 
 def log_failure(worker: Worker, step: str, error: BaseException) -> None:
@@ -391,6 +426,5 @@ def _at_exit() -> None:
             broker._end(1.0)
 
 
-Callback = Callable[..., Any]
 os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

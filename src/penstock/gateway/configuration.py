@@ -10,7 +10,7 @@ import importlib
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ KINDS = ("python", "process", "native")
 class QueueOptions:
     """How a module's queue behaves: its length, and what a publisher meets when it is full."""
 
-    capacity: int = 1024
+    depth: int = 1024
     overflow: Overflow = Overflow.BLOCK
     timeout_s: float | None = None
 
@@ -174,15 +174,25 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
     )
 
 
+def module_entry(data: Mapping[str, Any], loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
+    """One module's description, checked."""
+    return _module(Place(data, ""), loaders)
+
+
+def with_care(
+    entry: ModuleEntry, queue: QueueOptions | None, restart: Restart | None, stuck_after_s: float | None
+) -> ModuleEntry:
+    """The same module, looked after as said here."""
+    return replace(entry, queue=queue or QueueOptions(), restart=restart or Restart(), stuck_after_s=stuck_after_s)
+
+
 def _queue(place: Place) -> QueueOptions:
-    place.only("capacity", "overflow", "timeout_s")
-    capacity = place["capacity"].whole(1, 1 << 20) if "capacity" in place else 1024
+    place.only("depth", "overflow", "timeout_s")
+    depth = place["depth"].whole(1, 1 << 20) if "depth" in place else 1024
     overflow = (
         Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
     )
-    return QueueOptions(
-        capacity, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
-    )
+    return QueueOptions(depth, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None)
 
 
 def restart(place: Place) -> Restart:
@@ -292,7 +302,9 @@ __all__ = [
     "imported",
     "is_address",
     "link_filter",
+    "module_entry",
     "parse",
     "read",
     "restart",
+    "with_care",
 ]

@@ -79,7 +79,16 @@ class Filter:
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:
     """What two links between the same modules let through together: each sees the message, one yes is enough."""
-    return predicates[0] if len(predicates) == 1 else lambda message: any(part(message) for part in predicates)
+    if len(predicates) == 1:
+        return predicates[0]
+
+    def accepts(message: Message) -> bool:
+        yes = False
+        for part in predicates:
+            yes = bool(part(message)) or yes
+        return yes
+
+    return accepts
 
 
 def _size(least: int, most: int | None) -> Predicate:

@@ -7,7 +7,7 @@ Rules
 - The quit signal is the closing of the queue itself: no message can imitate it, and it is the worker's own.
 - No lock but ``turn`` is held while a module runs, and nobody waits for ``turn`` without a time-out.
 
-``depth``, ``idle`` and ``info`` may be read by any thread.
+``waiting``, ``idle`` and ``info`` may be read by any thread.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Worker:
         self.after: Callable[[], None] | None = None  # what the thread does last, for a module that removes itself
         self._on_failure = on_failure
         self._taken = 0
+        self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
 
@@ -64,14 +65,14 @@ class Worker:
         self.thread.start()
 
     @property
-    def depth(self) -> int:
+    def waiting(self) -> int:
         """Messages that wait, the batch in hand included."""
         return self.queue.queued + self._taken - self.handled
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is being handled."""
-        return self.queue.queued == 0 and self.busy_since is None and self.depth == 0
+        return self.queue.queued == 0 and self.busy_since is None and self.waiting == 0
 
     @property
     def mine(self) -> bool:
@@ -79,9 +80,13 @@ class Worker:
         return threading.current_thread() is self.thread
 
     def seconds_in_receive(self, now_s: float) -> float:
-        """How long the message in hand has been in hand."""
+        """How long the message in hand has been in hand, as far as those who looked can tell."""
         since = self.busy_since
-        return 0.0 if since is None else now_s - since
+        if since is None:
+            return 0.0
+        if self._seen != self.handled:
+            self._seen, self._seen_s = self.handled, now_s
+        return now_s - max(since, self._seen_s)
 
     def close(self, timeout: float | None) -> bool:
         """Quit: what is still queued is dropped and counted. Whether the thread has ended in time."""
@@ -95,10 +100,7 @@ class Worker:
         self.port.worker = threading.get_ident()
         try:
             while not (self.removing and self.after and self.queue.queued == 0):
-                batch = self.queue.read_many(BATCH, None)
-                self._taken += len(batch)
-                with self.turn:
-                    self._handle(batch)
+                self._handle(self.queue.read_many(BATCH, None))  # not kept here: a waiting worker holds no message
         except ClosedError:
             pass  # the quit signal
         except Exception as error:
@@ -110,8 +112,13 @@ class Worker:
             if self.after is not None:
                 self.after()
 
-    def _handle(self, batch: Sequence[GatewayMessage]) -> None:
+    def _handle(self, batch: Sequence[Any]) -> None:
         """Each message to the module; a failure costs that message alone."""
+        self._taken += len(batch)
+        with self.turn:
+            self._serve(batch)
+
+    def _serve(self, batch: Sequence[GatewayMessage]) -> None:
         self.busy_since = time.monotonic()
         if self._receive_many is not None:
             self._attempt(self._receive_many, batch)

@@ -39,7 +39,8 @@ class Aggregator(Module):
         group = message.properties.get(c["by"], "")
         window = self._windows.get(group)
         if window and c["window_count"] is None and now - window["begin"] >= c["window_s"]:
-            window = self._close(group)
+            self._close(group)
+            window = None
         if window is None and len(self._windows) >= c["max_groups"]:
             self._close(next(iter(self._windows)))
         if window is None:
