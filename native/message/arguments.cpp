@@ -27,7 +27,7 @@ PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     if (kind && (!shape || shape == Py_None)) {
         result = PyObject_CallMethod(numpy, "frombuffer", "OO", self, kind);
     } else if (kind) {
-        PyObject *items = PyObject_CallMethod(numpy, "prod", "Os", shape, "int64");
+        PyObject *items = PyObject_CallMethod(numpy, "prod", "OOs", shape, Py_None, "int64");
         PyObject *number = items ? PyNumber_Long(items) : nullptr;
         Py_XDECREF(items);
         if (number && PyObject_IsTrue(number) == 0)  // frombuffer refuses to give nothing

@@ -1,0 +1,70 @@
+# The commands: run, test, build, check, bench, stress, torture, clean. Each sets up what it needs.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+SOURCES := pyproject.toml CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*' 2>/dev/null)
+PYTEST := $(BIN)/python -m pytest
+JOBS ?= 2
+export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
+
+.PHONY: run test build check lint bench stress torture clean tools system
+
+run: build
+	$(BIN)/penstock demo
+
+build: $(STAMP)/built
+
+# What the machine must have; a missing one is named with its remedy.
+tools:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "penstock needs Python 3.11 or newer as $(PYTHON); install it, or name it: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "$(PYTHON) lacks venv; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || \
+	  { echo "penstock builds its core with a C++20 compiler and none was found; on Debian or Ubuntu: apt-get install g++"; exit 1; }
+
+$(STAMP)/venv:
+	@$(MAKE) --no-print-directory tools
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	@mkdir -p $(STAMP) && touch $@
+
+$(STAMP)/dependencies: $(STAMP)/venv pyproject.toml
+	@echo "installing what penstock and its tests need (the first time takes some minutes)"
+	$(BIN)/python scripts/requirements.py | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	@touch $@
+
+$(STAMP)/built: $(STAMP)/dependencies $(SOURCES)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+# Servers and tools from the system's packages that some tests use: installed when root on Debian, named when not.
+PACKAGES := redis-server chromium chromium-driver nftables iproute2 spin
+system:
+	@sh scripts/system_packages.sh $(PACKAGES)
+
+test: build system
+	$(PYTEST)
+
+lint: build
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+	$(BIN)/lint-imports --no-cache
+
+check: lint test
+
+bench: build
+	$(BIN)/python benchmarks/run.py $(ARGUMENTS)
+
+stress: build
+	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
+	$(PYTEST) tests/stress $(ARGUMENTS)
+
+torture: build
+	$(PYTEST) tests/crash --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,111 @@
+"""The command ``penstock``: one table of commands, each loaded when it is used.
+
+Rules:
+
+- ``penstock --help`` and completion read the table alone; a command's module is imported when that command runs.
+- A command whose module is not installed is not in the table that a user sees; one whose extra is missing says which.
+- Every failure ends in one line on standard error and a code of ``penstock.cli.exits``; a stack trace is a bug (set
+  ``PENSTOCK_DEBUG=1`` to see it).
+
+Called from the main thread of a process of its own.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import typer
+
+__all__ = ["COMMANDS", "EXTRAS", "Entry", "load", "main"]
+
+FLOW, LOOK, KEEP, RUN, SETUP = "Messages", "What flows", "Recordings and logs", "Services", "Set-up"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One line of the table: where the command stands, what it says of itself, what must be installed for it."""
+
+    name: str
+    module: str
+    summary: str
+    panel: str
+    attribute: str = "app"
+    extra: str = ""
+
+    @property
+    def installed(self) -> bool:
+        """Whether its module is part of this build of Penstock."""
+        return importlib.util.find_spec(f"penstock.cli.{self.module}") is not None
+
+
+COMMANDS: tuple[Entry, ...] = (
+    Entry("pub", "pub", "Publish messages to any address.", FLOW),
+    Entry("sub", "sub", "Read messages from any address; losses are told as they happen.", FLOW),
+    Entry("bridge", "bridge", "Carry messages from one address to another.", FLOW),
+    Entry("ls", "ls", "Every channel, queue, publisher and subscriber on this machine.", LOOK),
+    Entry("info", "info", "Everything known about one address.", LOOK),
+    Entry("top", "top", "A live table of what flows.", LOOK),
+    Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
+    Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
+    Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
+    Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
+    Entry("monitor", "monitor", "Serve the page that shows the flow moving.", LOOK, extra="monitor"),
+    Entry("record", "record", "Record addresses into a journal.", KEEP),
+    Entry("play", "play", "Play a recording back.", KEEP),
+    Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
+    Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
+    Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
+    Entry("broker", "broker", "Run the durable broker.", RUN),
+    Entry("run", "run", "Run a gateway from its file.", RUN),
+    Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
+    Entry("demo", "demo", "The whole system at work, counted.", RUN),
+    Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
+    Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
+    Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
+    Entry("bench", "bench", "Measure this machine against the alternatives.", SETUP, extra="bench"),
+)
+
+#: A module that is missing, and the extra that brings it.
+EXTRAS = {
+    "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
+    "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "mcap": "mcap", "numpy": "numpy",
+}  # fmt: skip
+
+HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.
+
+Addresses: [bold]bus:NAME[/] · [bold]shm:/NAME[/] · [bold]tcp://HOST:PORT[/] · [bold]journal:DIRECTORY#TOPIC[/] ·
+[bold]broker://HOST:PORT/TOPIC?queue=NAME[/]
+
+Example: [green]penstock sub shm:/camera --format hex[/] in one terminal,
+[green]penstock pub shm:/camera 'frame {count}' --count 5[/] in another.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over first, 4 a check found something wrong,
+69 something is not installed, 130 Ctrl-C, 141 the reader of the output went away, 143 told to end.
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: never returns, ends by ``SystemExit``."""
+    from penstock.cli import exits, group
+
+    exits.catch_termination()
+    group.application(COMMANDS, HELP).main(
+        args=arguments,
+        prog_name="penstock",
+    )
+
+
+def load(entry: Entry) -> typer.Typer:
+    """The command's own application, imported now: the module's ``app``, or its function of the command's name."""
+    import typer
+
+    module = importlib.import_module(f"penstock.cli.{entry.module}")
+    found = getattr(module, entry.attribute, None) or getattr(module, entry.name)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer()
+        found.command(entry.name)(function)
+    return found

@@ -1,0 +1,172 @@
+"""``penstock bench``: ours and the peers that are installed, side by side in one run.
+
+The scripts stand in ``benchmarks/`` of the source tree, one a question; this runs those of a group one after the other
+(never two at once), gathers their results and shows what was wanted and got. With ``--html`` it writes one page
+with plots that needs nothing from outside.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "in-process": ("bus",),
+    "shm": ("shm",),
+    "tcp": ("tcp",),
+    "durable": ("journal", "broker"),
+    "gateway": ("gateway",),
+    "spark": ("spark",),
+    "monitor": ("monitor",),
+}
+
+
+def bench(
+    groups: Annotated[
+        list[str] | None, typer.Argument(help=f"Any of: {', '.join(GROUPS)}. All when none is named.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A tenth of the work, for a first look.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Only questions whose name contains this.")] = None,
+    html_page: Annotated[Path | None, typer.Option("--html", help="Write a page with plots here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Keep the results here, a JSON object a line.")
+    ] = None,
+) -> None:
+    """Measure penstock beside its peers, interleaved in one run.
+
+    Example: penstock bench in-process shm --quick --html report.html
+    """
+    unknown = [group for group in groups or [] if group not in GROUPS]
+    if unknown:
+        raise typer.BadParameter(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
+    folder = benchmarks_folder()
+    if folder is None:
+        typer.echo(
+            "The benchmark scripts come with the source tree, not with the installed package: run this in a clone, "
+            "or set PENSTOCK_BENCHMARKS to its benchmarks folder.",
+            err=True,
+        )
+        raise typer.Exit(2)
+    prefixes = [prefix for group in groups or GROUPS for prefix in GROUPS[group]]
+    with tempfile.TemporaryDirectory() as temporary:
+        results = json_file or Path(temporary) / "results.jsonl"
+        failed = run(folder, prefixes, results, quick, only or [])
+        records = read(results)
+    wishes(records)
+    if html_page:
+        html_page.write_text(page(records))
+        typer.echo(f"page written to {html_page}")
+    if failed:
+        typer.echo(f"did not run to the end: {', '.join(failed)}", err=True)
+        raise typer.Exit(1)
+
+
+def benchmarks_folder() -> Path | None:
+    """PENSTOCK_BENCHMARKS, the source tree this package is installed from, or the current folder's."""
+    named = os.environ.get("PENSTOCK_BENCHMARKS")
+    places = [Path(named)] if named else [Path(__file__).parents[3] / "benchmarks", Path.cwd() / "benchmarks"]
+    return next((place for place in places if (place / "harness.py").is_file()), None)
+
+
+def run(folder: Path, prefixes: Iterable[str], results: Path, quick: bool, only: list[str]) -> list[str]:
+    """Every script of the prefixes, one after the other; gives those that failed."""
+    failed = []
+    for prefix in prefixes:
+        for script in sorted(folder.glob(f"{prefix}_*.py")):
+            command = [sys.executable, str(script), "--json", str(results.resolve())]
+            command += ["--quick"] if quick else []
+            for part in only:
+                command += ["--only", part]
+            if subprocess.run(command, cwd=folder, check=False).returncode:
+                failed.append(script.name)
+    return failed
+
+
+def read(results: Path) -> list[dict[str, Any]]:
+    """The records of a results file."""
+    if not results.exists():
+        return []
+    return [json.loads(line) for line in results.read_text().splitlines() if line]
+
+
+def wishes(records: list[dict[str, Any]]) -> None:
+    """The table of what was wanted and what was got."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Wanted and got", title_justify="left")
+    for column in ("question", "candidate", "wanted", "got", ""):
+        table.add_column(column)
+    for record in records:
+        for result in record["results"]:
+            if result["wanted"]:
+                verdict = "reached" if result["reached"] else "not reached"
+                table.add_row(record["question"], result["name"], result["wanted"], result["got"], verdict)
+    if table.row_count:
+        Console().print(table)
+
+
+def page(records: list[dict[str, Any]]) -> str:
+    """One self-contained page: a bar plot with spread for each question."""
+    machine = records[0]["machine"] if records else {}
+    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
+    plots = "\n".join(_plot(record) for record in records)
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Penstock benchmarks</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+:root {{ color-scheme: light dark; --ours: #0a7; --peer: #89a; }}
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+h2 {{ font-size: 1.05rem; margin: 2rem 0 .3rem; }} svg {{ width: 100%; height: auto; }}
+text {{ fill: currentColor; font: 12px system-ui, sans-serif; }} .note {{ opacity: .7; font-size: .85rem; }}
+</style></head><body><h1>Penstock benchmarks</h1>
+<p class="note">{html.escape(facts)}. Bars are medians, lines the spread; candidates were interleaved.</p>
+{plots}</body></html>"""
+
+
+def _plot(record: dict[str, Any]) -> str:
+    results = record["results"]
+    if not results:
+        return ""
+    most = max(result["high"] for result in results)
+    rows = []
+    for i, result in enumerate(results):
+        y = 24 * i
+        width, low, high = (430 * result[key] / most for key in ("median", "low", "high"))
+        colour = "var(--ours)" if "penstock" in result["name"] else "var(--peer)"
+        label = f"{_figure(result['median'], result['unit'])}  ({result['ratio']:.2f}x)"
+        rows.append(
+            f'<text x="0" y="{y + 16}">{html.escape(result["name"][:34])}</text>'
+            f'<rect x="230" y="{y + 4}" width="{max(width, 1):.1f}" height="15" fill="{colour}"/>'
+            f'<line x1="{230 + low:.1f}" x2="{230 + high:.1f}" y1="{y + 11.5}" y2="{y + 11.5}" stroke="currentColor"/>'
+            f'<text x="{238 + high:.1f}" y="{y + 16}">{html.escape(label)}</text>'
+        )
+    verdicts = [
+        f"{result['name']}: wanted {result['wanted']}, got {result['got']}, "
+        + ("reached" if result["reached"] else "not reached")
+        for result in results
+        if result["wanted"]
+    ]
+    less = " (less is better)" if results[0]["unit"] == "s" else ""
+    return (
+        f"<h2>{html.escape(record['question'])}{less}</h2>"
+        f'<svg viewBox="0 0 860 {24 * len(results) + 4}" role="img">{"".join(rows)}</svg>'
+        f'<p class="note">{html.escape("; ".join(verdicts))}</p>'
+    )
+
+
+def _figure(value: float, unit: str) -> str:
+    scales = (
+        ((1, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
+        if unit == "s"
+        else ((1e9, "G "), (1e6, "M "), (1e3, "k "), (1, ""))
+    )
+    scale, prefix = next((pair for pair in scales if value >= pair[0]), scales[-1])
+    return f"{value / scale:.2f} {prefix}{unit}"

@@ -1,0 +1,103 @@
+"""How a command ends: the exit codes, and what is printed when something failed.
+
+=====  =====================================================================
+0      done (a service that was asked to stop by Ctrl-C has done its work too)
+1      failed: the line on standard error says what and what to do
+2      wrong usage: an argument or option that cannot be right
+3      the time was over before what was asked for had happened
+4      a check found something wrong (``doctor``, ``why``, ``journal verify``)
+69     something is not installed; the line says how to install it
+130    Ctrl-C
+141    the reader of the output went away (``| head``)
+143    told to end (SIGTERM)
+=====  =====================================================================
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from penstock.errors import InvalidArgument, PenstockError
+
+__all__ = ["FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "Terminated", "guard", "told"]
+
+FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
+INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
+
+
+class Terminated(BaseException):
+    """SIGTERM came: unwinds through every ``with`` block like Ctrl-C does."""
+
+
+def catch_termination() -> None:
+    """From now on SIGTERM unwinds the stack instead of ending the process where it stands."""
+
+    def raise_terminated(_signal: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, raise_terminated)
+
+
+def told(text: str) -> None:
+    """One line on standard error, in red where that is a terminal."""
+    line = f"penstock: {text}"
+    try:
+        if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
+            line = f"\x1b[31m{line}\x1b[0m"
+        print(line, file=sys.stderr, flush=True)
+    except (BrokenPipeError, ValueError):
+        pass
+
+
+@contextmanager
+def guard(extras: dict[str, str]) -> Iterator[None]:
+    """Turns whatever a command raises into one line and an exit code."""
+    import typer
+
+    try:
+        yield
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except Terminated:
+        raise typer.Exit(TERMINATED) from None
+    except BrokenPipeError:
+        _forget_output()
+        raise typer.Exit(PIPE_CLOSED) from None
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in extras:
+            raise
+        told(f"this needs the package {name!r}: pip install 'penstock[{extras[name]}]'")
+        raise typer.Exit(NOT_INSTALLED) from None
+    except (PenstockError, OSError, TimeoutError, ValueError, TypeError) as error:
+        if os.environ.get("PENSTOCK_DEBUG"):
+            raise
+        told(describe(error))
+        raise typer.Exit(_code(error)) from None
+
+
+def describe(error: BaseException) -> str:
+    """An error as one sentence: a failure of the system names the file it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, TimeoutError):
+        return TIME_OVER
+    return USAGE if isinstance(error, InvalidArgument) else FAILED
+
+
+def _forget_output() -> None:
+    """Nothing more can be written: the interpreter's last flush must not complain about that."""
+    hole = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(hole, sys.stdout.fileno())
+    os.close(hole)

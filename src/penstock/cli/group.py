@@ -1,0 +1,87 @@
+"""The command group that loads a command when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+if TYPE_CHECKING:
+    from penstock.cli import Entry
+
+__all__ = ["LazyGroup", "application"]
+
+
+def application(entries: Iterable[Entry], help_text: str) -> LazyGroup:
+    """The command group, with a light stand-in for each command that is part of this build."""
+    app = typer.Typer(
+        cls=LazyGroup,
+        help=help_text,
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    group = typer.main.get_command(app)
+    assert isinstance(group, LazyGroup)
+    group.fill(entries)
+    return group
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from penstock import __version__
+
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print the version."),
+) -> None:
+    """Replaced by the help text."""
+
+
+class LazyGroup(TyperGroup):
+    """Help and completion see light stand-ins; ``resolve_command`` swaps in the real one."""
+
+    def fill(self, entries: Iterable[Entry]) -> None:
+        """Take the commands that are part of this build."""
+        self._entries = {entry.name: entry for entry in entries if entry.installed}
+        for name, entry in self._entries.items():
+            self.add_command(TyperCommand(name, help=entry.summary, rich_help_panel=entry.panel), name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in self._entries and command is not None:
+            command = self.real(name)
+            if not ctx.resilient_parsing:
+                self._apply_configuration(ctx, name, command)
+        return name, command, rest
+
+    def real(self, name: str) -> Any:
+        """The command itself, its module imported; a missing extra is told by name."""
+        from penstock.cli import EXTRAS, exits, load
+
+        with exits.guard(EXTRAS):
+            app = load(self._entries[name])
+        app._add_completion = False
+        command = typer.main.get_command(app)
+        command.name = name
+        return command
+
+    @staticmethod
+    def _apply_configuration(ctx: Any, name: str, command: Any) -> None:
+        from penstock.cli import EXTRAS, configuration, exits
+
+        with exits.guard(EXTRAS):
+            found = configuration.for_command(name, configuration.option_parameters(command))
+        ctx.default_map = {name: found}
+
+    def invoke(self, ctx: Any) -> Any:
+        from penstock.cli import EXTRAS, exits
+
+        with exits.guard(EXTRAS):
+            return super().invoke(ctx)

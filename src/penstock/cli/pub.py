@@ -1,0 +1,168 @@
+"""``penstock pub``: publish messages made from a text, a template, a file or the lines of standard input."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import penstock
+from penstock.channel import Publisher
+from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.template import compile_template
+from penstock.errors import InvalidArgument
+
+app = typer.Typer()
+
+#: Reaches where a message that nobody is there for is gone.
+LIVE = ("bus", "shm", "tcp")
+
+
+@app.command()
+def pub(
+    address: AddressArgument,
+    body: Annotated[str | None, typer.Argument(help="The body; a template such as '{count} at {time}'.")] = None,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-n", min=0, help="How many; 0 for no end. Default: 1, or all of the input."),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Messages per second; without it, as fast as it goes.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=0, help="Cut or fill (with '.') each body to this many bytes.")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", "-f", help="A file as one body; '-' reads a message from each line of input."),
+    ] = None,
+    lines: Annotated[bool, typer.Option(help="Each line of --file is a message.")] = False,
+    properties: Annotated[
+        list[str] | None, typer.Option("--property", "-p", metavar="NAME=VALUE", help="Where the reach has properties.")
+    ] = None,
+    wait: Annotated[
+        int | None,
+        typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where messages are not kept, else 0."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(min=0.0, help="Seconds to wait for them before giving up with code 3.")
+    ] = 30.0,
+    seed: Annotated[int | None, typer.Option(help="The same random values each time.")] = None,
+    option: OptionList = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was published as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Publish messages to any address.
+
+    Templates know {count}, {time}, {time_ns}, {random:LOW:HIGH}, {integer:LOW:HIGH}, {gauss:MIDDLE:DEVIATION},
+    {sine:PERIOD}, {choice:a,b}, {uuid}, {pid}; every other brace is left as it is.
+
+    Example: [green]penstock pub shm:/room '{"n": {count}, "celsius": {gauss:20:0.5}}' --count 100 --rate 10[/]
+    """
+    bodies = _bodies(body, file, lines, size, seed, count)
+    scheme = address.partition(":")[0]
+    with penstock.publisher(with_options(address, option)) as publisher:
+        _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, address)
+        started = time.monotonic()
+        published, total = _publish(publisher, bodies, rate, _properties(publisher, properties, address))
+        seconds = time.monotonic() - started
+        ledger = publisher.ledger
+    if quiet:
+        return
+    if as_json:
+        out = {"address": address, "published": published, "bytes": total, "seconds": round(seconds, 6)}
+        print(json.dumps({**out, "dropped": dict(ledger.dropped)}))
+    else:
+        lost = f", {ledger.lost} dropped" if ledger.lost else ""
+        print(
+            f"published {published} message{'s' * (published != 1)}, {total} bytes in {seconds:.3f} s{lost}",
+            file=sys.stderr,
+        )
+
+
+def _bodies(
+    body: str | None, file: str | None, lines: bool, size: int | None, seed: int | None, count: int | None
+) -> Iterator[bytes]:
+    """The bodies in order, as many as asked for."""
+    if body is not None and file is not None:
+        raise InvalidArgument("give a body or --file, not both")
+    if body == "-" or (body is None and file is None and size is None):
+        body, file = None, "-"
+    if file == "-":
+        source: Iterator[bytes] = _lines(sys.stdin.buffer)
+    elif file is not None and lines:
+        source = _lines(Path(file).open("rb"))  # noqa: SIM115 - read to its end below
+    elif file is not None:
+        content = Path(file).read_bytes()
+        source = _repeat(lambda _: content)
+        count = 1 if count is None else count
+    else:
+        source = _repeat(compile_template(body or "", seed))
+        count = 1 if count is None else count
+    for number, made in enumerate(source, 1):
+        if count and number > count:
+            return
+        yield made if size is None else made[:size].ljust(size, b".")
+
+
+def _lines(stream: Iterable[bytes]) -> Iterator[bytes]:
+    for line in stream:
+        yield line.rstrip(b"\r\n")
+
+
+def _repeat(make: Any) -> Iterator[bytes]:
+    number = 0
+    while True:
+        number += 1
+        yield make(number)
+
+
+def _wait(publisher: Publisher, subscribers: int, timeout: float, address: str) -> None:
+    if subscribers and not publisher.wait_ready(subscribers, 0):
+        if sys.stderr.isatty():
+            print(f"waiting for {subscribers} subscriber(s) of {address}; --wait 0 does not wait", file=sys.stderr)
+        deadline = time.monotonic() + timeout
+        while not publisher.wait_ready(subscribers, min(0.5, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{address}: no {subscribers} subscriber(s) within {timeout:g} s (--timeout, --wait)"
+                )
+
+
+def _properties(publisher: Publisher, given: list[str] | None, address: str) -> dict[str, Any]:
+    """Keyword arguments for ``publish``: properties where the reach carries them."""
+    pairs = dict(pair.partition("=")[::2] for pair in given or [])
+    carried = "properties" in inspect.signature(publisher.publish).parameters
+    if pairs and not carried:
+        raise InvalidArgument(f"{address}: messages of this reach have no properties")
+    if carried:
+        from penstock.monitor.trace import inject
+
+        inject(pairs)
+    return {"properties": pairs} if pairs else {}
+
+
+def _publish(
+    publisher: Publisher, bodies: Iterator[bytes], rate: float | None, more: dict[str, Any]
+) -> tuple[int, int]:
+    published = total = 0
+    start = time.monotonic()
+    try:
+        for made in bodies:
+            if rate:
+                left = start + published / rate - time.monotonic()
+                if left > 0:
+                    time.sleep(left)
+            publisher.publish(made, **more)
+            published += 1
+            total += len(made)
+    except KeyboardInterrupt:
+        if not published:
+            raise
+    return published, total

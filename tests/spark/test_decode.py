@@ -1,0 +1,137 @@
+"""Payload decoding: right values, and a reason instead of a failure or a missing row."""
+
+from __future__ import annotations
+
+import io
+import struct
+
+import msgpack
+import numpy
+import pyarrow
+import pytest
+
+from penstock.errors import InvalidArgument
+from penstock.spark import decode, payload
+
+
+def frame_of(spark, payloads):
+    rows = [(index, bytearray(data) if data is not None else None) for index, data in enumerate(payloads)]
+    return spark.createDataFrame(rows, "ordinal long, payload binary")
+
+
+def decoded(frame):
+    return {row.ordinal: (row.value, row._corrupt) for row in frame.collect()}
+
+
+def test_json_with_schema(spark):
+    payloads = [b'{"speed": 1.5, "name": "a"}', b"{broken", b'{"speed": "fast"}', b"", None, b"\xff\xfe", b"{}"]
+    got = decoded(decode.json(frame_of(spark, payloads), "speed double, name string"))
+    assert len(got) == len(payloads)
+    assert got[0][0].speed == 1.5 and got[0][0].name == "a" and got[0][1] is None
+    for index in (1, 2, 3, 5):
+        assert (got[index][0] is None and "JSON" in got[index][1]) or "UTF-8" in got[index][1]
+    assert got[4] == (None, "payload is null")
+    assert got[6][0] is not None and got[6][1] is None
+
+
+def test_json_to_variant(spark):
+    frame = decode.json(frame_of(spark, [b'{"a": [1, 2]}', b"nope"]))
+    rows = frame.selectExpr("ordinal", "variant_get(value, '$.a[1]', 'int') as second", "_corrupt").collect()
+    assert [(row.second, row._corrupt) for row in sorted(rows)] == [(2, None), (None, "not JSON")]
+
+
+def test_msgpack(spark):
+    payloads = [msgpack.packb({"x": 1, "tags": ["p"]}), msgpack.packb([1]), msgpack.packb({"x": "no"}), b"\xc1", b""]
+    got = decoded(decode.msgpack(frame_of(spark, payloads), "x long, tags array<string>"))
+    assert len(got) == len(payloads)
+    assert got[0][0].x == 1 and got[0][0].tags == ["p"] and got[0][1] is None
+    assert all(got[index][0] is None and got[index][1] for index in range(1, 5))
+
+
+def test_arrow_streams_become_rows(spark):
+    table = pyarrow.table({"x": [1, 2], "y": ["a", "b"]})
+    sink = io.BytesIO()
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    frame = decode.arrow(frame_of(spark, [sink.getvalue(), b"junk"]), "x long, y string")
+    rows = sorted((row.ordinal, row.value and tuple(row.value), row._corrupt is None) for row in frame.collect())
+    assert rows == [(0, (1, "a"), True), (0, (2, "b"), True), (1, None, False)]
+
+
+def test_struct_layout(spark):
+    payloads = [struct.pack("<dIq3s", 2.5, 4294967295, -3, b"ab\0"), b"short", struct.pack("<dIq3s", 1, 2, 3, b"xyz")]
+    layout = {"speed": "<f8", "count": "<u4", "delta": "<i8", "tag": "S3"}
+    got = decoded(decode.struct(frame_of(spark, payloads), layout))
+    assert tuple(got[0][0]) == (2.5, 4294967295, -3, bytearray(b"ab\0")) and got[0][1] is None
+    assert got[1] == (None, "5 bytes, the layout has 23")
+    assert tuple(got[2][0])[:3] == (1.0, 2, 3)
+
+
+def test_arrays(spark):
+    data = numpy.arange(6, dtype="<i2")
+    got = decoded(decode.array(frame_of(spark, [data.tobytes(), b"\1", data[:2].tobytes()]), "<i2"))
+    assert got[0][0] == list(range(6)) and got[2][0] == [0, 1] and got[1][0] is None and "not whole" in got[1][1]
+    got = decoded(decode.array(frame_of(spark, [data.tobytes(), data[:2].tobytes()]), "<i2", shape=(2, 3)))
+    assert got[0][0] == list(range(6)) and got[1][0] is None
+    file, evil = io.BytesIO(), io.BytesIO()
+    numpy.save(file, data.reshape(2, 3))
+    numpy.save(evil, numpy.array([{}], dtype=object), allow_pickle=True)
+    got = decoded(decode.array(frame_of(spark, [file.getvalue(), evil.getvalue()])))
+    assert got[0][0] == [float(value) for value in range(6)]
+    assert got[1][0] is None and "allow_pickle" in got[1][1]
+
+
+def test_a_second_decoding_keeps_the_first_reason(spark):
+    frame = decode.gateway(frame_of(spark, [b"bad"]), into="message")
+    frame = decode.json(frame.withColumn("content", frame["message"]["content"]), column="content")
+    assert "fewer than the smallest" in frame.collect()[0]._corrupt
+
+
+GATEWAY_GOOD = bytes.fromhex("a160000000170000000 27a003100610000000000026869".replace(" ", ""))
+GATEWAY_BAD = {
+    "short": GATEWAY_GOOD[:13],
+    "magic": b"\xa1\x61" + GATEWAY_GOOD[2:],
+    "total": GATEWAY_GOOD + b"!",
+    "count": GATEWAY_GOOD[:6] + b"\xff\xff\xff\xff" + GATEWAY_GOOD[10:],
+    "unterminated": bytes.fromhex("a1600000000e00000001") + b"abcd",
+    "content": GATEWAY_GOOD[:-3] + b"\x03hi",
+    "duplicate": bytes.fromhex("a160000000140000000261003100") + bytes.fromhex("6100") + b"\0\0\0\0",
+}
+
+
+def test_gateway_form():
+    values, reasons = payload.gateway(pyarrow.array([GATEWAY_GOOD, bytes.fromhex("a1600000000e0000000000000000")]))
+    assert values.to_pylist()[0] == {"properties": [("z", "1"), ("a", "")], "content": b"hi"}
+    assert values.to_pylist()[1] == {"properties": [], "content": b""}
+    assert reasons.null_count == 2
+
+
+@pytest.mark.parametrize("case", sorted(GATEWAY_BAD))
+def test_gateway_form_refuses(case):
+    values, reasons = payload.gateway(pyarrow.array([GATEWAY_BAD[case]], pyarrow.binary()))
+    assert values.null_count == 1 and reasons[0].as_py()
+
+
+def test_random_bytes_never_raise():
+    random = numpy.random.default_rng(7)
+    batch = pyarrow.array([random.bytes(int(random.integers(0, 60))) for _ in range(500)], pyarrow.binary())
+    dtype = payload.check_layout({"a": "<f8", "b": "u1"})
+    kind = pyarrow.struct([("a", pyarrow.int64())])
+    for values, reasons in (
+        payload.gateway(batch), payload.msgpack(batch, kind), payload.arrow(batch, kind), payload.npy(batch),
+        payload.struct(batch, dtype), payload.array(batch, numpy.dtype("<i4"), None),
+        payload.array(batch[3:77], numpy.dtype("<i4"), 3),
+    ):  # fmt: skip
+        assert len(values) == len(reasons)
+        assert values.is_null().to_pylist() == reasons.is_valid().to_pylist()
+
+
+def test_layouts_are_checked():
+    for layout in ({}, {"a": "O"}, {"a": "nonsense"}, {"a": "<c16"}):
+        with pytest.raises(InvalidArgument):
+            payload.check_layout(layout)
+
+
+def test_a_missing_column_is_named(spark):
+    with pytest.raises(InvalidArgument, match="no column 'body'"):
+        decode.json(frame_of(spark, [b"{}"]), column="body")
