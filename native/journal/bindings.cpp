@@ -1,6 +1,7 @@
 // penstock._core.journal: the one file of this room that knows Python.
 #include "bindings.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
@@ -121,18 +122,20 @@ class BoundWriter {
         return put(id, content(body, encoded, identity, name, timestamp_ns));
     }
 
-    std::uint64_t append(std::uint32_t id, nb::handle data, nb::handle properties, nb::handle message_id, nb::handle key,
-                         std::int64_t timestamp_ns) {
+    // (position, ordinal), on disk.
+    std::pair<std::uint64_t, std::uint64_t> append(std::uint32_t id, nb::handle data, nb::handle properties,
+                                                   nb::handle message_id, nb::handle key, std::int64_t timestamp_ns) {
         View body(data), encoded(properties), identity(message_id), name(key);
         Content what = content(body, encoded, identity, name, timestamp_ns);
-        std::uint64_t position, ticket;
+        std::uint64_t position, ordinal, ticket;
         {
             std::lock_guard lock(writer_->staging_lock());
             position = put(id, what);
+            ordinal = writer_->topic_at(id).next_ordinal - 1;
             ticket = writer_->ticket();
         }
         finish(ticket);
-        return position;
+        return {position, ordinal};
     }
 
     // A sequence of buffers of one topic, in one batch.

@@ -37,7 +37,7 @@ class Writer:
         message_id: Any = b"",
         key: Any = b"",
         timestamp_ns: int = 0,
-    ) -> int: ...
+    ) -> tuple[int, int]: ...
     def stage(
         self,
         topic_id: int,

@@ -7,6 +7,7 @@ it with numpy alone: importing this package, or that module, loads no native cod
 from __future__ import annotations
 
 import importlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,10 +85,8 @@ def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
     from penstock.journal.journal import Journal, check_position
 
     if not (Path(address.name) / MARKER_NAME).exists():
-        try:
+        with suppress(RefusedError):  # then its writer is just making it
             Journal(address.name).close()
-        except RefusedError:
-            pass  # its writer is just making it
     journal = Journal(address.name, mode="read")
     if start not in ("new", "first") and isinstance(start, str):
         raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")

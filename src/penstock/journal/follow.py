@@ -6,7 +6,7 @@ across processes and costs the writer nothing per reader. One thread at a time p
 
 from __future__ import annotations
 
-import select
+import math
 import threading
 import time
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ from penstock._core import Draft
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
-from penstock.journal import layout
+from penstock.journal import layout, presence
 from penstock.journal.journal import Journal, topic_filter
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Follower(Subscriber):
         self._closed = False
         self._delivered = 0
         self._gap = 0
-        self._epoll: select.epoll | None = None
+        self._present = presence.Presence(journal.directory)
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
@@ -93,7 +93,7 @@ class Follower(Subscriber):
         if self._watch.fileno() < 0:  # no inotify left on this machine
             time.sleep(FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S))
             return True
-        self._watch.wait(-1 if left is None else max(1, int(left * 1000)))
+        self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         return True
 
     def fileno(self) -> int:
@@ -124,6 +124,7 @@ class Follower(Subscriber):
             return
         self._closed = True
         self._watch.wake()
+        self._present.leave()
         if self._own:
             self._journal.close()
 
@@ -145,11 +146,11 @@ class JournalPublisher(Publisher):
         message_id: str | None = None,
         key: str | None = None,
     ) -> int:
-        """Store a copy of ``data``; gives its position in the journal."""
+        """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
         self._check_open()
-        position = self._journal.append(self.topic, data, properties=properties, message_id=message_id, key=key)
+        ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
         self._published += 1
-        return position
+        return ordinal
 
     def publish_many(self, batch: Iterable[Buffer]) -> int:
         """Store them in order as one atomic batch."""
@@ -168,9 +169,15 @@ class JournalPublisher(Publisher):
         return native.reserve(size, self.publish, self)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """At once: what is stored waits for its readers."""
+        """Wait until so many followers are there, in any process. What is stored waits for its readers anyway."""
         check_timeout(timeout)
         self._check_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while presence.count(self._journal.directory) < subscribers:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(FALLBACK_POLL_S)
+            self._check_open()
         return True
 
     @property

@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
-from uuid import UUID
 
 from penstock._core import journal as native
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError
@@ -162,11 +161,23 @@ class Journal:
         timestamp_ns: int | None = None,
     ) -> int:
         """Store one message; it is on disk when its position is given."""
+        return self.append_numbered(topic, data, properties, message_id, key, timestamp_ns)[0]
+
+    def append_numbered(
+        self,
+        topic: str,
+        data: Buffer,
+        properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+        timestamp_ns: int | None = None,
+    ) -> tuple[int, int]:
+        """``append`` that gives the position and the ordinal."""
         number = self._topic_ids.get(topic) or self._topic(topic)
         if properties is None and message_id is None and key is None and timestamp_ns is None:
-            position = self.writer.append(number, data)
+            numbers = self.writer.append(number, data)
         else:
-            position = self.writer.append(
+            numbers = self.writer.append(
                 number,
                 data,
                 layout.encode_properties(properties),
@@ -176,7 +187,7 @@ class Journal:
             )
         if self.writer.end >= self.segment_bytes:
             self._roll()
-        return position
+        return numbers
 
     def append_many(
         self,

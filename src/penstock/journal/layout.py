@@ -18,6 +18,7 @@ MARKER_NAME: Final = "penstock-journal"
 MARKER_BYTES: Final = 64
 VERSION: Final = 1
 LOCK_NAME: Final = "lock"
+READERS_NAME: Final = "readers"
 FRONTIER_NAME: Final = "frontier"
 FRONTIER_BYTES: Final = 4096
 SEGMENT_HEADER_BYTES: Final = 4096

@@ -28,7 +28,7 @@ class WriterLock:
         self._key = (status.st_dev, status.st_ino)
         with _guard:
             if _held.get(self._key) == os.getpid():
-                raise RefusedError(f"journal {directory} is open for writing in this process (pid {os.getpid()}) already")
+                raise RefusedError(f"journal {directory} is being written by this process (pid {os.getpid()})")
             self._file = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
@@ -36,7 +36,7 @@ class WriterLock:
                 holder = _holder(self._file)
                 os.close(self._file)
                 raise RefusedError(
-                    f"journal {directory} is being written by process {holder}; open it with mode='read', or end that one"
+                    f"journal {directory} is being written by process {holder}; open it with mode='read'"
                 ) from None
             _held[self._key] = os.getpid()
 

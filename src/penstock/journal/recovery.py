@@ -5,7 +5,7 @@ Rules:
 - A directory with entries but no marker, or of another version, is refused untouched.
 - Only the last segment is read. What survives past the frontier is written again and synced before it is served:
   after a failed sync pages read back as good although they are not on disk.
-- A file that others may have mapped is never truncated: after a torn tail or damage the next batch goes to a new segment.
+- A file that others may have mapped is never truncated: after a torn tail or damage a new segment is begun.
 - Positions are never used twice: the next one is at least the frontier.
 
 Called by one thread, under the writer's lock.
@@ -29,7 +29,7 @@ from penstock.journal.lock import WriterLock
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place that is not what it must be; ``first`` to ``last`` are the positions lost with it (last < first: none)."""
+    """A place that is not what it must be; positions ``first`` to ``last`` are lost with it (last < first: none)."""
 
     path: str
     offset: int
@@ -93,7 +93,8 @@ def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / layout.MARKER_NAME
     if not marker.exists():
-        foreign = [name for name in os.listdir(directory) if name != layout.LOCK_NAME and not name.endswith(".new")]
+        ours = (layout.LOCK_NAME, layout.READERS_NAME)
+        foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
         if foreign:
             raise InvalidArgument(
                 f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
@@ -125,7 +126,8 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
         result.first = result.next_position
         result.after_loss = result.next_position > 1
         if result.after_loss:
-            result.report.damage.append(Damage(str(directory), 0, 0, 1, result.next_position - 1, "segments are missing"))
+            last = result.next_position - 1
+            result.report.damage.append(Damage(str(directory), 0, 0, 1, last, "segments are missing"))
         return result
     result.first = segments[0][0]
     _read_last(directory, segments[-1], frontier, disk, result)
@@ -140,9 +142,9 @@ def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
     for name in names:
         stem, _, suffix = name.partition(".")
         parsed = layout.parse_segment_name(stem + ".log")
-        if name.endswith(".new") or (parsed and suffix != "log" and latest.get(parsed[0], -1) < parsed[1]):
-            disk.remove(directory / name)
-        elif parsed and parsed[1] < latest.get(parsed[0], -1):
+        replaced = parsed is not None and parsed[1] < latest.get(parsed[0], -1)
+        orphan = parsed is not None and suffix != "log" and parsed[1] > latest.get(parsed[0], -1)
+        if name.endswith(".new") or replaced or orphan:
             disk.remove(directory / name)
     return segments
 

@@ -44,7 +44,9 @@ class ActiveSegment:
             self.disk.close(self.files.pop())
 
 
-def resume(directory: Path, last: recovery.LastSegment, writer: native.Writer, next_position: int, disk: Disk) -> ActiveSegment:
+def resume(
+    directory: Path, last: recovery.LastSegment, writer: native.Writer, next_position: int, disk: Disk
+) -> ActiveSegment:
     """Go on where the last process stopped."""
     segment = ActiveSegment(directory, last.header, disk)
     segment.files = [disk.open(segment.path(suffix)) for suffix in ("log", "index", "sums")]
@@ -85,8 +87,9 @@ def begin(
     try:
         segment.files = [disk.create(path) for path in (temporary, segment.path("index"), segment.path("sums"))]
         disk.write(segment.files[0], head, 0, 0)
+        log, index, sums = segment.files
         writer.replace_segment(
-            *segment.files, nonce, first, len(head), 0, len(head), 0, zlib.crc32(head), next_position
+            log, index, sums, nonce, first, len(head), 0, len(head), 0, zlib.crc32(head), next_position
         )
         replaced = True
         flag = layout.BATCH_SNAPSHOT | (layout.BATCH_TOPICS if writer.topics() else 0)
