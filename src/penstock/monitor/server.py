@@ -112,9 +112,9 @@ def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
-def application(watcher: Watcher, settings: Settings) -> Starlette:
-    """The web application; the caller starts and stops the watcher."""
-    api = _Api(watcher, settings)
+def application(watcher: Watcher, settings: Settings, ending: Callable[[], bool] = lambda: False) -> Starlette:
+    """The web application; the caller starts and stops the watcher. Streams end when ``ending`` says so."""
+    api = _Api(watcher, settings, ending)
     routes = [Route(path, _file(path)) for path in FILES]
     routes += [
         Route("/api/state", api.state),
@@ -139,9 +139,10 @@ def _file(path: str) -> Callable[[Request], Response]:
 
 
 class _Api:
-    def __init__(self, watcher: Watcher, settings: Settings) -> None:
+    def __init__(self, watcher: Watcher, settings: Settings, ending: Callable[[], bool]) -> None:
         self._watcher = watcher
         self._settings = settings
+        self._ending = ending
 
     def state(self, _request: Request) -> Response:
         return JSONResponse(self._record())
@@ -166,8 +167,8 @@ class _Api:
 
         async def stream() -> AsyncIterator[str]:
             seen = 0
-            while not await request.is_disconnected():
-                state = await asyncio.to_thread(self._watcher.wait, seen, 2.0)
+            while not self._ending() and not await request.is_disconnected():
+                state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
                 if state.time_ns == seen:
                     yield ": nothing new\n\n"
                     continue
@@ -184,7 +185,7 @@ class _Api:
             first = await asyncio.to_thread(next, source)
         except (PenstockError, OSError, ImportError) as error:
             return JSONResponse({"error": str(error)}, 400)
-        return StreamingResponse(_relay(request, first, source), media_type="text/event-stream")
+        return StreamingResponse(_relay(request, first, source, self._ending), media_type="text/event-stream")
 
     async def act(self, request: Request) -> Response:
         """Purge, re-drive, pause: only when allowed, and only from our own page (a header that a form cannot send)."""
@@ -210,7 +211,9 @@ class _Api:
         return JSONResponse(record, 200 if fresh else 503)
 
 
-async def _relay(request: Request, first: dict[str, Any], source: Iterator[dict[str, Any]]) -> AsyncIterator[str]:
+async def _relay(
+    request: Request, first: dict[str, Any], source: Iterator[dict[str, Any]], ending: Callable[[], bool]
+) -> AsyncIterator[str]:
     """What a thread reads, as events; the thread ends when the page goes."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(256)
@@ -233,9 +236,9 @@ async def _relay(request: Request, first: dict[str, Any], source: Iterator[dict[
     thread.start()
     try:
         yield f"data: {json.dumps(first)}\n\n"
-        while not await request.is_disconnected():
+        while not ending() and not await request.is_disconnected():
             try:
-                record = await asyncio.wait_for(queue.get(), 1.0)
+                record = await asyncio.wait_for(queue.get(), 0.5)
             except TimeoutError:
                 yield ": still here\n\n"
                 continue

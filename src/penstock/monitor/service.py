@@ -33,9 +33,9 @@ class Service:
             raise InvalidArgument("a token has at least 8 characters, or it would be guessed")
         self.token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))
         self.watcher = Watcher(every_s=every_s)
-        app = application(self.watcher, Settings(host, self.token, allow_actions))
+        app = application(self.watcher, Settings(host, self.token, allow_actions), lambda: self._server.should_exit)
         self._server = _Server(
-            uvicorn.Config(app, log_level="error", access_log=False, timeout_graceful_shutdown=1, lifespan="off")
+            uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=5, lifespan="off")
         )
         self._socket = _listen(host, port)
         self._thread: threading.Thread | None = None

@@ -101,14 +101,15 @@ def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
 def _use(look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
     block = look.block
     where = place_of(look)
-    parent = next((place for place in places if where.startswith((place + "/", place + "#", place + "?"))), where)
+    bare = where.partition("?")[0]
+    parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _place(parent, look, nodes)
     own = where[len(parent) + 1 :] if parent != where else ""
     name = f"{own or block.program or block.kind}"
     node = nodes.setdefault(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
-    node.detail = f"{block.kind} · pid {block.pid}"
+    node.detail = f"{block.kind} {block.pid}"
     node.take(look)
     ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
     _flow(edges, *ends, look)

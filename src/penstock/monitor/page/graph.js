@@ -52,7 +52,8 @@ function layers(graph) {
   return kept;
 }
 
-function clip(text, most) { return text.length > most ? "…" + text.slice(1 - most) : text; }
+const clip = (text, most) => text.length > most ? "…" + text.slice(1 - most) : text;
+const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…" : text;
 
 function build(graph, holder, narrow) {
   const columns = layers(graph);
@@ -134,8 +135,8 @@ export function draw(graph, holder) {
     parts.node = node;
     parts.health.setAttribute("class", node.health);
     const lost = node.lost ? ` · ${node.lost} lost` : "";
-    const what = node.type === "channel" ? node.room : node.detail || node.type;
-    parts.small.textContent = clip(`${rate(node.rate_hz)} · ${what}${lost}`, parts.letters);
+    const what = node.type === "channel" ? "" : ` · ${node.detail || node.type}`;
+    parts.small.textContent = cut(`${rate(node.rate_hz)}${what}${lost}`, parts.letters);
     parts.group.dataset.health = node.health;
   }
   for (const edge of graph.edges) {

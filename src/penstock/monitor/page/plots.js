@@ -19,13 +19,16 @@ export const rate = hz => { const [value, prefix] = scaled(hz, 1000); return `${
 export const bytes = count => { const [value, prefix] = scaled(count, 1000); return `${digits(value)} ${prefix}B`; };
 export const count = number => Math.round(number).toLocaleString("en-US");
 export const micros = us => us < 1000 ? `${digits(us)} µs` : us < 1e6 ? `${digits(us / 1000)} ms` : `${digits(us / 1e6)} s`;
-export const UNITS = { hz: rate, us: micros, count: value => { const [v, p] = scaled(value, 10000); return digits(v) + p; }, megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
+export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : scaled(value, 1000).map((part, at) => at ? part : digits(part)).join(""), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
-// One colour for one series on every plot: by the order in which names were first seen.
-const colours = new Map();
-export function colour(name) {
-  if (!colours.has(name)) colours.set(name, colours.size % 8);
-  return getComputedStyle(document.documentElement).getPropertyValue(`--s${colours.get(name)}`).trim();
+// One colour for one address on every plot, in the order first seen; losses and processes have their own order. What
+// comes after the eighth has the same colours with dashes.
+const seen = { address: new Map(), lost: new Map(), memory: new Map() };
+function look(plot, name) {
+  const order = seen[plot.prefix.split("/")[0]] ?? seen.address;
+  if (!order.has(name)) order.set(name, order.size);
+  const at = order.get(name);
+  return { colour: getComputedStyle(document.documentElement).getPropertyValue(`--s${at % 8}`).trim(), dash: at >= 8 ? [5, 3] : [] };
 }
 
 export class Plot {
@@ -86,7 +89,7 @@ export class Plot {
   drawLines(pen, x, y, first) {
     pen.lineWidth = 1.7; pen.lineJoin = "round";
     for (const one of this.series) {
-      pen.strokeStyle = colour(one.name); pen.beginPath();
+      const { colour, dash } = look(this, one.name); pen.strokeStyle = colour; pen.setLineDash(dash); pen.beginPath();
       let drawing = false;
       for (let at = Math.max(0, first - 1); at < this.times.length; at++) {
         const value = one.values[at];
@@ -96,6 +99,7 @@ export class Plot {
       }
       pen.stroke();
     }
+    pen.setLineDash([]);
   }
 
   drawBars(pen, x, y, first, width, left, right) {
@@ -105,7 +109,7 @@ export class Plot {
       for (const one of this.series) {
         const value = one.values[at] ?? 0;
         if (!value) continue;
-        pen.fillStyle = colour(one.name);
+        pen.fillStyle = look(this, one.name).colour;
         pen.fillRect(x(this.times[at]) - wide, y(base + value), wide, y(base) - y(base + value));
         base += value;
       }
@@ -122,7 +126,7 @@ export class Plot {
     }
     this.keys.replaceChildren(...this.series.map(one => {
       const key = element("span"), mark = element("i");
-      mark.style.background = colour(one.name);
+      mark.style.background = look(this, one.name).colour;
       const value = one.values[at];
       key.append(mark, element("span", "", one.name), element("b", "", value === null || value === undefined ? "–" : this.unit(value)));
       key.dataset.name = one.name; key.dataset.value = value ?? "";
