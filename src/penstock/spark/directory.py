@@ -1,13 +1,14 @@
 """A journal's directory as Spark reads it: segments with their least and greatest values, indexes, checked blocks.
 
-Rules: nothing here loads native code; files are only read. Planning touches headers and summaries, never a whole index,
-so that the driver's memory does not grow with the journal. Reading follows the durable frontier, never a file's size.
-A block whose checksum is wrong is looked at record by record, since the checksum itself may be what is damaged.
-One ``Directory`` belongs to one thread.
+Rules: nothing here loads native code; files are only read. Planning touches headers and summaries, never a whole
+index, so that the driver's memory does not grow with the journal. Reading follows the durable frontier, never a
+file's size. A block whose checksum is wrong is looked at record by record, since the checksum itself may be what is
+damaged. One ``Directory`` belongs to one thread.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import zlib
 from collections.abc import Iterator
@@ -106,7 +107,9 @@ class Directory:
             again = layout.decode_frontier(path.read_bytes(), self._uuid())
             if again is not None and words.sequence % 2 == 0 and again.sequence == words.sequence:
                 return words
-        raise CorruptionError(f"{path} is missing or damaged: open the journal for writing once to make it again", str(path))
+        raise CorruptionError(
+            f"{path} is missing or damaged: open the journal for writing once to make it again", str(path)
+        )
 
     def _uuid(self) -> Any:
         from uuid import UUID
@@ -205,7 +208,7 @@ class Directory:
         pieces = max(1, -(-whole // most_bytes))
         edges = [begin_offset + whole * number // pieces for number in range(1, pieces)]
         cuts = [0, *numpy.searchsorted(index["offset"], edges).tolist(), len(index)]
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in itertools.pairwise(cuts):
             if high > low:
                 piece_end = end if high == len(index) else int(index["position"][high])
                 yield int(index["position"][low]), piece_end, whole // pieces
@@ -226,13 +229,19 @@ class Directory:
         if segment.gaps:
             return self._between(entries, start, end)
         entries = entries[start - segment.first : end - segment.first]
-        if len(entries) != end - start or int(entries["position"][0]) != start or int(entries["position"][-1]) != end - 1:
+        if (
+            len(entries) != end - start
+            or int(entries["position"][0]) != start
+            or int(entries["position"][-1]) != end - 1
+        ):
             raise CorruptionError(f"{path} does not hold positions {start} to {end - 1}: the index is stale", str(path))
         return entries
 
     def _between(self, entries: Array, start: int, end: int) -> Array:
         positions = numpy.asarray(entries["position"])
-        used = int(numpy.searchsorted(positions == 0, True)) if len(positions) and positions[-1] == 0 else len(positions)
+        used = (
+            int(numpy.searchsorted(positions == 0, True)) if len(positions) and positions[-1] == 0 else len(positions)
+        )
         low, high = numpy.searchsorted(positions[:used], [start, end])
         return entries[low:high]
 
@@ -245,7 +254,9 @@ class Directory:
             entries = self.index(segment, low, high)
             topics = self.topics(segment)
             if bounds.by_row:
-                ids = [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
+                ids = (
+                    [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
+                )
                 entries = entries[bounds.mask(entries, None if ids is None else numpy.array(ids, numpy.uint32))]
             if len(entries):
                 path = self.file(segment, "log")
@@ -339,7 +350,7 @@ def record_is_good(record: bytes, nonce: int, position: int) -> bool:
 
 
 class _Topics:
-    """The names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
+    """Names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
 
     The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
     """
@@ -383,7 +394,7 @@ class _Topics:
         if kind == layout.KIND_TOPIC:
             begin = at + layout.RECORD.size
             self.names[number] = data[begin : begin + length].decode("utf-8", "replace")
-        return at + size
+        return int(at + size)
 
     def _later_batches(self, segment: Segment) -> None:
         """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""

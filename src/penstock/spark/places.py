@@ -1,7 +1,8 @@
 """What a query reads: journals named by path, by glob, several at once, or behind a broker.
 
-``Place`` is the narrow seam: its journal's UUID, its first position and frontier, ranges of even bytes, and Arrow batches
-of a range. A directory and a broker are the two kinds of it. Small and picklable as text: executors open it again.
+``Place`` is the narrow seam: its journal's UUID, its first position and frontier, ranges of even bytes, and Arrow
+batches of a range. A directory and a broker are the two kinds of it. Small and picklable as text: executors open it
+again.
 """
 
 from __future__ import annotations
@@ -77,9 +78,7 @@ class Place(Protocol):
 def open_place(text: str) -> Place:
     """The journal at a path or ``broker://HOST:PORT``."""
     if text.startswith("broker://"):
-        from penstock.spark.remote import BrokerPlace
-
-        return BrokerPlace(text)
+        raise InvalidArgument(f"{text}: reading through a broker is not there yet; name the journal's directory")
     return DirectoryPlace(text)
 
 

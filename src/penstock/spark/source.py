@@ -1,8 +1,8 @@
 """``spark.read.format("penstock")``: a journal as a table.
 
-The planner (on the driver) turns options and pushed-down filters into ranges of positions of even bytes; each task reads
-its ranges as Arrow batches. A reader is pickled to executors, so it holds options and no open file. Filters that are used
-here go back to Spark as well: ours may be too wide, never too narrow.
+The planner (on the driver) turns options and, where asked for, pushed-down filters into ranges of positions of even
+bytes; each task reads its ranges as Arrow batches. A reader is pickled to executors, so it holds options and no open
+file. Filters that are used here go back to Spark as well: ours may be too wide, never too narrow.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.places import BATCH_BYTES, Range, Reading, open_place, resolve
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.datasource import DataSourceStreamReader
     from pyspark.sql.types import StructType
 
 PARTITION_BYTES = 64 << 20
 LEAST_PARTITION_BYTES = 1 << 20
 MAX_PARTITIONS = 100_000
 OPTIONS = (
-    "path", "paths", "topics", "topic", "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
-    "startTime", "endTime", "mode", "check", "batchBytes", "partitionBytes", "startingOffset", "maxMessagesPerTrigger",
+    "path", "paths", "topics", "topic",
+    "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
+    "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
+    "maxMessagesPerTrigger",
     "maxBytesPerTrigger", "failOnDataLoss", "query", "transaction", "token", "segmentBytes", "properties",
 )  # fmt: skip
 
@@ -47,20 +49,10 @@ class PenstockSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         return JournalReader(dict(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from penstock.spark.stream import JournalStreamReader
 
         return JournalStreamReader(dict(self.options), schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from penstock.spark.sink import batch_writer
-
-        return batch_writer(dict(self.options), schema, overwrite)
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from penstock.spark.sink import stream_writer
-
-        return stream_writer(dict(self.options), schema)
 
 
 def check_options(options: Mapping[str, str]) -> None:
@@ -145,9 +137,8 @@ class JournalReader(DataSourceReader):
         self.bounds = from_options(self.options)
         self.how = reading(self.options, schema, self.bounds)
         self.places = resolve(self.options)
-        # Spark refuses a reader with push-down where that is switched off. Ours is an addition, not a need: an
-        # attribute whose __func__ is the default lets Spark use it where it is on and ignore it where it is off.
-        self.pushFilters = _Push(self)  # type: ignore[method-assign]
+        if choice(self.options, "pushdown", ("true", "false"), "false") == "true":
+            self.pushFilters = _Push(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         opened = [(place, open_place(place)) for place in self.places]
@@ -157,9 +148,7 @@ class JournalReader(DataSourceReader):
         pieces = (
             smaller
             for piece in whole
-            for smaller in (
-                [piece] if piece.size <= most else _cut(opened, piece, self.bounds, most)
-            )
+            for smaller in ([piece] if piece.size <= most else _cut(opened, piece, self.bounds, most))
         )
         return list(plan(pieces, most)) or [Part([])]
 
@@ -173,9 +162,15 @@ def _cut(opened: list[tuple[str, Any]], piece: Range, bounds: Bounds, most: int)
 
 
 class _Push:
-    """Stands in for ``pushFilters`` (see ``JournalReader``)."""
+    """Stands in for ``pushFilters`` when the option ``pushdown`` asks for it.
 
-    __func__ = DataSourceReader.pushFilters
+    Why it must be asked for: Spark 4.3 keeps one plan per loaded frame. The filters of one query stay in the plan of
+    the next one over the same frame, and of two scans of it in one query the last one's filters count for both, so
+    that rows go missing. A frame loaded for one query alone is safe. Why no method: Spark refuses a reader that
+    overrides ``pushFilters`` where push-down is off; with the default as ``__func__`` it is used where it is on.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: JournalReader) -> None:
         self.reader = reader
