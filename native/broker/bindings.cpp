@@ -10,7 +10,9 @@
 #include <cerrno>
 #include <charconv>
 #include <cstring>
+#include <memory>
 #include <new>
+#include <string>
 
 #include "broker/outbox.hpp"
 #include "broker/queue_state.hpp"
@@ -187,6 +189,69 @@ nb::bytes fetch_index(nb::handle batch) {
         offset += static_cast<std::uint64_t>(entry.size);
     }
     return nb::steal<nb::bytes>(made);
+}
+
+// The words of ACK for the messages begin to end of a batch of deliveries: a range for rows of first deliveries, a
+// position for each one that was delivered before.
+nb::bytes ack_words(nb::handle batch, std::size_t begin, std::size_t end) {
+    if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
+    const std::vector<Envelope> *entries = batch_entries(batch.ptr());
+    if (!entries) throw nb::python_error();
+    std::string words;
+    std::int64_t first = -1, last = -1;
+    const auto put = [&words](std::int64_t from, std::int64_t to) {
+        words.append(1, ' ').append(std::to_string(from));
+        if (to != from) words.append(1, '-').append(std::to_string(to));
+    };
+    constexpr std::string_view once{"deliveries\0001\0", 13};
+    for (std::size_t i = begin; i < end && i < entries->size(); ++i) {
+        const Envelope &entry = (*entries)[i];
+        const bool fresh = std::string_view(reinterpret_cast<const char *>(entry.properties), entry.properties_size) == once;
+        if (fresh && first >= 0 && entry.position > last) {
+            last = entry.position;
+            continue;
+        }
+        if (first >= 0) put(first, last);
+        first = last = -1;
+        if (fresh) first = last = entry.position;
+        else put(entry.position, entry.position);
+    }
+    if (first >= 0) put(first, last);
+    return nb::bytes(words.data(), words.size());
+}
+
+// Memory for a draft of a publisher that copies: publishing calls a function with what was written.
+struct HeapDraft final : DraftOwner {
+    HeapDraft(PyObject *function, std::size_t size) : function(Py_NewRef(function)), data(new std::uint8_t[size ? size : 1]()) {}
+    PyObject *publish(PyObject *, std::uint64_t, std::int64_t size) override {
+        PyObject *bytes = PyBytes_FromStringAndSize(reinterpret_cast<const char *>(data.get()), size);
+        if (!bytes) return nullptr;
+        PyObject *result = PyObject_CallOneArg(function, bytes);
+        Py_DECREF(bytes);
+        if (result) finish();
+        return result;
+    }
+    void cancel(std::uint64_t) noexcept override { finish(); }
+    void finish() noexcept {
+        Py_DECREF(function);
+        delete this;
+    }
+    PyObject *function;
+    std::unique_ptr<std::uint8_t[]> data;
+};
+
+nb::object reserve(nb::object function, std::int64_t size) {
+    if (size < 0) {
+        raise_error("InvalidArgument", "size %zd must be 0 or more bytes", static_cast<Py_ssize_t>(size));
+        throw nb::python_error();
+    }
+    auto *owner = new HeapDraft(function.ptr(), static_cast<std::size_t>(size));
+    PyObject *draft = draft_new(owner->data.get(), size, owner, 0, nullptr);
+    if (!draft) {
+        owner->finish();
+        throw nb::python_error();
+    }
+    return nb::steal(draft);
 }
 
 nb::object batch_names(nb::handle batch) {
@@ -564,8 +629,11 @@ void bind_broker(nb::module_ &module) {
              nb::arg("now_ns"), nb::arg("ttl_ns") = 0, nb::arg("internal") = nb::make_tuple())
         .def("hold", &QueueState::hold)
         .def("look_from", [](QueueState &self, std::int64_t cursor) { self.state().look_from(cursor); })
-        .def("acknowledge", [](QueueState &self, std::uint32_t consumer, std::int64_t first,
-                               std::int64_t last) { return self.state().acknowledge(consumer, first, last); })
+        .def("acknowledge",
+             [](QueueState &self, std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact) {
+                 return self.state().acknowledge(consumer, first, last, exact);
+             },
+             nb::arg("consumer"), nb::arg("first"), nb::arg("last"), nb::arg("exact") = false)
         .def("return_message", [](QueueState &self, std::uint32_t consumer, std::int64_t position,
                                   std::int64_t due_ns) { return self.state().return_message(consumer, position, due_ns); })
         .def("drop_consumer",
@@ -590,6 +658,8 @@ void bind_broker(nb::module_ &module) {
         .def("in_flight_of", [](QueueState &self, std::uint32_t consumer) { return self.state().in_flight_of(consumer); })
         .def_prop_ro("changed", [](QueueState &self) { return self.state().changed(); });
     module.def("gather", &gather);
+    module.def("ack_words", &ack_words);
+    module.def("reserve", &reserve);
     module.def("fetch_index", &fetch_index);
     module.def("batch_names", &batch_names);
     module.def("publish_lines", &publish_lines, nb::arg("head"), nb::arg("items"), nb::arg("tail") = nb::bytes("", 0),

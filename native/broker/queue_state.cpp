@@ -110,7 +110,7 @@ void QueueState::finish(Entry &entry) {
     counts_.erase(entry.position);
 }
 
-std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last) {
+std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact) {
     std::size_t count = 0, at = find(first);
     std::int64_t run = -1;
     const auto close = [&](std::int64_t end) {
@@ -121,7 +121,8 @@ std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, 
     for (; at < entries_.size() && entries_[at].position <= last; ++at) {
         Entry &entry = entries_[at];
         const bool done = entry.place == static_cast<std::uint8_t>(Place::done);
-        if (!done && (consumer == 0 || entry.consumer == consumer)) {
+        const bool meant = exact || entry.deliveries <= 1 || entry.position == first || entry.position == last;
+        if (!done && meant && (consumer == 0 || entry.consumer == consumer)) {
             finish(entry);
             ++count;
             if (run < 0) run = entry.position;

@@ -59,7 +59,10 @@ class QueueState {
         settle_floor();
     }
 
-    std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last);  // consumer 0: anybody's
+    // What `consumer` (0: anybody) holds from first to last is done. First deliveries go out in order, so a range that
+    // ends at one that was read covers only what was read before it; a message delivered again may be on its way while
+    // the range is, so it counts only where it is the first or last one, or where the range is known to be `exact`.
+    std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
     bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
     std::size_t expire(std::int64_t now_ns);
