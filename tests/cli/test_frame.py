@@ -70,14 +70,6 @@ def test_completion_gives_commands() -> None:
     assert "sub" in done.stdout.split()
 
 
-def test_a_file_sets_defaults_and_a_variable_is_stronger(tmp_path: Path) -> None:
-    (tmp_path / "penstock.toml").write_text("[config]\njson = true\n")
-    if "config" not in INSTALLED:
-        pytest.skip("no config command in this build")
-    shown = run("config", "show", cwd=tmp_path)
-    assert shown.returncode == 0, shown.stderr
-
-
 def test_a_misspelt_setting_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text('[sub]\nfromat = "json"\n')
     done = run("sub", "shm:/x", "--timeout", "0", cwd=tmp_path)

@@ -66,12 +66,13 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
     Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
     Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
-    Entry("bench", "bench", "Measure this machine against the alternatives.", SETUP, extra="bench"),
+    Entry("bench", "bench", "Measure penstock beside its peers, in one run.", SETUP, extra="bench"),
+    Entry("torture", "torture", "Kill processes under load, then check every promise by count.", SETUP),
 )
 
 #: A module that is missing, and the extra that brings it.
 EXTRAS = {
-    "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor", "psutil": "monitor",
+    "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "mcap": "mcap", "numpy": "numpy",
 }  # fmt: skip
 
@@ -100,7 +101,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def load(entry: Entry) -> typer.Typer:
-    """The command's own application, imported now."""
+    """The command's own application, imported now: the module's ``app``, or its function of the command's name."""
+    import typer
+
     module = importlib.import_module(f"penstock.cli.{entry.module}")
-    found: typer.Typer = getattr(module, entry.attribute)
+    found = getattr(module, entry.attribute, None) or getattr(module, entry.name)
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer()
+        found.command(entry.name)(function)
     return found

@@ -25,6 +25,14 @@ __all__ = ["Setting", "files", "for_command", "option_parameters", "read_file", 
 
 MAX_FILE_BYTES = 1 << 20
 
+#: Variables that no option of a command stands for.
+VARIABLES = {
+    "PENSTOCK_CONFIG": "the configuration file to read instead of the usual two",
+    "PENSTOCK_DEBUG": "1 shows stack traces of failed commands",
+    "PENSTOCK_LOG": "debug logs connects, handshakes and drops",
+    "PENSTOCK_SHM_DIR": "where shared memory and counters are kept",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -80,7 +88,12 @@ def _variables(environment: Mapping[str, str]) -> Iterator[Setting]:
     for name, value in sorted(environment.items()):
         prefix, _, rest = name.partition("_")
         command, _, option = rest.lower().partition("_")
-        if prefix == "PENSTOCK" and option and any(entry.name == command for entry in COMMANDS):
+        if (
+            prefix == "PENSTOCK"
+            and option
+            and name not in VARIABLES
+            and any(entry.name == command for entry in COMMANDS)
+        ):
             yield Setting(command, option, value, name)
 
 

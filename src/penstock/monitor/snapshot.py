@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.address import ROOMS
 from penstock.channel import Ledger
 
 __all__ = ["Block", "Key", "live", "matching"]
@@ -24,7 +25,7 @@ class Block:
 
     pid: int
     index: int
-    used: int
+    taking: int
     program: str
     room: str
     kind: str
@@ -49,7 +50,7 @@ class Block:
 
     @property
     def key(self) -> Key:
-        return (self.pid, self.index, self.used)
+        return (self.pid, self.index, self.taking)
 
     @property
     def lost(self) -> int:
@@ -80,7 +81,7 @@ class Block:
 
 def address_of(room: str, name: str) -> str:
     """How a room's name reads as an address."""
-    if ":" in name.partition("/")[0]:
+    if name.partition(":")[0] in ROOMS:
         return name
     if room == "shm":
         return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"

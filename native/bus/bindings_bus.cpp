@@ -1,0 +1,863 @@
+// The bus: routes by id, delivers, and hands over to a thread where it is asked to.
+//
+// A route is the list of subscribers of one id in order of delivery. It is made when the id is first published after a
+// change and dropped at the next change, so a publish looks at those subscribers alone. A dispatch under way keeps the
+// route it began with; who is removed meanwhile is struck from it.
+#include <Python.h>
+#include <structmember.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "bus/objects.hpp"
+
+namespace penstock::bus {
+
+PyTypeObject *bus_type = nullptr;
+
+namespace {
+
+constexpr std::size_t turn = 512;  // messages between two chances for other threads
+
+thread_local Frame *thread_frames = nullptr;
+
+BusObject *as_bus(PyObject *self) { return reinterpret_cast<BusObject *>(self); }
+PyObject *as_object(BusObject *self) { return reinterpret_cast<PyObject *>(self); }
+
+Frame *frame_of(BusObject *bus) {
+    for (Frame *frame = thread_frames; frame; frame = frame->outer)
+        if (frame->bus == bus) return frame;
+    return nullptr;
+}
+
+void enter(Frame *frame) {
+    BusObject *bus = frame->bus;
+    frame->outer = thread_frames;
+    thread_frames = frame;
+    frame->next = bus->frames;
+    if (bus->frames) bus->frames->previous = frame;
+    bus->frames = frame;
+}
+
+void leave(Frame *frame) {
+    thread_frames = frame->outer;
+    (frame->previous ? frame->previous->next : frame->bus->frames) = frame->next;
+    if (frame->next) frame->next->previous = frame->previous;
+}
+
+void drop_route(Route *route) {
+    if (route && --route->users == 0) std::free(route);
+}
+
+IdState *state_of(BusObject *bus, std::uint16_t id) {
+    IdState *&page = bus->pages[id >> 8];
+    if (!page) [[unlikely]] {
+        page = static_cast<IdState *>(std::calloc(256, sizeof(IdState)));
+        if (!page) {
+            PyErr_NoMemory();
+            return nullptr;
+        }
+    }
+    return &page[id & 255];
+}
+
+Route *build_route(BusObject *bus, IdState *state, std::uint16_t id) {
+    std::uint32_t count = 0;
+    for (SubscriberObject *subscriber : bus->subscribers) count += matches(subscriber, id);
+    auto *route = static_cast<Route *>(std::malloc(sizeof(Route) + count * sizeof(SubscriberObject *)));
+    if (!route) {
+        PyErr_NoMemory();
+        return nullptr;
+    }
+    route->users = 1;
+    route->count = 0;
+    for (SubscriberObject *subscriber : bus->subscribers)
+        if (matches(subscriber, id)) route->entries[route->count++] = subscriber;
+    state->route = route;
+    return route;
+}
+
+// The first thing that went wrong is what the publisher is told; later ones are told nowhere else, so they are printed.
+void keep_error(Frame *frame) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    if (frame->error) {
+        PyErr_Restore(type, value, trace);
+        PyErr_WriteUnraisable(as_object(frame->bus));
+        return;
+    }
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (trace) PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    frame->error = value;
+}
+
+[[gnu::cold, gnu::noinline]] void tell_timeout(Frame *frame, PyObject *name, double timeout) {
+    if (frame->bus->queued) return;  // a bus thread has nobody to tell; it was counted
+    PyObject *seconds = PyFloat_FromDouble(timeout);
+    PyErr_Format(PyExc_TimeoutError,
+                 "subscriber %R was full for %S s; the message was dropped for it and counted, the others received it", name,
+                 seconds);
+    Py_XDECREF(seconds);
+    keep_error(frame);
+}
+
+void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message) {
+    if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
+        push(subscriber, message, true);
+        return;
+    }
+    PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
+    double timeout = subscriber->timeout;
+    Pushed pushed = push(subscriber, message, true);
+    if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
+    if (pushed == Pushed::failed) keep_error(frame);
+    Py_DECREF(name);
+}
+
+// One more object over the message; null, with the error kept, where there is no memory for it.
+PyObject *another(Frame *frame, Header *header) {
+    acquire(header);
+    PyObject *message = wrap(header, frame->bus->name);
+    if (message) [[likely]] return message;
+    drop(header);
+    keep_error(frame);
+    return nullptr;
+}
+
+// Serves one message, taking over a reference to it.
+void dispatch(Frame *frame, Header *header) {
+    BusObject *bus = frame->bus;
+    IdState *state = state_of(bus, header->id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, header->id)) : nullptr;
+    if (!route) {
+        keep_error(frame);
+        drop(header);
+        return;
+    }
+    if (!route->count) {
+        drop(header);
+        return;
+    }
+    ++route->users;
+    frame->route = route;
+    PyObject *message = nullptr;
+    for (std::uint32_t i = 0; i < route->count; ++i) {
+        SubscriberObject *subscriber = route->entries[i];
+        if (!subscriber) continue;
+        if (!message && !(message = another(frame, header))) [[unlikely]] break;
+        if (subscriber->predicate) [[unlikely]] {
+            Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+            int matching = ask_predicate(subscriber, message);
+            Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+            if (!untouched(message)) Py_CLEAR(message);
+            if (matching <= 0 || !route->entries[i]) continue;
+            if (!message && !(message = another(frame, header))) break;
+        }
+        subscriber->counters->matched.add();
+        if (subscriber->kind == Kind::callback) {
+            Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+            Counters *counters = subscriber->counters;
+            counters->delivered.add();
+            counters->bytes.add(header->size);
+            if (!call_handler(subscriber, message)) [[unlikely]] keep_error(frame);
+            Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+            if (!untouched(message)) Py_CLEAR(message);
+        } else {
+            bool last = subscriber->kind == Kind::fifo;  // it goes on from there to the next fifo subscriber
+            push_to(frame, subscriber, message);
+            message = nullptr;
+            if (last) break;
+        }
+    }
+    Py_XDECREF(message);
+    frame->route = nullptr;
+    drop_route(route);
+    drop(header);
+}
+
+// Delivers what is pending on this frame; the error to tell is raised.
+bool finish(Frame *frame) {
+    while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
+    leave(frame);
+    if (!frame->error) [[likely]] return true;
+    PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(frame->error)), frame->error);
+    Py_CLEAR(frame->error);
+    return false;
+}
+
+bool schedule(BusObject *bus) {
+    if (bus->drainers.head) bus->drainers.wake_first();
+    if (bus->scheduled) return true;
+    bus->scheduled = true;  // first, so that a signal handler in the midst of it does not do it again
+    PyObject *done = PyObject_CallMethod(as_object(bus), "_schedule", nullptr);
+    if (!done) {
+        bus->scheduled = false;
+        return false;
+    }
+    Py_DECREF(done);
+    return true;
+}
+
+// Room in a bounded publish queue. 1 there is; 0 the message is to be dropped; -1 an error is set.
+int wait_for_pending_room(BusObject *bus) {
+    // Who delivers cannot wait for itself, nor can a signal handler that interrupted a publish of this thread.
+    if (bus->drainer == PyThread_get_thread_ident() || frame_of(bus)) return 1;
+    if (bus->pending_full == Full::drop_newest) return 0;
+    if (bus->pending_full == Full::drop_oldest) {
+        Header *oldest = bus->pending.pop();
+        bus->counters->drop(DropReason::overflow);
+        drop(oldest);
+        return 1;
+    }
+    Frame frame{bus};
+    enter(&frame);
+    Deadline deadline = bus->pending_timeout < 0 ? Deadline{} : Deadline::after(bus->pending_timeout);
+    Sleeper sleeper;
+    bus->room.join(&sleeper);
+    int result = 1;
+    while (bus->room.head != &sleeper || bus->pending.size() >= bus->pending_capacity) {
+        if (bus->closed) {
+            check_bus_open(bus);
+            result = -1;
+            break;
+        }
+        if (deadline.passed()) {
+            PyErr_Format(PyExc_TimeoutError, "the publish queue of bus %R was full (%zu messages); nothing was published",
+                         bus->name, bus->pending_capacity);
+            result = -1;
+            break;
+        }
+        sleeper.rearm();
+        if (!sleep_without_gil(&sleeper, deadline)) {
+            result = -1;
+            break;
+        }
+    }
+    bus->room.leave(&sleeper);
+    leave(&frame);
+    return result;
+}
+
+std::int64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, bool *committed) {
+    if (bus->pending_capacity && bus->pending.size() >= bus->pending_capacity) {
+        int room = wait_for_pending_room(bus);
+        if (room < 0) {
+            *committed = false;
+            return 0;
+        }
+        if (room == 0) {
+            bus->counters->matched.add();
+            bus->counters->drop(DropReason::overflow);
+            drop(header);
+            return ++state->ordinal;  // the gap shows the drop
+        }
+    }
+    std::uint64_t ordinal = ++state->ordinal;
+    header->ordinal = ordinal;
+    header->flags |= flag_published;
+    bus->counters->matched.add();
+    if (!bus->pending.push(header)) {
+        bus->counters->drop(DropReason::error);
+        drop(header);
+        PyErr_NoMemory();
+        return 0;
+    }
+    bus->counters->depth.set(bus->pending.size());
+    if (bus->room.head && bus->pending.size() < bus->pending_capacity) bus->room.wake_first();
+    return schedule(bus) ? ordinal : 0;
+}
+
+// Serves pending messages until there are none (or `most`). Called by one thread at a time.
+std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
+    std::size_t served = 0;
+    while (served < most && !bus->pending.empty()) {
+        Header *header = bus->pending.pop();
+        bus->counters->depth.set(bus->pending.size());
+        if (bus->room.head) bus->room.wake_first();
+        dispatch(frame, header);
+        bus->counters->delivered.add();
+        if (bus->flushers.head) bus->flushers.wake_all();
+        if (frame->error) [[unlikely]] {
+            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(frame->error)), frame->error);
+            Py_CLEAR(frame->error);
+            PyErr_WriteUnraisable(as_object(bus));
+        }
+        if (++served % turn == 0) give_way();
+    }
+    return served;
+}
+
+// _serve(): the bus's own thread. Returns when the bus stops and all is delivered.
+PyObject *bus_serve(PyObject *object, PyObject *) {
+    BusObject *bus = as_bus(object);
+    if (bus->drainer) return raise_error("StateError", "bus %R is being served by another thread", bus->name);
+    bus->drainer = PyThread_get_thread_ident();
+    Frame frame{bus};
+    enter(&frame);
+    while (true) {
+        drain(bus, &frame, SIZE_MAX);
+        if (bus->stopping) break;
+        Sleeper sleeper;
+        bus->drainers.join(&sleeper);
+        bool fine = sleep_without_gil(&sleeper, Deadline{});
+        bus->drainers.leave(&sleeper);
+        if (!fine) PyErr_WriteUnraisable(object);
+    }
+    leave(&frame);
+    bus->drainer = 0;
+    bus->scheduled = false;
+    Py_RETURN_NONE;
+}
+
+// _drain(): one task of an executor. Gives how many were served.
+PyObject *bus_drain(PyObject *object, PyObject *) {
+    BusObject *bus = as_bus(object);
+    if (bus->drainer) return PyLong_FromLong(0);
+    bus->drainer = PyThread_get_thread_ident();
+    Frame frame{bus};
+    enter(&frame);
+    std::size_t served = drain(bus, &frame, SIZE_MAX);
+    leave(&frame);
+    bus->drainer = 0;
+    bus->scheduled = false;  // nothing is pending, and the GIL was held since that was seen
+    return PyLong_FromSize_t(served);
+}
+
+PyObject *bus_new(PyTypeObject *type, PyObject *, PyObject *) {
+    auto *self = as_bus(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    new (&self->subscribers) std::vector<SubscriberObject *>;
+    new (&self->pending) Ring<Header *>;
+    new (&self->drainers) SleeperList;
+    new (&self->room) SleeperList;
+    new (&self->changed) SleeperList;
+    new (&self->flushers) SleeperList;
+    return as_object(self);
+}
+
+int bus_init(PyObject *object, PyObject *arguments, PyObject *names) {
+    static const char *keywords[] = {"name", "queued", "pending_depth", "pending_full", "pending_timeout",
+                                     "max_message_bytes", "max_messages", nullptr};
+    BusObject *self = as_bus(object);
+    PyObject *name, *timeout;
+    int queued, full;
+    long long capacity, most_bytes, most_messages;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "UpLiOLL", const_cast<char **>(keywords), &name, &queued, &capacity,
+                                     &full, &timeout, &most_bytes, &most_messages))
+        return -1;
+    if (self->heap) {
+        raise_error("StateError", "a bus is set up once");
+        return -1;
+    }
+    if (capacity < 0 || full < 0 || full > 2 || most_bytes < 0 || most_bytes > max_message_bytes || most_messages < 0) {
+        raise_error("InvalidArgument", "pending_depth %lld, overflow %d, max_message_bytes %lld or max_messages %lld is "
+                    "out of range", capacity, full, most_bytes, most_messages);
+        return -1;
+    }
+    double seconds = -1;
+    if (timeout != Py_None) {
+        seconds = PyFloat_AsDouble(timeout);
+        if (seconds == -1 && PyErr_Occurred()) return -1;
+    }
+    Py_ssize_t length;
+    const char *text = PyUnicode_AsUTF8AndSize(name, &length);
+    if (!text) return -1;
+    self->name = Py_NewRef(name);
+    self->queued = queued;
+    self->pending_capacity = static_cast<std::size_t>(capacity);
+    self->pending_full = static_cast<Full>(full);
+    self->pending_timeout = seconds;
+    self->heap = new HeapPool(static_cast<std::uint32_t>(most_bytes), static_cast<std::uint64_t>(most_messages));
+    self->heap->id = heap_allocator_id;
+    self->counters = counters_take("bus", "bus", {text, static_cast<std::size_t>(length)});
+    self->counters->capacity.set(self->pending_capacity);
+    return 0;
+}
+
+int bus_traverse(PyObject *object, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(object));
+    for (SubscriberObject *subscriber : as_bus(object)->subscribers)
+        if (subscriber->kind == Kind::callback) Py_VISIT(reinterpret_cast<PyObject *>(subscriber));
+    return 0;
+}
+
+void discard_pending(BusObject *bus) {
+    while (!bus->pending.empty()) {
+        bus->counters->drop(DropReason::closed);
+        drop(bus->pending.pop());
+    }
+    if (bus->counters) bus->counters->depth.set(0);
+}
+
+void remove_all(BusObject *bus, bool finished) {
+    while (!bus->subscribers.empty()) {
+        SubscriberObject *subscriber = bus->subscribers.back();
+        Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+        bus_remove(bus, subscriber);
+        if (finished) {
+            subscriber->finished = true;
+            subscriber->readers.wake_all();
+            if (subscriber->descriptor >= 0) signal_descriptor(subscriber);
+        }
+        Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+    }
+}
+
+int bus_clear(PyObject *object) {
+    Py_INCREF(object);  // subscribers hold it, and are about to let go
+    remove_all(as_bus(object), false);
+    Py_DECREF(object);
+    return 0;
+}
+
+void bus_dealloc(PyObject *object) {
+    BusObject *self = as_bus(object);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    discard_pending(self);
+    for (IdState *page : self->pages) {
+        for (int i = 0; page && i < 256; ++i) drop_route(page[i].route);
+        std::free(page);
+    }
+    if (self->heap) self->heap->abandon();
+    if (self->counters) counters_give(self->counters);
+    Py_CLEAR(self->name);
+    self->subscribers.~vector();
+    self->pending.~Ring();
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+// publish(data, id=0): data is a draft, a static message, or anything with bytes, which is copied.
+PyObject *bus_publish(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    BusObject *bus = as_bus(object);
+    PyObject *number = count > 1 ? arguments[1] : nullptr;
+    Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    if (named == 1 && !number && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "id") == 0) {
+        number = arguments[count];
+        named = 0;
+    }
+    if (count < 1 || count > 2 || named)
+        return PyErr_Format(PyExc_TypeError, "publish takes a message (or data) and an id");
+    if (!check_bus_open(bus)) return nullptr;
+    PyObject *item = arguments[0];
+    Header *header;
+    if (Py_TYPE(item) == draft_type || PyObject_TypeCheck(item, static_type) ||
+        PyObject_TypeCheck(item, bus_message_type)) {
+        if (number) return raise_error("InvalidArgument", "a message has its id already; id= is for data");
+        if (Py_TYPE(item) == draft_type) return publish_draft_on(bus, reinterpret_cast<Draft *>(item));
+        if (PyObject_TypeCheck(item, bus_message_type))
+            return raise_error("StateError", "this message was published before; a message is published once");
+        header = static_take(reinterpret_cast<StaticObject *>(item));
+    } else {
+        std::uint16_t id = 0;
+        if (number && !parse_id(number, &id)) return nullptr;
+        header = copy_in(bus, nullptr, id, item);
+    }
+    if (!header) return nullptr;
+    bool external = header->allocator_id == no_allocator_id, committed = true;
+    std::uint64_t ordinal = publish_header(bus, header, &committed);
+    if (ordinal) [[likely]] return PyLong_FromUnsignedLongLong(ordinal);
+    if (!committed && !external) drop(header);
+    return nullptr;
+}
+
+PyObject *bus_publish_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    BusObject *bus = as_bus(object);
+    std::uint16_t id = 0;
+    if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "publish_many takes messages and an id");
+    if (count == 2 && !parse_id(arguments[1], &id)) return nullptr;
+    if (!check_bus_open(bus)) return nullptr;
+    return publish_all(bus, nullptr, nullptr, id, arguments[0]);
+}
+
+// allocate(id, size, allocator=None, timeout=0)
+PyObject *bus_allocate(PyObject *object, PyObject *arguments, PyObject *names) {
+    static const char *keywords[] = {"id", "size", "allocator", "timeout", nullptr};
+    BusObject *bus = as_bus(object);
+    PyObject *number, *allocator = Py_None, *timeout = nullptr;
+    long long size;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "OL|OO", const_cast<char **>(keywords), &number, &size, &allocator,
+                                     &timeout))
+        return nullptr;
+    std::uint16_t id;
+    Deadline deadline;
+    bool poll = true;
+    if (!check_bus_open(bus) || !parse_id(number, &id) || (timeout && !parse_timeout(timeout, &deadline, &poll)))
+        return nullptr;
+    Header *header;
+    if (allocator == Py_None) {
+        header = allocate_heap(bus, id, size);
+    } else {
+        if (!PyObject_TypeCheck(allocator, allocator_type))
+            return PyErr_Format(PyExc_TypeError, "allocator must be an allocator or None, not %s",
+                                Py_TYPE(allocator)->tp_name);
+        auto *from = reinterpret_cast<AllocatorObject *>(allocator);
+        if (from->bus != bus && !from->is_static)
+            return raise_error("StateError", "allocator %R was not added to bus %R; call add_allocator() first", from->name,
+                               bus->name);
+        header = allocate(from, id, size, deadline, poll);
+    }
+    if (!header) {
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_NONE;
+    }
+    PyObject *draft = draft_new(payload(header), size, draft_owner, reinterpret_cast<std::uint64_t>(header), object);
+    if (!draft) drop(header);
+    return draft;
+}
+
+bool check_subscriber(PyObject *object) {
+    if (PyObject_TypeCheck(object, subscriber_type)) return true;
+    PyErr_Format(PyExc_TypeError, "not a subscriber of a bus: %R", object);
+    return false;
+}
+
+PyObject *bus_add_method(PyObject *object, PyObject *subscriber) {
+    if (!check_bus_open(as_bus(object)) || !check_subscriber(subscriber) ||
+        !bus_add(as_bus(object), reinterpret_cast<SubscriberObject *>(subscriber)))
+        return nullptr;
+    return Py_NewRef(subscriber);
+}
+
+PyObject *bus_remove_method(PyObject *object, PyObject *subscriber) {
+    if (!check_subscriber(subscriber)) return nullptr;
+    auto *entry = reinterpret_cast<SubscriberObject *>(subscriber);
+    if (entry->bus != as_bus(object))
+        return raise_error("StateError", "subscriber %R is not on bus %R", entry->name, as_bus(object)->name);
+    bus_remove(as_bus(object), entry);
+    Py_RETURN_NONE;
+}
+
+std::size_t matching(BusObject *bus, std::uint16_t id) {
+    std::size_t count = 0;
+    for (SubscriberObject *subscriber : bus->subscribers) count += matches(subscriber, id);
+    return count;
+}
+
+// wait_ready(id, subscribers, timeout)
+PyObject *bus_wait_ready(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
+    BusObject *bus = as_bus(object);
+    std::uint16_t id;
+    Deadline deadline;
+    bool poll = false;
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "_wait_ready takes an id, a number and a time-out");
+    Py_ssize_t wanted = PyNumber_AsSsize_t(arguments[1], PyExc_OverflowError);
+    if (wanted == -1 && PyErr_Occurred()) return nullptr;
+    if (!parse_id(arguments[0], &id) || !parse_timeout(arguments[2], &deadline, &poll)) return nullptr;
+    Sleeper sleeper;
+    bus->changed.join(&sleeper);
+    PyObject *result = nullptr;
+    while (!result) {
+        if (!check_bus_open(bus)) break;
+        if (static_cast<Py_ssize_t>(matching(bus, id)) >= wanted) result = Py_NewRef(Py_True);
+        else if (poll || deadline.passed()) result = Py_NewRef(Py_False);
+        else {
+            sleeper.rearm();
+            if (!sleep_without_gil(&sleeper, deadline)) break;
+        }
+    }
+    bus->changed.leave(&sleeper);
+    return result;
+}
+
+// _flush(timeout): whether all that was published before has been delivered.
+PyObject *bus_flush(PyObject *object, PyObject *timeout) {
+    BusObject *bus = as_bus(object);
+    Deadline deadline;
+    bool poll;
+    if (!parse_timeout(timeout, &deadline, &poll)) return nullptr;
+    if (bus->drainer == PyThread_get_thread_ident())
+        return raise_error("StateError", "flush() inside a handler of bus %R would wait for itself", bus->name);
+    const Counters &c = *bus->counters;
+    const std::uint64_t target = c.matched.get();
+    Sleeper sleeper;
+    bus->flushers.join(&sleeper);
+    PyObject *result = nullptr;
+    while (!result) {
+        if (c.delivered.get() + c.lost() >= target) result = Py_NewRef(Py_True);
+        else if (poll || deadline.passed()) result = Py_NewRef(Py_False);
+        else {
+            sleeper.rearm();
+            if (!sleep_without_gil(&sleeper, deadline)) break;
+        }
+    }
+    bus->flushers.leave(&sleeper);
+    return result;
+}
+
+// _stop(discard): no more publishes; the bus's thread ends when all is delivered.
+PyObject *bus_stop(PyObject *object, PyObject *discard) {
+    BusObject *bus = as_bus(object);
+    int dropping = PyObject_IsTrue(discard);
+    if (dropping < 0) return nullptr;
+    bus->closed = true;
+    bus->stopping = true;
+    if (dropping) discard_pending(bus);
+    bus->room.wake_all();
+    bus->changed.wake_all();
+    bus->drainers.wake_all();
+    bus->flushers.wake_all();
+    Py_RETURN_NONE;
+}
+
+// _finish(): the subscribers go; what they hold can still be read.
+PyObject *bus_finish(PyObject *object, PyObject *) {
+    discard_pending(as_bus(object));
+    remove_all(as_bus(object), true);
+    Py_RETURN_NONE;
+}
+
+PyObject *bus_subscribers(PyObject *object, PyObject *) {
+    const auto &all = as_bus(object)->subscribers;
+    PyObject *list = PyList_New(static_cast<Py_ssize_t>(all.size()));
+    for (std::size_t i = 0; list && i < all.size(); ++i)
+        PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(reinterpret_cast<PyObject *>(all[i])));
+    return list;
+}
+
+PyObject *bus_counts(PyObject *object, PyObject *) {
+    BusObject *bus = as_bus(object);
+    if (!bus->counters) return raise_error("StateError", "this bus was not set up");
+    const Counters &c = *bus->counters;
+    PyObject *dropped = PyDict_New();
+    for (std::size_t i = 0; dropped && i < drop_reason_count; ++i) {
+        if (!c.dropped[i].get()) continue;
+        PyObject *number = PyLong_FromUnsignedLongLong(c.dropped[i].get());
+        if (!number || PyDict_SetItemString(dropped, drop_reason_names[i], number) != 0) Py_CLEAR(dropped);
+        Py_XDECREF(number);
+    }
+    if (!dropped) return nullptr;
+    return Py_BuildValue("(KKNL)", c.matched.get(), c.delivered.get(), dropped, static_cast<long long>(c.in_flight()));
+}
+
+PyObject *get_name(PyObject *self, void *) { return Py_NewRef(as_bus(self)->name ? as_bus(self)->name : Py_None); }
+PyObject *get_closed(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->closed); }
+PyObject *get_pending(PyObject *self, void *) { return PyLong_FromSize_t(as_bus(self)->pending.size()); }
+PyObject *get_in_use(PyObject *self, void *) {
+    return PyLong_FromUnsignedLongLong(as_bus(self)->heap ? as_bus(self)->heap->out : 0);
+}
+PyObject *get_serving(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->drainer != 0); }
+PyObject *get_scheduled(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->scheduled); }
+int set_scheduled(PyObject *self, PyObject *value, void *) {
+    int on = value ? PyObject_IsTrue(value) : 0;
+    if (on < 0) return -1;
+    as_bus(self)->scheduled = on;
+    return 0;
+}
+PyObject *get_here(PyObject *self, void *) {
+    return PyBool_FromLong(as_bus(self)->drainer == PyThread_get_thread_ident() || frame_of(as_bus(self)));
+}
+// In a forked child: nobody sleeps, serves or dispatches but this thread.
+PyObject *bus_forked(PyObject *object, PyObject *) {
+    BusObject *bus = as_bus(object);
+    bus->drainers.forget();
+    bus->room.forget();
+    bus->changed.forget();
+    bus->flushers.forget();
+    bus->frames = nullptr;
+    for (Frame *frame = thread_frames; frame; frame = frame->outer)
+        if (frame->bus == bus) {
+            frame->previous = nullptr;
+            frame->next = bus->frames;
+            if (bus->frames) bus->frames->previous = frame;
+            bus->frames = frame;
+        }
+    if (bus->drainer != PyThread_get_thread_ident()) {
+        bus->drainer = 0;
+        bus->scheduled = false;
+    }
+    for (SubscriberObject *subscriber : bus->subscribers) forget_sleepers(subscriber);
+    Py_RETURN_NONE;
+}
+
+#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function))
+PyMethodDef bus_methods[] = {
+    {"publish", FAST(bus_publish), METH_FASTCALL | METH_KEYWORDS,
+     "publish(message, id=0)\n--\n\nPublish a draft, an acquired static message, or a copy of data under an id; gives the "
+     "ordinal."},
+    {"publish_many", FAST(bus_publish_many), METH_FASTCALL,
+     "publish_many(batch, id=0, /)\n--\n\nPublish a copy of each; gives how many."},
+    {"allocate", FAST(bus_allocate), METH_VARARGS | METH_KEYWORDS,
+     "allocate(id, size, allocator=None, timeout=0)\n--\n\nA draft with that id, or None where there was no memory in "
+     "time."},
+    {"add", bus_add_method, METH_O, "add(subscriber)\n--\n\nStart delivering to it; gives the subscriber."},
+    {"remove", bus_remove_method, METH_O, "remove(subscriber)\n--\n\nStop delivering to it; its subscriptions stay."},
+    {"_wait_ready", FAST(bus_wait_ready), METH_FASTCALL, nullptr},
+    {"_flush", bus_flush, METH_O, nullptr},
+    {"_serve", bus_serve, METH_NOARGS, nullptr},
+    {"_drain", bus_drain, METH_NOARGS, nullptr},
+    {"_stop", bus_stop, METH_O, nullptr},
+    {"_finish", bus_finish, METH_NOARGS, nullptr},
+    {"_subscribers", bus_subscribers, METH_NOARGS, nullptr},
+    {"_counts", bus_counts, METH_NOARGS, nullptr},
+    {"_forked", bus_forked, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef bus_getset[] = {
+    {"name", get_name, nullptr, "Name for people and addresses.", nullptr},
+    {"closed", get_closed, nullptr, "Whether close was called.", nullptr},
+    {"pending", get_pending, nullptr, "Messages published and not yet delivered.", nullptr},
+    {"heap_in_use", get_in_use, nullptr, "Messages of the bus's own heap that are out.", nullptr},
+    {"_serving", get_serving, nullptr, nullptr, nullptr},
+    {"_scheduled", get_scheduled, set_scheduled, nullptr, nullptr},
+    {"_here", get_here, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef bus_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(BusObject, weakrefs), READONLY, nullptr},
+                             {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot bus_slots[] = {
+    {Py_tp_doc, const_cast<char *>("The native part of a bus.")},
+    {Py_tp_new, reinterpret_cast<void *>(bus_new)},
+    {Py_tp_init, reinterpret_cast<void *>(bus_init)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(bus_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void *>(bus_traverse)},
+    {Py_tp_clear, reinterpret_cast<void *>(bus_clear)},
+    {Py_tp_methods, bus_methods},
+    {Py_tp_members, bus_members},
+    {Py_tp_getset, bus_getset},
+    {0, nullptr}};
+
+PyType_Spec bus_spec = {"penstock._core.bus.Bus", sizeof(BusObject), 0,
+                        Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, bus_slots};
+
+// Callbacks, then queues, then fifos; within a kind by priority, then by order of adding.
+bool before(const SubscriberObject *a, const SubscriberObject *b) {
+    if (a->kind != b->kind) return a->kind < b->kind;
+    if (a->sorted_priority != b->sorted_priority) return a->sorted_priority < b->sorted_priority;
+    return a->order < b->order;
+}
+
+}  // namespace
+
+bool check_bus_open(BusObject *bus) {
+    if (!bus->closed && bus->heap) [[likely]] return true;
+    if (!bus->heap) raise_error("StateError", "this bus was not set up");
+    else raise_error("ClosedError", "bus %R was closed", bus->name);
+    return false;
+}
+
+std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed) {
+    IdState *state = state_of(bus, header->id);
+    if (!state) {
+        *committed = false;
+        return 0;
+    }
+    std::int64_t now = realtime_ns();
+    if (now > state->timestamp_ns) state->timestamp_ns = now;
+    header->timestamp_ns = state->timestamp_ns;
+    if (bus->queued) return publish_queued(bus, state, header, committed);
+    std::uint64_t ordinal = ++state->ordinal;
+    header->ordinal = ordinal;
+    header->flags |= flag_published;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    if (thread_frames) [[unlikely]] {
+        if (Frame *frame = frame_of(bus)) {
+            if (frame->pending.push(header)) return ordinal;
+            drop(header);
+            PyErr_NoMemory();
+            return 0;
+        }
+    }
+    Frame frame{bus};
+    enter(&frame);
+    dispatch(&frame, header);
+    return finish(&frame) ? ordinal : 0;
+}
+
+bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
+    if (!subscriber->counters) raise_error("StateError", "this subscriber was not set up");
+    else if (subscriber->closed) raise_error("ClosedError", "subscriber %R was closed", subscriber->name);
+    else if (subscriber->bus == bus) raise_error("StateError", "subscriber %R is on this bus already", subscriber->name);
+    else if (subscriber->bus)
+        raise_error("StateError", "subscriber %R is on bus %R; a subscriber is on one bus: remove it there first",
+                    subscriber->name, subscriber->bus->name);
+    else if (subscriber->kind == Kind::callback && !subscriber->handler)
+        raise_error("StateError", "callback subscriber %R has no handler; set it before adding", subscriber->name);
+    if (PyErr_Occurred()) return false;
+    subscriber->order = ++bus->added;
+    subscriber->sorted_priority = subscriber->priority;
+    subscriber->finished = false;
+    auto &all = bus->subscribers;
+    try {
+        all.insert(std::upper_bound(all.begin(), all.end(), subscriber, before), subscriber);
+    } catch (const std::bad_alloc &) {
+        PyErr_NoMemory();
+        return false;
+    }
+    subscriber->bus = reinterpret_cast<BusObject *>(Py_NewRef(as_object(bus)));
+    if (subscriber->kind == Kind::callback) Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+    bus_subscriptions_changed(bus, -1);
+    return true;
+}
+
+void bus_remove(BusObject *bus, SubscriberObject *subscriber) {
+    auto &all = bus->subscribers;
+    auto place = std::find(all.begin(), all.end(), subscriber);
+    if (place == all.end()) return;
+    all.erase(place);
+    for (Frame *frame = bus->frames; frame; frame = frame->next)
+        for (std::uint32_t i = 0; frame->route && i < frame->route->count; ++i)
+            if (frame->route->entries[i] == subscriber) frame->route->entries[i] = nullptr;
+    bus_subscriptions_changed(bus, -1);
+    forward_queued(bus, subscriber);
+    subscriber->bus = nullptr;
+    detach_wake(subscriber);
+    if (subscriber->kind == Kind::callback) Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+    Py_DECREF(as_object(bus));
+}
+
+void bus_subscriptions_changed(BusObject *bus, std::int32_t id) {
+    if (id >= 0) {
+        if (IdState *page = bus->pages[id >> 8]) drop_route(std::exchange(page[id & 255].route, nullptr));
+    } else {
+        for (IdState *page : bus->pages)
+            for (int i = 0; page && i < 256; ++i) drop_route(std::exchange(page[i].route, nullptr));
+    }
+    bus->changed.wake_all();
+}
+
+void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
+    auto id = static_cast<std::uint16_t>(reinterpret_cast<Message *>(message)->envelope.id);
+    IdState *state = state_of(bus, id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
+    if (!route) PyErr_Clear();
+    SubscriberObject *next = nullptr;
+    for (std::uint32_t i = 0; route && i < route->count && !next; ++i) {
+        SubscriberObject *entry = route->entries[i];
+        if (entry && entry->kind == Kind::fifo && before(subscriber, entry)) next = entry;
+    }
+    if (!next) {
+        Py_DECREF(message);
+        return;
+    }
+    if (next->predicate) {
+        Py_INCREF(reinterpret_cast<PyObject *>(next));
+        int matching = ask_predicate(next, message);
+        if (matching > 0) next->counters->matched.add();
+        if (matching > 0 && next->bus == bus) push(next, message, false);
+        else forward(bus, next, message);
+        Py_DECREF(reinterpret_cast<PyObject *>(next));
+        return;
+    }
+    next->counters->matched.add();
+    push(next, message, false);
+}
+
+bool bus_types(PyObject *module) { return ready_type(module, "Bus", &bus_spec, &bus_type); }
+
+}  // namespace penstock::bus

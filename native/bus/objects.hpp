@@ -1,0 +1,222 @@
+// The Python objects of the bus and what its binding files share. All of it is guarded by the GIL, which is released
+// only while a thread sleeps: so there is no lock that a signal handler or a finaliser could find taken.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "bus/header.hpp"
+#include "bus/pool.hpp"
+#include "bus/ring.hpp"
+#include "bus/sleeper.hpp"
+#include "counters/counters.hpp"
+#include "message/message.hpp"
+
+namespace penstock::bus {
+
+// ---- messages (bindings_message.cpp)
+
+struct BusMessage {
+    Message base;
+    std::uint32_t acquired;  // explicit references that this object holds beside its own
+};
+
+extern PyTypeObject *bus_message_type;
+inline Header *header_of(PyObject *message) {
+    return reinterpret_cast<Header *>(reinterpret_cast<Message *>(message)->envelope.token);
+}
+// A message over `header`, whose one reference it takes over; null with an error set, the reference then untouched.
+PyObject *wrap(Header *header, PyObject *channel);
+// Whether an object that was handed out is again as it was made, so that it can be handed to the next one.
+inline bool untouched(PyObject *message) {
+    auto *object = reinterpret_cast<BusMessage *>(message);
+    return Py_REFCNT(message) == 1 && !object->base.released && !object->acquired;
+}
+
+// A message in memory of the user. `out` of its pool is 1 while it has references; the object then holds itself.
+struct StaticObject;
+struct StaticPool final : Pool {
+    struct {
+        Header header;
+        std::uint8_t *data;
+    } block{};
+    Py_buffer buffer{};
+    PyObject *callback = nullptr;
+    StaticObject *self = nullptr;
+
+    std::uint32_t most_bytes() const noexcept override { return block.header.capacity; }
+    Header *get(std::uint32_t) noexcept override { return nullptr; }
+    void put(Header *) noexcept override {}
+    void give(Header *header) noexcept override;
+    std::vector<Header *> list_out() override { return {}; }
+};
+struct StaticObject {
+    PyObject_HEAD
+    StaticPool *pool;
+};
+extern PyTypeObject *static_type;
+bool static_acquire(StaticObject *object);
+// Takes one acquired reference for publishing; null with an error set where there is none or it is still in flight.
+Header *static_take(StaticObject *object);
+
+// ---- allocators (bindings_allocator.cpp)
+
+struct BusObject;
+struct AllocatorObject {
+    PyObject_HEAD
+    Pool *pool;
+    PyObject *name;
+    BusObject *bus;    // the one it was added to: strong, or null
+    PyObject *places;  // in debug mode: where messages were taken, by number of taking; or null
+    bool is_static;
+};
+extern PyTypeObject *allocator_type;
+// A header with one reference; None-like null without an error where there was none in time.
+Header *allocate(AllocatorObject *allocator, std::uint16_t id, std::int64_t size, Deadline deadline, bool poll);
+extern DraftOwner *draft_owner;
+// Publishes a draft on `bus` if it is of it (or of a static allocator); the ordinal, or null with an error set.
+PyObject *publish_draft_on(BusObject *bus, Draft *draft);
+// The one reference of an open draft, for publishing to one subscriber; null with an error set.
+Header *take_from_draft(Draft *draft);
+
+// ---- subscribers (bindings_subscriber.cpp)
+
+enum class Kind : std::uint8_t { callback, queue, fifo };
+enum class Full : std::uint8_t { block, drop_oldest, drop_newest };
+
+struct SubscriberObject {
+    PyObject_HEAD
+    BusObject *bus;       // strong, or null
+    PyObject *handler;    // or null
+    PyObject *predicate;  // or null
+    PyObject *name;
+    Counters *counters;
+    Kind kind;
+    Full full;
+    std::uint8_t priority, sorted_priority;  // as set; as it was when added
+    bool closed, finished;  // closed by its owner; its bus was closed
+    bool armed, signalled;  // the descriptor: to be written at the next message; was written
+    int descriptor;
+    std::int32_t max_public_id, max_peer_id, drop_above;
+    std::uint32_t subscribed;  // how many ids
+    double timeout;            // of block; negative: for ever
+    std::size_t capacity;
+    std::uint64_t order;  // when it was added
+    std::vector<std::uint64_t> bits;
+    Ring<PyObject *> ring;  // lowest bit set: a fifo's message that was forwarded already
+    SleeperList readers, writers;
+};
+extern PyTypeObject *subscriber_type;
+
+struct Writer : Sleeper {
+    SubscriberObject *subscriber = nullptr;  // null once that has gone
+};
+
+inline bool matches(const SubscriberObject *subscriber, std::uint32_t id) {
+    if (static_cast<std::int32_t>(id) > subscriber->max_public_id) return false;
+    if ((subscriber->bits[id >> 6] >> (id & 63)) & 1) return true;
+    return subscriber->predicate && !subscriber->subscribed;
+}
+
+enum class Pushed { queued, dropped, timed_out, failed };
+// Puts `message` (taken over) in the queue; may sleep without the GIL where the overflow is block and `wait` is set.
+// failed: with an error set. The subscriber may be gone afterwards.
+Pushed push(SubscriberObject *subscriber, PyObject *message, bool wait);
+void signal_descriptor(SubscriberObject *subscriber);
+// Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
+// false, with it set.
+bool call_handler(SubscriberObject *subscriber, PyObject *message);
+// 1 matches, 0 does not, -1 raised (told and counted).
+int ask_predicate(SubscriberObject *subscriber, PyObject *message);
+void detach_wake(SubscriberObject *subscriber);
+// A fifo subscriber that leaves: what it holds goes on to the next ones now.
+void forward_queued(BusObject *bus, SubscriberObject *subscriber);
+void forget_sleepers(SubscriberObject *subscriber);  // in a forked child
+
+// ---- the bus (bindings_bus.cpp)
+
+struct Route {
+    std::uint32_t users, count;
+    SubscriberObject *entries[];  // borrowed: null once removed (see forget_entry)
+};
+struct IdState {
+    Route *route;
+    std::uint64_t ordinal;
+    std::int64_t timestamp_ns;
+};
+
+// One dispatch under way on one thread.
+struct Frame {
+    BusObject *bus;
+    Route *route = nullptr;
+    Frame *next = nullptr, *previous = nullptr;  // of the bus
+    Frame *outer = nullptr;                      // of the thread
+    Ring<Header *> pending;                      // published by handlers meanwhile
+    PyObject *error = nullptr;                   // what the publisher is told at the end
+};
+
+struct BusObject {
+    PyObject_HEAD
+    PyObject *name;
+    PyObject *weakrefs;
+    Counters *counters;
+    HeapPool *heap;
+    bool queued;     // a thread or executor delivers, not the caller
+    bool scheduled;  // somebody is delivering or was asked to
+    bool closed, stopping;
+    unsigned long drainer;  // thread that delivers, 0: none
+    std::vector<SubscriberObject *> subscribers;  // in order of delivery; callback ones are strong references
+    std::uint64_t added, version;
+    IdState *pages[256];
+    Frame *frames;
+    Ring<Header *> pending;
+    std::size_t pending_capacity;  // 0: no bound
+    Full pending_full;
+    double pending_timeout;
+    SleeperList drainers, room, changed, flushers;
+};
+extern PyTypeObject *bus_type;
+
+// Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
+// message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
+std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed);
+bool bus_add(BusObject *bus, SubscriberObject *subscriber);
+void bus_remove(BusObject *bus, SubscriberObject *subscriber);
+void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids
+// Hands a message (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.
+void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message);
+bool check_bus_open(BusObject *bus);
+
+// ---- small things (bindings.cpp)
+
+// None waits for ever, 0 polls. False with an error set.
+bool parse_timeout(PyObject *timeout, Deadline *deadline, bool *poll);
+bool parse_id(PyObject *number, std::uint16_t *id);
+// Sleeps without the GIL; false with an error set where a signal handler raised.
+bool sleep_without_gil(Sleeper *sleeper, Deadline deadline);
+void give_way();  // lets other threads run
+bool ready_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **type, PyTypeObject *base = nullptr);
+bool message_types(PyObject *module);
+bool allocator_types(PyObject *module);
+bool subscriber_types(PyObject *module);
+bool bus_types(PyObject *module);
+bool publisher_types(PyObject *module);
+
+struct PublisherObject {
+    PyObject_HEAD
+    BusObject *bus;
+    Counters *counters;
+    AllocatorObject *allocator;  // or null: the bus's heap
+    std::uint16_t id;
+    bool closed;
+};
+extern PyTypeObject *publisher_type;
+// The header of a copy of `data`, ready to publish; null with an error set.
+Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size);
+PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
+                      PyObject *items);
+Header *copy_in(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, PyObject *data);
+
+}  // namespace penstock::bus

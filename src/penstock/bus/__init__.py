@@ -1,0 +1,63 @@
+"""The bus: pub/sub inside one process.
+
+``bus:NAME`` addresses name a direct bus that lives as long as a handle on it does; ``Bus`` is the full class. Messages
+have 16-bit ids; subscribers are callbacks, queues or fifos; memory comes from slabs, the heap or the user. Everything
+here may be called from any thread.
+"""
+
+from __future__ import annotations
+
+from penstock.address import Address
+from penstock.bus.bus import Bus, publish_to
+from penstock.bus.named import named_bus
+from penstock.bus.publisher import Publisher
+from penstock.bus.subscriber import (
+    DEFAULT_DEPTH,
+    DEFAULT_MAX_PUBLIC_ID,
+    CallbackSubscriber,
+    FifoSubscriber,
+    QueueSubscriber,
+)
+from penstock.channel import Overflow
+
+__all__ = [
+    "Bus",
+    "CallbackSubscriber",
+    "FifoSubscriber",
+    "Publisher",
+    "QueueSubscriber",
+    "named_bus",
+    "open_publisher",
+    "open_subscriber",
+    "publish_to",
+]
+
+
+def open_publisher(address: Address, *, id: int = 0) -> Publisher:
+    """A publisher of messages with one id on the named bus."""
+    return Publisher(named_bus(address.name), id, name=str(address))
+
+
+def open_subscriber(
+    address: Address,
+    *,
+    id: int = 0,
+    depth: int = DEFAULT_DEPTH,
+    overflow: str | Overflow = Overflow.BLOCK,
+    timeout: float | None = None,
+    drop_above: int | None = None,
+    priority: int = 0,
+) -> QueueSubscriber:
+    """A queue subscriber of one id on the named bus."""
+    subscriber = QueueSubscriber(
+        name=str(address),
+        ids=(id,),
+        priority=priority,
+        max_public_id=max(id, DEFAULT_MAX_PUBLIC_ID),
+        depth=depth,
+        overflow=overflow,
+        timeout=timeout,
+        drop_above=drop_above,
+    )
+    named_bus(address.name).add(subscriber)
+    return subscriber

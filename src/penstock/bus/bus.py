@@ -1,0 +1,215 @@
+"""Bus: routes messages by id to its subscribers, in this process.
+
+How it delivers is its ``mode``:
+
+- ``thread`` (the default): publish queues and returns; the bus's own thread delivers, one message after the other.
+- ``direct``: publish delivers in the caller; several threads may do so at a time. What a handler publishes meanwhile is
+  delivered when the current message has reached everybody.
+- an ``executor``: publish queues, a task of the executor delivers; one at a time.
+
+Order of delivery: callback subscribers, then queue, then fifo; within a kind by priority (0 first), then by order of
+adding. Set up in this order: the bus; allocators made, then added; subscribers made, configured, then added.
+
+Every method may be called from any thread. ``publish``, ``publish_to`` and ``allocate(timeout=0)`` may be called in a
+signal handler.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock._core import bus as _native
+from penstock.bus.publisher import Publisher
+from penstock.bus.subscriber import (
+    FULL,
+    KINDS,
+    CallbackSubscriber,
+    FifoSubscriber,
+    QueueSubscriber,
+    _Subscriber,
+)
+from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.errors import ClosedError, InvalidArgument, nearest
+
+if TYPE_CHECKING:
+    from penstock._core.bus import Message
+
+OnError = Callable[["CallbackSubscriber | QueueSubscriber | FifoSubscriber", "Message", BaseException], Any]
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
+MODES = ("thread", "direct")
+
+
+class Bus(_native.Bus):
+    """Pub/sub inside one process. See the module's text for modes and order."""
+
+    def __init__(
+        self,
+        name: str = "bus",
+        *,
+        mode: str = "thread",
+        executor: Executor | None = None,
+        on_error: OnError | None = None,
+        pending_depth: int | None = None,
+        pending_overflow: str | Overflow = Overflow.BLOCK,
+        pending_timeout: float | None = None,
+        max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+        max_messages: int | None = None,
+    ) -> None:
+        if executor is not None:
+            mode = "executor"
+        elif mode not in MODES:
+            raise InvalidArgument(f"mode={mode!r} is not a choice (or give an executor); {nearest(str(mode), MODES)}")
+        if pending_depth is not None and pending_depth < 1:
+            raise InvalidArgument(f"pending_depth={pending_depth} must be 1 or more messages, or None")
+        super().__init__(
+            name,
+            mode != "direct",
+            pending_depth or 0,
+            FULL[choose(Overflow, pending_overflow, "pending_overflow")],
+            check_timeout(pending_timeout, "pending_timeout"),
+            max_message_bytes,
+            max_messages or 0,
+        )
+        self.mode = mode
+        self.on_error = on_error
+        self._executor = executor
+        self._thread: threading.Thread | None = None
+        self._allocators: list[_native.Allocator] = []
+        _buses.add(self)
+
+    def publish_to(self, subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
+        """Publish a draft or static message to one subscriber, past the bus; its id must be private or peer-to-peer."""
+        publish_to(subscriber, message, writable=writable)
+
+    def publisher(self, id: int = 0, **options: Any) -> Publisher:
+        """A writing handle for one id."""
+        return Publisher(self, id, **options)
+
+    def subscribe(self, *ids: int, kind: str = "queue", handler: Any = None, **options: Any) -> Any:
+        """Make a subscriber of these ids and add it. Kinds: ``callback``, ``queue``, ``fifo``."""
+        if kind not in KINDS:
+            raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
+        return self.add(KINDS[kind](handler, ids=ids, **options))
+
+    def on(self, *ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
+        """Decorator: the function becomes the handler of a subscriber of these ids, kept as ``function.subscriber``."""
+
+        def decorate(function: Any) -> Any:
+            function.subscriber = self.subscribe(*ids, kind=kind, handler=function, **options)
+            return function
+
+        return decorate
+
+    def add_allocator(self, allocator: _native.Allocator) -> int:
+        """Assign the allocator its id, so that messages can be allocated from it; gives the id."""
+        if self.closed:
+            raise ClosedError(f"bus {self.name!r} was closed")
+        identifier = allocator._attach(self)
+        self._allocators.append(allocator)
+        return identifier
+
+    def remove_allocator(self, allocator: _native.Allocator) -> None:
+        """Take the id back. Refused while messages of it are out."""
+        allocator._detach(self)
+        self._allocators.remove(allocator)
+
+    @property
+    def allocators(self) -> list[_native.Allocator]:
+        """Those added, in order."""
+        return list(self._allocators)
+
+    @property
+    def subscribers(self) -> list[Any]:
+        """Those added, in order of delivery."""
+        return self._subscribers()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Messages published: those handed to the subscribers, those dropped from the publish queue, those in it."""
+        matched, delivered, dropped, in_flight = self._counts()
+        return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
+
+    def _schedule(self) -> None:
+        """Called natively when there is something to deliver and nobody does."""
+        if self._executor is not None:
+            self._executor.submit(self._drain)
+            return
+        self._thread = threading.Thread(target=self._serve, name=f"penstock-bus-{self.name}", daemon=True)
+        self._thread.start()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until everything published before has been delivered; False when the time is over."""
+        return self._flush(timeout)
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Deliver what is pending (or discard it), then let all subscribers go. Closing twice does nothing."""
+        if self.closed:
+            return
+        self._stop(not drain)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
+        elif self._executor is not None and not self._here:
+            self._drain_executor(timeout)
+        self._finish()
+        self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
+
+    def _drain_executor(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (self.pending or self._serving) and (deadline is None or time.monotonic() < deadline):
+            if not self._serving:
+                self._drain()  # here: the executor may have been shut down
+            else:
+                time.sleep(0.001)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Bus {self.name!r}, {self.mode}{', closed' if self.closed else ''}>"
+
+
+def _detached(allocator: _native.Allocator, bus: Bus) -> bool:
+    if allocator.in_use:
+        return False
+    allocator._detach(bus)
+    return True
+
+
+def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
+    """Publish a draft or static message to one subscriber; its id must be private or peer-to-peer there.
+
+    A callback subscriber's handler runs at once in the caller. The subscriber need not be on a bus. ``writable``: its
+    one receiver may write to it (private ids only).
+    """
+    if not isinstance(subscriber, _native.Subscriber):
+        raise TypeError(f"publish_to takes a subscriber of a bus, not {type(subscriber).__name__}")
+    subscriber._deliver(message, writable)
+
+
+_buses: weakref.WeakSet[Bus] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for bus in list(_buses):
+        bus.close(timeout=5)
+
+
+def _after_fork_in_child() -> None:
+    for bus in list(_buses):
+        bus._forked()
+        bus._thread = None
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,32 @@
+"""The writing handle of a bus, for one id. May be used by several threads at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock import channel
+from penstock._core import bus as _native
+from penstock.channel import Ledger
+from penstock.errors import ClosedError
+
+if TYPE_CHECKING:
+    from penstock.bus.bus import Bus
+
+
+class Publisher(_native.Publisher, channel.Publisher):
+    """Publishes messages of one id on one bus."""
+
+    def __init__(self, bus: Bus, id: int = 0, *, allocator: _native.Allocator | None = None, name: str = "") -> None:
+        super().__init__(bus, id, allocator, name or f"{bus.name}?id={id}")
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many subscribers of this id are on the bus."""
+        if self.closed:
+            raise ClosedError("this publisher was closed")
+        return bool(self.bus._wait_ready(self.id, subscribers, timeout))
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it published; the drops are in the ledgers of the subscribers."""
+        published = self._published
+        return Ledger(matched=published, delivered=published)

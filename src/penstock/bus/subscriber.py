@@ -1,0 +1,196 @@
+"""Subscribers of a bus: callback, queue and fifo.
+
+- A callback subscriber's handler is called by whoever delivers (the publisher in direct mode, else the bus's thread):
+  it must not block, for all the others wait meanwhile.
+- A queue subscriber has a bounded queue of its own; its handler runs in the thread that calls ``handle_queued`` and may
+  block. What happens when the queue is full is its ``overflow``.
+- A fifo subscriber hands each message on to the next fifo subscriber when it takes it: nobody is blocked by it, but who
+  comes later in the order waits for it.
+
+Every method may be called from any thread. A queue or fifo subscriber that nobody holds any more leaves its bus.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock import channel
+from penstock._core import bus as _native
+from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from penstock._core.bus import Message
+
+MAX_ID = 65535
+DEFAULT_MAX_PUBLIC_ID = 4095
+DEFAULT_DEPTH = 1000
+DEFAULT_FIFO_DEPTH = 65536
+
+Handler = Callable[["Message"], Any]
+Predicate = Callable[["Message"], Any]
+
+logger = logging.getLogger("penstock.bus")
+FULL = {Overflow.BLOCK: 0, Overflow.DROP_OLDEST: 1, Overflow.DROP_NEWEST: 2}
+
+
+def check_id(value: int, option: str = "id") -> int:
+    """``value`` as a 16-bit id; the error names the option."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{option} must be an int of 0 to {MAX_ID}, not {type(value).__name__}")
+    if not 0 <= value <= MAX_ID:
+        raise InvalidArgument(f"{option}={value} is not between 0 and {MAX_ID}")
+    return value
+
+
+class _Subscriber(_native.Subscriber):
+    """What the three kinds share."""
+
+    _kind = 0
+    _default_overflow = Overflow.BLOCK
+    _default_depth = DEFAULT_DEPTH
+
+    def __init__(
+        self,
+        handler: Handler | None = None,
+        *,
+        name: str = "",
+        ids: Iterable[int] = (),
+        predicate: Predicate | None = None,
+        priority: int = 0,
+        max_public_id: int = DEFAULT_MAX_PUBLIC_ID,
+        max_peer_id: int | None = None,
+        depth: int | None = None,
+        overflow: str | Overflow | None = None,
+        timeout: float | None = None,
+        drop_above: int | None = None,
+    ) -> None:
+        if handler is not None and not callable(handler):
+            raise TypeError(f"a handler is a function or None, not {type(handler).__name__}")
+        check_id(max_public_id, "max_public_id")
+        max_peer_id = max_public_id if max_peer_id is None else check_id(max_peer_id, "max_peer_id")
+        if max_peer_id < max_public_id:
+            raise InvalidArgument(f"max_peer_id={max_peer_id} is below max_public_id={max_public_id}")
+        if not 0 <= priority <= 255:
+            raise InvalidArgument(f"priority={priority} is not between 0 (served first) and 255")
+        depth = self._default_depth if depth is None else depth
+        if depth < 1:
+            raise InvalidArgument(f"depth={depth} must be 1 or more messages")
+        chosen = self._default_overflow if overflow is None else choose(Overflow, overflow, "overflow")
+        name = name or getattr(handler, "__qualname__", "") or type(self).__name__
+        super().__init__(
+            self._kind,
+            name,
+            handler,
+            priority,
+            max_public_id,
+            max_peer_id,
+            depth,
+            FULL[chosen],
+            check_timeout(timeout),
+            -1 if drop_above is None else check_id(drop_above, "drop_above"),
+        )
+        self._told = False
+        self.overflow = chosen
+        self.on_error: Callable[[_Subscriber, Message, BaseException], Any] | None = None
+        if predicate is not None:
+            self.predicate = predicate
+        self.subscribe(*ids)
+
+    def subscribe(self, *ids: int, predicate: Predicate | None = None) -> Self:
+        """Receive these ids, or with a predicate alone every public message it says yes to."""
+        self._check_public(ids)
+        for identifier in ids:
+            self._set(identifier, True)
+        if predicate is not None:
+            self.predicate = predicate
+        return self
+
+    def unsubscribe(self, *ids: int) -> Self:
+        """Receive these ids no more. What is queued already still arrives."""
+        self._check_public(ids)
+        for identifier in ids:
+            self._set(identifier, False)
+        return self
+
+    def _check_public(self, ids: Iterable[int]) -> None:
+        for identifier in ids:  # all of them before the first is set
+            if check_id(identifier) > self.max_public_id:
+                raise InvalidArgument(
+                    f"id {identifier} is private to subscriber {self.name!r} (max_public_id={self.max_public_id}): "
+                    "it is published to it by publish_to and cannot be subscribed"
+                )
+
+    @property
+    def ids(self) -> list[int]:
+        """The ids subscribed, ascending."""
+        return self._subscribed()
+
+    def range_of(self, identifier: int) -> str:
+        """``public``, ``peer`` or ``private``: what the id is to this subscriber."""
+        check_id(identifier)
+        if identifier <= self.max_public_id:
+            return "public"
+        return "peer" if identifier <= self.max_peer_id else "private"
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts."""
+        matched, delivered, dropped, in_flight, _ = self._counts()
+        return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
+
+    @property
+    def errors(self) -> int:
+        """How often its handler or predicate raised."""
+        return self._counts()[4]
+
+    def _failed(self, message: Message, error: BaseException) -> None:
+        """Called natively when the handler raised."""
+        tell = self.on_error or getattr(self.bus, "on_error", None)
+        if tell is not None:
+            tell(self, message, error)
+        elif not self._told:
+            self._told = True
+            text = "handler of subscriber %r raised on a message with id %s; from now on it is only counted"
+            logger.error(text, self.name, message.id, exc_info=error)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}{', closed' if self.closed else ''}>"
+
+
+class CallbackSubscriber(_Subscriber):
+    """Its handler is called by whoever delivers, before all other kinds."""
+
+    _kind = 0
+
+
+class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  # reads a list of the narrower Message
+    """A bounded queue, read or handled in a thread of the user's. Full: ``overflow``."""
+
+    _kind = 1
+
+    def process_all(self) -> int:
+        """Handle every message that is there: with ``on_message``'s function, else with the handler."""
+        if self._callback is not None:
+            return super().process_all()
+        count = 0
+        while self.handler is not None and self.handle_queued(0):
+            count += 1
+        return count
+
+
+class FifoSubscriber(QueueSubscriber):
+    """Takes a message and hands it on to the next fifo subscriber; never blocks who delivers."""
+
+    _kind = 2
+    _default_overflow = Overflow.DROP_NEWEST
+    _default_depth = DEFAULT_FIFO_DEPTH
+
+
+KINDS: dict[str, type[_Subscriber]] = {
+    "callback": CallbackSubscriber,
+    "queue": QueueSubscriber,
+    "fifo": FifoSubscriber,
+}

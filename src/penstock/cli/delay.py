@@ -1,0 +1,81 @@
+"""``penstock delay``: how old messages are when they arrive."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.cli import exits, show
+from penstock.cli.target import AddressArgument, OptionList, with_options
+
+app = typer.Typer()
+
+
+@app.command()
+def delay(
+    address: AddressArgument,
+    window: Annotated[int, typer.Option(min=1, max=1_000_000, help="Messages that the figures reach back.")] = 1000,
+    every: Annotated[float, typer.Option(min=0.05, help="Seconds between two lines.")] = 1.0,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many lines.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so long.")
+    ] = None,
+    option: OptionList = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
+) -> None:
+    """How old messages are when they arrive: now minus the timestamp that the publisher gave.
+
+    It subscribes, because a message's age is known only to who reads it. Between machines the difference of their
+    clocks is part of the figure, and may make it negative.
+
+    Example: [green]penstock delay shm:/camera --count 5[/]
+    """
+    ages_s: deque[float] = deque(maxlen=window)
+    with penstock.subscriber(with_options(address, option)) as subscriber:
+        printed = 0
+        due = time.monotonic() + every
+        heard = time.monotonic()
+        while count is None or printed < count:
+            batch = subscriber.read_many(256, max(0.0, min(0.2, due - time.monotonic())))
+            now_ns = time.time_ns()
+            for message in batch:
+                ages_s.append((now_ns - message.timestamp_ns) / 1e9)
+            if len(batch):
+                heard = time.monotonic()
+            del batch
+            if timeout is not None and time.monotonic() - heard >= timeout:
+                exits.told(f"{address}: nothing came for {timeout:g} s")
+                raise typer.Exit(exits.TIME_OVER)
+            if time.monotonic() >= due:
+                due += every
+                if ages_s:
+                    _line(sorted(ages_s), as_json)
+                    printed += 1
+
+
+def _line(ages: list[float], as_json: bool) -> None:
+    def at(part: float) -> float:
+        return ages[min(len(ages) - 1, int(part * len(ages)))]
+
+    mean = sum(ages) / len(ages)
+    if as_json:
+        show.print_json(
+            {
+                "messages": len(ages),
+                "mean_s": mean,
+                "least_s": ages[0],
+                "p50_s": at(0.5),
+                "p99_s": at(0.99),
+                "most_s": ages[-1],
+            }
+        )
+        return
+    text = show.seconds_text
+    print(
+        f"mean {text(mean)}  least {text(ages[0])}  p50 {text(at(0.5))}  p99 {text(at(0.99))}  most {text(ages[-1])}"
+        f"  of {len(ages)} messages", flush=True,
+    )  # fmt: skip

@@ -1,0 +1,75 @@
+"""``penstock info``: everything known about one address."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock import address as addresses
+from penstock.cli import exits, show
+from penstock.cli.ls import as_record
+from penstock.cli.target import AddressArgument
+from penstock.monitor import decode
+from penstock.monitor.rates import flow
+from penstock.monitor.snapshot import Block, live, matching
+
+app = typer.Typer()
+
+
+@app.command()
+def info(
+    address: AddressArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Everything known about one address: its parts, who has it open, their books, what the room tells about it.
+
+    Example: [green]penstock info shm:/camera[/]
+    """
+    parts = addresses.parse(address)
+    blocks = matching(live(), address)
+    told = room_facts(parts)
+    if as_json:
+        show.print_json(
+            {"address": address, "scheme": parts.scheme, "facts": told, "handles": [as_record(b) for b in blocks]}
+        )
+    else:
+        _print(address, blocks, told)
+    if not blocks and not told:
+        exits.told(f"{address}: nobody has it open and nothing is kept of it")
+        raise typer.Exit(exits.FAILED)
+
+
+def room_facts(parts: addresses.Address) -> dict[str, Any]:
+    """What a room's own ``describe(address)`` says about an address, where the room has such a function."""
+    try:
+        describe = getattr(addresses.room(parts.scheme), "describe", None)
+        return dict(describe(parts)) if describe is not None else {}
+    except ImportError as error:
+        return {"error": str(error)}
+    except OSError as error:
+        return {"error": exits.describe(error)}
+
+
+def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
+    console = show.console()
+    console.print(f"[bold]{address}[/]")
+    for name, value in facts.items():
+        console.print(f"  {name:<20} {value}", markup=False)
+    for block in blocks:
+        ledger = block.ledger
+        console.print(f"\n{block.kind} in process {block.pid} ({block.program})  {block.state}", markup=False)
+        rows = {
+            "open since": decode.iso_time(block.opened_ns),
+            "messages": f"{show.count_text(flow(block))} ({show.bytes_text(block.bytes)})",
+            "ledger": f"matched {ledger.matched} = delivered {ledger.delivered} + dropped {ledger.lost} + expired "
+            f"{ledger.expired} + in flight {block.in_flight}",
+            "dropped": ", ".join(f"{n} {reason}" for reason, n in ledger.dropped.items() if n) or "none",
+            "waiting": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
+            "peers": str(block.peers),
+            "memory": show.bytes_text(block.memory_bytes),
+            "last message": show.seconds_text(block.idle_s) + " ago" if block.last_ns else "none",
+            "latency": show.seconds_text(block.latency_ns / 1e9) if block.latency_ns else "not measured",
+        }
+        for name, text in rows.items():
+            console.print(f"  {name:<14} {text}", markup=False)

@@ -1,0 +1,61 @@
+"""``penstock ls``: every handle on this machine, from the counters of every live process."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import show
+from penstock.monitor.rates import flow
+from penstock.monitor.snapshot import Block, live, matching
+
+app = typer.Typer()
+
+COLUMNS = ("address", "kind", "pid", "program", "messages", "bytes", "lost", "waiting", "last", "state")
+RIGHT = ("pid", "messages", "bytes", "lost", "waiting", "last")
+
+
+@app.command()
+def ls(
+    address: Annotated[str | None, typer.Argument(help="Only this address and what is below it.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a handle.")] = False,
+) -> None:
+    """Every channel, queue, publisher and subscriber on this machine, with the process it belongs to.
+
+    It reads shared counters and disturbs nobody. Processes of other users are listed where their files may be read.
+
+    Example: [green]penstock ls shm:/camera[/]
+    """
+    blocks = live() if address is None else matching(live(), address)
+    blocks.sort(key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
+    if as_json:
+        for block in blocks:
+            show.print_json(as_record(block))
+        return
+    if not blocks:
+        typer.echo("nothing of Penstock is open on this machine" if address is None else f"nobody has {address} open")
+        return
+    show.console().print(show.table(COLUMNS, [_row(block) for block in blocks], RIGHT))
+
+
+def as_record(block: Block) -> dict[str, Any]:
+    """A block for machines: its counts and what follows from them."""
+    return {**asdict(block), "address": block.address, "lost": block.lost, "in_flight": block.in_flight}
+
+
+def _row(block: Block) -> tuple[str, ...]:
+    waiting = str(block.depth) if not block.capacity else f"{block.depth}/{block.capacity}"
+    return (
+        block.address or f"{block.room}:{block.name}",
+        block.kind,
+        str(block.pid),
+        block.program,
+        show.count_text(flow(block)),
+        show.bytes_text(block.bytes),
+        show.count_text(block.lost),
+        waiting,
+        show.seconds_text(block.idle_s),
+        block.state,
+    )

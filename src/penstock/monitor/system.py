@@ -1,0 +1,52 @@
+"""What the operating system says about processes and memory, read from /proc. Any thread may call this."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Process", "process", "shared_memory"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: its resident memory, its processor time up to now, its threads and its command line."""
+
+    pid: int
+    resident_bytes: int
+    processor_s: float
+    threads: int
+    command: str
+
+
+def process(pid: int) -> Process | None:
+    """None when it has gone or may not be looked at."""
+    root = Path("/proc") / str(pid)
+    try:
+        resident = int((root / "statm").read_text().split()[1]) * _PAGE_BYTES
+        fields = (root / "stat").read_text().rpartition(")")[2].split()
+        command = (root / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except (OSError, IndexError, ValueError):
+        return None
+    return Process(pid, resident, (int(fields[11]) + int(fields[12])) / _TICKS_HZ, int(fields[17]), command[:300])
+
+
+def shared_memory(directory: str) -> dict[str, int]:
+    """Size and use of the file system that holds ``directory``, and what Penstock's own files there take."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return {"total_bytes": 0, "free_bytes": 0, "penstock_bytes": 0}
+    own = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                own += Path(root, name).stat().st_blocks * 512
+            except OSError:
+                continue
+    return {"total_bytes": usage.total, "free_bytes": usage.free, "penstock_bytes": own}

@@ -1,0 +1,164 @@
+"""Looks at the counters once a second and keeps what the page, ``top`` and the demo show.
+
+``Watcher`` has one thread of its own (``start``), or is driven by ``look`` from the caller's. ``state`` may be read by
+any thread: a look makes a new immutable state and swaps it in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.monitor import health, system
+from penstock.monitor.history import History
+from penstock.monitor.rates import Rate, between
+from penstock.monitor.snapshot import Block, Key, live
+
+__all__ = ["Look", "State", "Watcher"]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One block with its rate and the verdict on it."""
+
+    block: Block
+    rate: Rate
+    verdict: health.Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything seen at one look."""
+
+    time_ns: int = 0
+    looks: tuple[Look, ...] = ()
+    processes: dict[int, system.Process] = field(default_factory=dict)
+    processor: dict[int, float] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alarms(self) -> list[Look]:
+        """The blocks whose books do not close."""
+        return [look for look in self.looks if look.verdict.word == "books"]
+
+
+class Watcher:
+    """The looks, one after the other, with their history."""
+
+    def __init__(self, source: Callable[[], Iterable[Block]] = live, every_s: float = 1.0) -> None:
+        self.history = History()
+        self.every_s = every_s
+        self._source = source
+        self._state = State()
+        self._open_books: dict[Key, int] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._looked = threading.Condition()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def look(self) -> State:
+        """One look now; gives the new state."""
+        before = self._state
+        blocks = list(self._source())
+        rates = between((look.block for look in before.looks), blocks)
+        self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
+        looks = tuple(
+            Look(b, rates[b.key], health.judge(b, rates[b.key], self._open_books.get(b.key, 0))) for b in blocks
+        )
+        now = time.time_ns()
+        found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
+        state = State(now, looks, found, _processor(before, found, now), _shared())
+        self._state = state
+        self.history.add(now / 1e9, _samples(state))
+        with self._looked:
+            self._looked.notify_all()
+        return state
+
+    def start(self) -> None:
+        """Look by itself until ``stop``."""
+        self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what was seen stays."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self, after_ns: int, timeout: float) -> State:
+        """The first state later than ``after_ns``, or the present one when the time is over."""
+        with self._looked:
+            self._looked.wait_for(lambda: self._state.time_ns > after_ns or self._stop.is_set(), timeout)
+        return self._state
+
+    def _run(self) -> None:
+        next_s = time.monotonic()
+        while not self._stop.is_set():
+            self.look()
+            next_s = max(next_s + self.every_s, time.monotonic() + self.every_s / 4)
+            self._stop.wait(max(0.0, next_s - time.monotonic()))
+
+
+def _processor(before: State, processes: dict[int, system.Process], now: int) -> dict[int, float]:
+    """Cores in use by each process since the look before."""
+    seconds = (now - before.time_ns) / 1e9
+    if not before.time_ns or seconds <= 0:
+        return {}
+    return {
+        pid: max(0.0, (p.processor_s - before.processes[pid].processor_s) / seconds)
+        for pid, p in processes.items()
+        if pid in before.processes
+    }
+
+
+def _shared() -> dict[str, int]:
+    from penstock import _core
+
+    return system.shared_memory(_core.counters_directory())
+
+
+def _samples(state: State) -> dict[str, float]:
+    """The numbers of one look by series: of each address, each kind of loss, each process."""
+    values: dict[str, float] = {}
+
+    def add(name: str, value: float) -> None:
+        values[name] = values.get(name, 0.0) + value
+
+    for look in state.looks:
+        block, where = look.block, look.block.address or f"{look.block.room}:{look.block.name}"
+        role = "in" if block.kind == "publisher" else "out"
+        add(f"rate/{role}/{where}", look.rate.messages_hz)
+        add(f"bytes/{role}/{where}", look.rate.bytes_hz)
+        if block.latency_ns:
+            values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), block.latency_ns / 1e3)
+        if block.depth or block.capacity:
+            add(f"depth/{where}", block.depth)
+        if block.lag:
+            add(f"lag/{where}", block.lag)
+        for reason, count in look.rate.dropped.items():
+            add(f"lost/{reason}", count)
+    for pid, found in state.processes.items():
+        values[f"memory/{pid}"] = found.resident_bytes / 1e6
+    values["memory/shared"] = state.shared.get("penstock_bytes", 0) / 1e6
+    return values
+
+
+def summary(state: State) -> dict[str, Any]:
+    """The sums of one look."""
+    published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
+    delivered = sum(look.rate.messages_hz for look in state.looks if look.block.kind != "publisher")
+    return {
+        "handles": len(state.looks),
+        "processes": len(state.processes),
+        "published_hz": published,
+        "delivered_hz": delivered,
+        "bytes_hz": sum(look.rate.bytes_hz for look in state.looks if look.block.kind == "publisher"),
+        "lost": sum(look.block.lost for look in state.looks),
+        "alarms": len(state.alarms),
+    }

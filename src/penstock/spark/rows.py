@@ -1,0 +1,226 @@
+"""A stretch of a segment as Arrow batches, without a loop over messages.
+
+Numbers come from the index by column. Payloads come from the mapped log by one Arrow ``take``: the log's own bytes
+are taken as a binary array whose odd values are the payloads and whose even values are what lies between them.
+Properties are split at their NULs by numpy. Needs numpy and pyarrow only; a function here may run in any thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy
+import pyarrow
+
+Array = numpy.ndarray[Any, Any]
+HEADER_BYTES = 48
+MAX_BATCH_ROWS = 65536
+_ROW_BYTES = {"topic": 16, "properties": 16, "message_id": 8, "key": 8, "payload": 4}
+
+
+def cuts(lengths: Array, row_bytes: int, batch_bytes: int) -> Iterator[tuple[int, int]]:
+    """Where to cut rows with payloads of ``lengths`` so that a batch has about ``batch_bytes``."""
+    total = numpy.cumsum(lengths.astype(numpy.int64) + row_bytes)
+    begin = 0
+    while begin < len(lengths):
+        reached = int(total[begin - 1]) if begin else 0
+        end = int(numpy.searchsorted(total, reached + batch_bytes, side="right"))
+        end = min(max(end, begin + 1), begin + MAX_BATCH_ROWS)
+        yield begin, end
+        begin = end
+
+
+def row_bytes(columns: Sequence[str]) -> int:
+    """Bytes that a row has beside its payload, about."""
+    return max(1, sum(_ROW_BYTES.get(name, 8) for name in columns))
+
+
+def batch(
+    index: Array,
+    log: Array | None,
+    topics: Mapping[int, str],
+    schema: pyarrow.Schema,
+    *,
+    journal: str = "",
+    damaged: Array | None = None,
+) -> pyarrow.RecordBatch:
+    """The messages of ``index`` as a batch of ``schema``; ``log`` is the segment's bytes, None if not needed."""
+    source = _Source(index, log, topics, journal, damaged)
+    return pyarrow.RecordBatch.from_arrays(
+        [_exact(source.column(field.name), field.type) for field in schema], schema=schema
+    )
+
+
+def _exact(values: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
+    return values if values.type.equals(kind, check_metadata=True) else values.cast(kind)
+
+
+class _Source:
+    """The columns of one batch; what several columns need is made once."""
+
+    def __init__(
+        self, index: Array, log: Array | None, topics: Mapping[int, str], journal: str, damaged: Array | None
+    ) -> None:
+        self.index = index
+        self.log = log
+        self.topics = topics
+        self.journal = journal
+        self.damaged = damaged if damaged is not None and damaged.any() else None
+        self._extras: tuple[Array, Array, Array] | None = None
+        self._split: pyarrow.Array | None = None
+
+    def column(self, name: str) -> pyarrow.Array:
+        return getattr(self, "_" + name)()
+
+    def _topic(self) -> pyarrow.Array:
+        ids = numpy.ascontiguousarray(self.index["topic"])
+        most = int(ids.max(initial=0))
+        if most > max(self.topics, default=0):
+            raise ValueError(f"topic number {most} is not known in this segment")
+        names = pyarrow.array([self.topics.get(number) for number in range(most + 1)], pyarrow.string())
+        return names.take(pyarrow.array(ids))
+
+    def _number(self, field: str) -> pyarrow.Array:
+        return pyarrow.array(numpy.ascontiguousarray(self.index[field]).view(numpy.int64))
+
+    def _ordinal(self) -> pyarrow.Array:
+        return self._number("ordinal")
+
+    def _position(self) -> pyarrow.Array:
+        return self._number("position")
+
+    def _timestamp_ns(self) -> pyarrow.Array:
+        return self._number("timestamp_ns")
+
+    def _timestamp(self) -> pyarrow.Array:
+        return pyarrow.array(self.index["timestamp_ns"] // 1000).view(pyarrow.timestamp("us", tz="UTC"))
+
+    def _journal(self) -> pyarrow.Array:
+        return pyarrow.repeat(pyarrow.scalar(self.journal, pyarrow.string()), len(self.index))
+
+    def _payload(self) -> pyarrow.Array:
+        begins = self.index["offset"].astype(numpy.int64) + HEADER_BYTES
+        values = stretches(self._log(), begins, self.index["length"].astype(numpy.int64))
+        return self._without_damaged(values)
+
+    def _message_id(self) -> pyarrow.Array:
+        _, identifiers, _ = self._parts()
+        return self._text(identifiers)
+
+    def _key(self) -> pyarrow.Array:
+        _, _, keys = self._parts()
+        return self._text(keys)
+
+    def _properties(self) -> pyarrow.Array:
+        if self._split is None and not self._has_extras():
+            zeros = pyarrow.array(numpy.zeros(len(self.index) + 1, numpy.int32))
+            nothing = pyarrow.nulls(0, pyarrow.string())
+            self._split = pyarrow.MapArray.from_arrays(zeros, nothing, nothing)
+        if self._split is None:
+            extents, _, _ = self._parts()
+            begins, sizes = extents
+            split = split_properties(stretches(self._log_or_empty(), begins, sizes))
+            self._split = split
+        return self._split
+
+    def _vchan_id(self) -> pyarrow.Array:
+        """The property ``vchan_id``, where a message has one that is a number."""
+        if not self._has_extras():
+            return pyarrow.nulls(len(self.index), pyarrow.int32())
+        found = pyarrow.compute.map_lookup(self._properties(), pyarrow.scalar("vchan_id"), "first")
+        good = pyarrow.compute.match_substring_regex(found, r"^-?\d{1,9}$")
+        return pyarrow.compute.if_else(good, found, pyarrow.scalar(None, pyarrow.string())).cast(pyarrow.int32())
+
+    def _log(self) -> Array:
+        if self.log is None:
+            raise AssertionError("a column that is in the log was asked for without the log")
+        return self.log
+
+    def _log_or_empty(self) -> Array:
+        return self._log() if self._has_extras() else numpy.empty(0, numpy.uint8)
+
+    def _has_extras(self) -> bool:
+        return bool(self.index["extra"].any())
+
+    def _parts(self) -> tuple[Any, Any, Any]:
+        """Where properties, message id and key of each message begin, and their sizes."""
+        count = len(self.index)
+        if not self._has_extras():
+            nothing = (numpy.zeros(count, numpy.int64), numpy.zeros(count, numpy.int64))
+            return nothing, nothing, nothing
+        offsets = self.index["offset"].astype(numpy.int64)
+        begins = offsets + HEADER_BYTES + self.index["length"]
+        extra = self.index["extra"].astype(numpy.int64)
+        identifier_sizes = self._header(offsets + 10, 2)
+        key_sizes = self._header(offsets + 12, 2)
+        property_sizes = self._header(offsets + 20, 4)
+        wrong = property_sizes + identifier_sizes + key_sizes != extra  # a damaged header must not move a pointer
+        if self.damaged is not None:
+            wrong |= self.damaged
+        for sizes in (identifier_sizes, key_sizes, property_sizes):
+            sizes[wrong | (extra == 0)] = 0
+        identifiers = begins + property_sizes
+        return (begins, property_sizes), (identifiers, identifier_sizes), (identifiers + identifier_sizes, key_sizes)
+
+    def _header(self, places: Array, size: int) -> Array:
+        """Little-endian numbers of ``size`` bytes at ``places`` of the log."""
+        log = self._log()
+        value = numpy.zeros(len(places), numpy.int64)
+        for byte in range(size):
+            value |= log[places + byte].astype(numpy.int64) << (8 * byte)
+        return value
+
+    def _text(self, extents: tuple[Array, Array]) -> pyarrow.Array:
+        """Text where there is some, null where there is none."""
+        begins, sizes = extents
+        if not sizes.any():
+            return pyarrow.nulls(len(sizes), pyarrow.string())
+        values = stretches(self._log(), begins, sizes)
+        text = pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers(), offset=values.offset)
+        return pyarrow.compute.if_else(pyarrow.array(sizes > 0), text, pyarrow.scalar(None, pyarrow.string()))
+
+    def _without_damaged(self, values: pyarrow.Array) -> pyarrow.Array:
+        if self.damaged is None:
+            return values
+        return pyarrow.compute.if_else(pyarrow.array(~self.damaged), values, pyarrow.scalar(None, values.type))
+
+
+def stretches(log: Array, begins: Array, sizes: Array) -> pyarrow.Array:
+    """The bytes at ``begins`` (ascending), ``sizes`` each, as a binary array: one gather in C++."""
+    count = len(begins)
+    if count == 0 or not sizes.any():
+        zeros = pyarrow.py_buffer(numpy.zeros(count + 1, numpy.int32))
+        return pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, zeros, pyarrow.py_buffer(b"")])
+    begins = numpy.where(sizes > 0, begins, numpy.maximum.accumulate(numpy.where(sizes > 0, begins + sizes, begins[0])))
+    first, last = int(begins[0]), int(begins[-1] + sizes[-1])
+    kind, number = (pyarrow.binary(), numpy.int32) if last - first < 2**31 else (pyarrow.large_binary(), numpy.int64)
+    edges = numpy.empty(2 * count, number)
+    edges[0::2] = begins - first
+    edges[1::2] = begins - first + sizes
+    values = pyarrow.py_buffer(log[first:last])
+    whole = pyarrow.Array.from_buffers(kind, 2 * count - 1, [None, pyarrow.py_buffer(edges), values])
+    taken = whole.take(pyarrow.array(numpy.arange(0, 2 * count, 2, dtype=numpy.int32)))
+    return taken.cast(pyarrow.binary()) if number is numpy.int64 else taken
+
+
+def split_properties(encoded: pyarrow.Array) -> pyarrow.Array:
+    """Properties in their encoded form (key NUL value NUL ...) as a map array."""
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.string())
+    offsets = numpy.frombuffer(encoded.buffers()[1], numpy.int32)[encoded.offset : encoded.offset + len(encoded) + 1]
+    values = encoded.buffers()[2]
+    data = (
+        numpy.frombuffer(values, numpy.uint8)[offsets[0] : offsets[-1]]
+        if values is not None
+        else numpy.empty(0, numpy.uint8)
+    )
+    nuls = numpy.flatnonzero(data == 0)
+    counts = numpy.searchsorted(nuls, offsets[1:] - offsets[0]) - numpy.searchsorted(nuls, offsets[:-1] - offsets[0])
+    if (counts % 2).any() or (len(data) and data[-1] != 0):
+        raise ValueError("encoded properties do not come in pairs")
+    text_offsets = numpy.concatenate([[0], nuls - numpy.arange(len(nuls))]).astype(numpy.int32)
+    buffers = [None, pyarrow.py_buffer(text_offsets), pyarrow.py_buffer(numpy.ascontiguousarray(data[data != 0]))]
+    texts = pyarrow.Array.from_buffers(pyarrow.string(), len(nuls), buffers)
+    keys, items = (texts.take(pyarrow.array(numpy.arange(start, len(nuls), 2))) for start in (0, 1))
+    entries = numpy.concatenate([[0], numpy.cumsum(counts // 2)]).astype(numpy.int32)
+    return pyarrow.MapArray.from_arrays(pyarrow.array(entries), keys, items).cast(kind)
