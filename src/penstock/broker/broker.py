@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELAYED = range(1, 7)
 DELAYED = "$delayed"
+Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
 
 
@@ -59,7 +60,7 @@ class Staged:
 class Broker:
     """The broker without its sockets."""
 
-    def __init__(self, make_store: Callable[[Callable[[], Iterator[tuple[int, bytes]]]], Store], limits: Limits) -> None:
+    def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits) -> None:
         self.limits = limits
         self.queues: dict[str, Queue] = {}
         self.producers: OrderedDict[str, int] = OrderedDict()
@@ -269,7 +270,9 @@ class Broker:
 
     # --- delayed messages: stored at once in a topic of the broker's own, published when due in one step with that
 
-    def delay(self, batch: Batch, topic: str, due_ns: int, properties: dict[str, str], identifier: str) -> tuple[int, int]:
+    def delay(
+        self, batch: Batch, topic: str, due_ns: int, properties: dict[str, str], identifier: str
+    ) -> tuple[int, int]:
         """Store one message now and publish it at ``due_ns``."""
         told = {"topic": topic, "due_ns": str(due_ns), **properties}
         return self.publish_as(batch, identifier, topic=DELAYED, properties=encode_properties(told))
@@ -345,7 +348,8 @@ class Broker:
         words.check_name(transaction, "transaction")
         total = batch.total_bytes
         if self.staged_bytes + total > self.limits.max_staged_bytes:
-            raise Refusal("full", f"more than {self.limits.max_staged_bytes} bytes would be staged; commit or abort first")
+            most = self.limits.max_staged_bytes
+            raise Refusal("full", f"more than {most} bytes would be staged; commit or abort first")
         staged = self.staged.setdefault(transaction, Staged())
         staged.batches.append(batch)
         staged.total_bytes += total

@@ -153,9 +153,8 @@ class Queue:
         room = consumer.credit - self.state.in_flight_of(consumer.number)
         end = self._store.next
         batch, following = self._store.read(self.state.cursor, min(room, TAKE_MESSAGES), TAKE_BYTES, self.patterns)
-        sent, counts, expired = self.state.take(
-            batch, consumer.number, self._deadline(consumer, now_ns), now_ns, int(self.options.ttl_s * 1e9), self._internal
-        )
+        deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
+        sent, counts, expired = self.state.take(batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal)
         if expired:
             self.counters.add("expired", expired)
             self.counters.add("matched", expired)

@@ -104,8 +104,9 @@ class Tokens:
             statistics=entry.get("statistics", False),
             shutdown=entry.get("shutdown", False),
         )
-        digest = bytes.fromhex(entry["sha256"]) if "sha256" in entry else hashlib.sha256(entry["token"].encode()).digest()
-        return digest, rights
+        if "sha256" in entry:
+            return bytes.fromhex(entry["sha256"]), rights
+        return hashlib.sha256(entry["token"].encode()).digest(), rights
 
     def rights(self, token: str) -> Rights | None:
         """What the token allows; None when it is not one. Compares all of them in constant time."""

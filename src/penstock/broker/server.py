@@ -270,6 +270,10 @@ class Server:
             except OSError:
                 self._drop(connection)
 
+    def _touch(self, connection: Connection) -> None:
+        """It has output, or replies that become output after the commit."""
+        self._touched.add(connection)
+
     def _watch(self, connection: Connection) -> None:
         mask = 0 if connection in self._paused or connection.ending else select.EPOLLIN
         self._epoll.modify(connection.descriptor, mask | (select.EPOLLOUT if connection.wants_write else 0))
@@ -308,7 +312,7 @@ class Server:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(
                 self, sock, f"{address[0]}:{address[1]}", _is_loopback(address[0]), self.connection_limits,
-                self._numbers, self._touched.add, self._tls,
+                self._numbers, self._touch, self._tls,
             )  # fmt: skip
             self.connections[connection.descriptor] = connection
             self._epoll.register(connection.descriptor, select.EPOLLIN)

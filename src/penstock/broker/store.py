@@ -1,11 +1,11 @@
 """The seam behind which messages are stored: a few methods, the embedded journal being the default.
 
-The broker knows messages by position alone, a number that grows; it never assumes that positions come from a local file.
+The broker knows messages by position alone, a number that grows; it never assumes that it comes from a local file.
 A store is used by the broker's one loop thread.
 
 - ``stage`` takes messages and ``record`` takes state; ``commit`` makes all of it durable at once, or none of it.
 - ``read`` gives messages that are durable, as views of wherever they lie.
-- ``records`` gives back, after opening, what ``record`` took: a store may leave out what an earlier ``snapshot`` covers.
+- ``records`` gives back, after opening, what ``record`` took; a store may leave out what a later snapshot covers.
 """
 
 from __future__ import annotations
