@@ -1,8 +1,667 @@
 // penstock._core.journal: the one file of this room that knows Python.
 #include "bindings.hpp"
 
-namespace penstock {
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
-void bind_journal(nanobind::module_ &) {}
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "journal/checksum.hpp"
+#include "journal/disk.hpp"
+#include "journal/reader.hpp"
+#include "journal/scan.hpp"
+#include "journal/writer.hpp"
+#include "message/message.hpp"
+
+namespace nb = nanobind;
+
+namespace penstock {
+namespace {
+
+using namespace journal;
+
+[[noreturn]] void fail(const char *name, const std::string &text) {
+    raise_error(name, "%s", text.c_str());
+    throw nb::python_error();
+}
+
+[[noreturn]] void fail_system(int error, const std::string &text, const std::string &place = {}) {
+    PyObject *arguments = place.empty() ? Py_BuildValue("(is)", error, text.c_str())
+                                        : Py_BuildValue("(iss)", error, text.c_str(), place.c_str());
+    if (arguments) PyErr_SetObject(PyExc_OSError, arguments);
+    Py_XDECREF(arguments);
+    throw nb::python_error();
+}
+
+// A read-only look at any object with the buffer protocol.
+class View {
+   public:
+    explicit View(nb::handle object) {
+        if (PyObject_GetBuffer(object.ptr(), &buffer_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    }
+    View(View &&other) noexcept : buffer_(other.buffer_) { other.buffer_.obj = nullptr; }
+    ~View() {
+        if (buffer_.obj) PyBuffer_Release(&buffer_);
+    }
+    const std::uint8_t *data() const { return static_cast<const std::uint8_t *>(buffer_.buf); }
+    std::size_t size() const { return static_cast<std::size_t>(buffer_.len); }
+    std::string_view text() const { return {static_cast<const char *>(buffer_.buf), size()}; }
+
+   private:
+    Py_buffer buffer_{};
+};
+
+// Numbers out of any contiguous buffer of them (numpy, array, memoryview).
+template <typename Number>
+std::pair<const Number *, std::size_t> numbers(const View &view, const char *what) {
+    if (view.size() % sizeof(Number)) fail("InvalidArgument", std::string(what) + " is no whole number of items");
+    return {reinterpret_cast<const Number *>(view.data()), view.size() / sizeof(Number)};
+}
+
+// What a simulated disk in Python is asked through.
+struct PythonDisk final : Disk {
+    explicit PythonDisk(nb::object target) : target(std::move(target)) {}
+    int write(int file, const std::uint8_t *data, std::size_t bytes, std::size_t zeros, std::uint64_t offset) override {
+        nb::gil_scoped_acquire held;
+        return errno_of([&] { target.attr("write")(file, nb::bytes(data, bytes), zeros, offset); });
+    }
+    int sync(int file) override {
+        nb::gil_scoped_acquire held;
+        return errno_of([&] { target.attr("sync")(file); });
+    }
+    template <typename Call>
+    static int errno_of(Call call) {
+        try {
+            call();
+            return 0;
+        } catch (nb::python_error &error) {
+            nb::object number = nb::getattr(error.value(), "errno", nb::none());
+            return nb::isinstance<nb::int_>(number) ? nb::cast<int>(number) : EIO;
+        }
+    }
+    nb::object target;
+};
+
+class BoundWriter {
+   public:
+    BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk)
+        : max_message_bytes_(max_message_bytes) {
+        struct stat status;
+        if (fstat(frontier_file, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < frontier_bytes)
+            fail("CorruptionError", "the frontier file is too short");
+        frontier_file_ = fcntl(frontier_file, F_DUPFD_CLOEXEC, 3);
+        if (frontier_file_ < 0) fail_system(errno, "cannot keep the frontier file open");
+        frontier_ = mmap(nullptr, frontier_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, frontier_file_, 0);
+        if (frontier_ == MAP_FAILED) fail_system(errno, "cannot map the frontier file");
+        if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
+        else disk_ = std::make_unique<PythonDisk>(std::move(disk));
+        writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<FrontierFile *>(frontier_), frontier_file_);
+    }
+    ~BoundWriter() {
+        writer_.reset();
+        if (frontier_ && frontier_ != MAP_FAILED) munmap(frontier_, frontier_bytes);
+        if (frontier_file_ >= 0) ::close(frontier_file_);
+    }
+
+    std::uint32_t topic(std::string_view name, int flags) { return writer_->topic(name, static_cast<std::uint8_t>(flags)); }
+    void restore_topic(std::uint32_t id, std::string_view name, int flags, std::uint64_t next, std::int64_t time) {
+        if (id == 0 || id > (1u << 24)) fail("CorruptionError", "a topic id is out of range");
+        writer_->restore_topic(id, name, static_cast<std::uint8_t>(flags), next, time);
+    }
+
+    std::uint64_t stage(std::uint32_t id, nb::handle data, nb::handle properties, nb::handle message_id, nb::handle key,
+                        std::int64_t timestamp_ns) {
+        View body(data), encoded(properties), identity(message_id), name(key);
+        return put(id, content(body, encoded, identity, name, timestamp_ns));
+    }
+
+    // (position, ordinal), on disk.
+    std::pair<std::uint64_t, std::uint64_t> append(std::uint32_t id, nb::handle data, nb::handle properties,
+                                                   nb::handle message_id, nb::handle key, std::int64_t timestamp_ns) {
+        View body(data), encoded(properties), identity(message_id), name(key);
+        Content what = content(body, encoded, identity, name, timestamp_ns);
+        std::uint64_t position, ordinal, ticket;
+        {
+            std::lock_guard lock(writer_->staging_lock());
+            position = put(id, what);
+            ordinal = writer_->topic_at(id).next_ordinal - 1;
+            ticket = writer_->ticket();
+        }
+        finish(ticket);
+        return {position, ordinal};
+    }
+
+    // A sequence of buffers of one topic, in one batch.
+    nb::tuple stage_buffers(std::uint32_t id, nb::handle sequence, nb::handle properties, std::int64_t timestamp_ns, bool commit) {
+        nb::object items = nb::steal(PySequence_Fast(sequence.ptr(), "append_many takes an iterable of buffers"));
+        if (!items.is_valid()) throw nb::python_error();
+        Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
+        PyObject **objects = PySequence_Fast_ITEMS(items.ptr());
+        View encoded(properties);
+        std::vector<View> views;
+        std::vector<std::uint64_t> addresses(static_cast<std::size_t>(count)), lengths(static_cast<std::size_t>(count));
+        std::uint64_t total = 0;
+        for (Py_ssize_t i = 0; i < count; ++i) {
+            std::size_t k = static_cast<std::size_t>(i);
+            if (PyBytes_CheckExact(objects[i])) {
+                addresses[k] = reinterpret_cast<std::uint64_t>(PyBytes_AS_STRING(objects[i]));
+                lengths[k] = static_cast<std::uint64_t>(PyBytes_GET_SIZE(objects[i]));
+            } else {
+                views.emplace_back(objects[i]);
+                addresses[k] = reinterpret_cast<std::uint64_t>(views.back().data());
+                lengths[k] = views.back().size();
+            }
+            check_length(lengths[k]);
+            total += padded(sizeof(RecordHeader) + lengths[k] + encoded.size());
+        }
+        std::uint64_t first, ticket;
+        {
+            std::lock_guard lock(writer_->staging_lock());
+            check_room(total);
+            if (encoded.size() || timestamp_ns) {
+                first = writer_->next_position();
+                for (std::size_t k = 0; k < lengths.size(); ++k)
+                    put(id, {reinterpret_cast<const std::uint8_t *>(addresses[k]), lengths[k], encoded.text(), {}, {}, timestamp_ns});
+            } else {  // addresses are offsets from nowhere
+                check_topic(id);
+                first = writer_->stage_many(&id, 0, nullptr, addresses.data(), lengths.data(), lengths.size());
+            }
+            ticket = writer_->ticket();
+        }
+        if (commit) finish(ticket);
+        return nb::make_tuple(first, first + static_cast<std::uint64_t>(count) - 1);
+    }
+
+    nb::tuple stage_many(nb::handle topics, nb::handle buffer, nb::handle offsets, nb::handle lengths) {
+        View body(buffer), offset_view(offsets), length_view(lengths);
+        auto [starts, count] = numbers<std::uint64_t>(offset_view, "offsets");
+        auto [sizes, size_count] = numbers<std::uint64_t>(length_view, "lengths");
+        if (count != size_count) fail("InvalidArgument", "offsets and lengths differ in number");
+        std::uint64_t total = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            check_length(sizes[i]);
+            if (starts[i] > body.size() || sizes[i] > body.size() - starts[i])
+                fail("InvalidArgument", "message " + std::to_string(i) + " lies outside the buffer");
+            total += padded(sizeof(RecordHeader) + sizes[i]);
+        }
+        std::lock_guard lock(writer_->staging_lock());
+        check_room(total);
+        std::uint64_t first;
+        if (PyLong_Check(topics.ptr())) {
+            auto id = nb::cast<std::uint32_t>(topics);
+            check_topic(id);
+            first = writer_->stage_many(&id, 0, body.data(), starts, sizes, count);
+        } else {
+            View topic_view(topics);
+            auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
+            if (id_count != count) fail("InvalidArgument", "topic_ids and offsets differ in number");
+            for (std::size_t i = 0; i < count; ++i) check_topic(ids[i]);
+            first = writer_->stage_many(ids, 1, body.data(), starts, sizes, count);
+        }
+        return nb::make_tuple(first, first + count - 1);
+    }
+
+    // Messages (topic id, data, properties, message id, key, time) and states (kind, flags, data) in one batch.
+    nb::tuple stage_all(nb::handle messages, nb::handle states) {
+        std::vector<View> views;
+        std::vector<std::uint32_t> ids;
+        std::vector<std::int64_t> times;
+        std::uint64_t total = 0;
+        for (nb::handle item : messages) {
+            ids.push_back(nb::cast<std::uint32_t>(item[0]));
+            check_topic(ids.back());
+            for (int part = 1; part <= 4; ++part) views.emplace_back(nb::object(item[part]));
+            times.push_back(nb::cast<std::int64_t>(item[5]));
+            for (int part = 4; part >= 1; --part) total += views[views.size() - static_cast<std::size_t>(part)].size() + 64;
+        }
+        std::size_t message_views = views.size();
+        std::vector<std::pair<std::uint32_t, std::uint8_t>> kinds;
+        for (nb::handle item : states) {
+            kinds.emplace_back(nb::cast<std::uint32_t>(item[0]), static_cast<std::uint8_t>(nb::cast<int>(item[1])));
+            views.emplace_back(nb::object(item[2]));
+            total += views.back().size() + 64;
+        }
+        std::lock_guard lock(writer_->staging_lock());
+        check_room(total);
+        std::uint64_t first = writer_->next_position();
+        std::vector<Content> contents;
+        for (std::size_t i = 0; i < ids.size(); ++i)
+            contents.push_back(content(views[i * 4], views[i * 4 + 1], views[i * 4 + 2], views[i * 4 + 3], times[i]));
+        for (std::size_t i = 0; i < ids.size(); ++i) put(ids[i], contents[i]);
+        for (std::size_t i = 0; i < kinds.size(); ++i) {
+            const View &view = views[message_views + i];
+            writer_->stage_state(kinds[i].first, kinds[i].second, view.data(), view.size());
+        }
+        return nb::make_tuple(first, first + ids.size() - 1, writer_->ticket());
+    }
+
+    void stage_state(std::uint32_t kind, nb::handle data, int flags) {
+        View view(data);
+        std::lock_guard lock(writer_->staging_lock());
+        check_room(view.size());
+        writer_->stage_state(kind, static_cast<std::uint8_t>(flags), view.data(), view.size());
+    }
+
+    bool commit(std::uint64_t ticket) { return finish(ticket); }
+
+    bool take_lead(bool only_if_full) {
+        nb::gil_scoped_release released;
+        return writer_->take_lead(only_if_full);
+    }
+    void give_lead() { writer_->give_lead(); }
+
+    void replace_segment(int log, int index, int sums, std::uint64_t nonce, std::uint64_t first, std::uint64_t end,
+                         std::uint64_t last_batch, std::uint64_t zeroed, std::uint64_t entries, std::uint32_t block_crc,
+                         std::uint64_t next_position) {
+        ActiveSegment segment;
+        segment.log = log;
+        segment.index = index;
+        segment.sums = sums;
+        segment.nonce = nonce;
+        segment.first_position = first;
+        segment.end = end;
+        segment.last_batch = last_batch;
+        segment.zeroed = zeroed;
+        segment.entries = entries;
+        segment.block_crc = block_crc;
+        writer_->replace_segment(segment, next_position);
+    }
+
+    void commit_records(nb::handle records, std::uint32_t count, std::uint32_t flags) {
+        View view(records);
+        std::vector<std::uint8_t> bytes(view.data(), view.data() + view.size());
+        CommitResult result;
+        {
+            nb::gil_scoped_release released;
+            result = writer_->commit_records(bytes, count, flags);
+        }
+        check(result);
+    }
+
+    void publish_frontier(std::uint64_t first, std::uint64_t step) { writer_->publish_frontier(first, step); }
+    void close() {
+        nb::gil_scoped_release released;
+        writer_->close();
+    }
+
+    nb::list topics() {
+        std::lock_guard lock(writer_->staging_lock());
+        nb::list result;
+        for (std::uint32_t id = 1; id <= writer_->topic_count(); ++id) {
+            const Topic &topic = writer_->topic_at(id);
+            if (topic.committed)
+                result.append(nb::make_tuple(id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
+                                             topic.committed_ordinal, topic.committed_time_ns));
+        }
+        return result;
+    }
+
+    Writer &writer() { return *writer_; }
+
+   private:
+    void check_topic(std::uint32_t id) {
+        if (id == 0 || id > writer_->topic_count()) fail("InvalidArgument", "there is no topic with id " + std::to_string(id));
+    }
+    void check_length(std::uint64_t bytes) {
+        if (bytes > max_message_bytes_)
+            fail("InvalidArgument", "a message of " + std::to_string(bytes) + " bytes is longer than max_message_bytes=" +
+                                        std::to_string(max_message_bytes_));
+    }
+    void check_room(std::uint64_t bytes) {
+        if (writer_->staged_bytes() + bytes + (1 << 20) > max_batch_bytes)
+            fail("CapacityError", "more than 1 GiB would stand in one batch; append in smaller parts");
+    }
+    Content content(const View &data, const View &properties, const View &message_id, const View &key, std::int64_t time) {
+        check_length(data.size());
+        if (properties.size() > (1u << 24) || message_id.size() > 65535 || key.size() > 65535)
+            fail("InvalidArgument", "properties are at most 16 MiB, a message id and a key at most 65535 bytes");
+        return {data.data(), data.size(), properties.text(), message_id.text(), key.text(), time};
+    }
+    std::uint64_t put(std::uint32_t id, const Content &what) {
+        check_topic(id);
+        check_room(what.bytes + what.properties.size() + what.message_id.size() + what.key.size());
+        return writer_->stage(id, what);
+    }
+    bool finish(std::uint64_t ticket) {
+        CommitResult result;
+        {
+            nb::gil_scoped_release released;
+            result = writer_->commit(ticket);
+        }
+        check(result);
+        return result.full;
+    }
+    void check(const CommitResult &result) {
+        switch (result.failure) {
+            case Failure::none: return;
+            case Failure::write: fail_system(result.error, "the journal's batch was not written, nothing of it is stored");
+            case Failure::sync:
+                fail_system(result.error, "a sync of the journal failed: nothing is acknowledged until it is opened again");
+            case Failure::closed: fail("ClosedError", "the journal was closed");
+            case Failure::forked: fail("StateError", "this journal was opened before a fork: open it again in the child");
+        }
+    }
+
+    std::uint64_t max_message_bytes_;
+    int frontier_file_ = -1;
+    void *frontier_ = nullptr;
+    std::unique_ptr<Disk> disk_;
+    std::unique_ptr<Writer> writer_;
+};
+
+// Holds the mapped file for the messages of one read.
+struct MappingOwner final : Owner {
+    MappingOwner(std::shared_ptr<Mapping> mapping, std::size_t left) : mapping(std::move(mapping)), left(left) {}
+    void release(std::uint64_t) noexcept override {
+        if (--left == 0) delete this;
+    }
+    void release_many(const std::uint64_t *, std::size_t count) noexcept override {
+        if ((left -= count) == 0) delete this;
+    }
+    std::shared_ptr<Mapping> mapping;
+    std::size_t left;
+};
+
+Envelope envelope_of(const Found &found) {
+    RecordHeader record;
+    std::memcpy(&record, found.record, sizeof record);
+    Envelope envelope;
+    envelope.data = found.record + sizeof record;
+    envelope.size = record.data_bytes;
+    envelope.ordinal = record.ordinal;
+    envelope.timestamp_ns = record.timestamp_ns;
+    envelope.position = static_cast<std::int64_t>(found.position);
+    envelope.properties = envelope.data + record.data_bytes;
+    envelope.properties_size = record.properties_bytes;
+    envelope.channel = record.topic;
+    return envelope;
+}
+
+void check_problem(const Problem &problem) {
+    if (problem.kind == Problem::none) return;
+    if (problem.kind == Problem::system) fail_system(problem.error, problem.text, problem.place);
+    nb::object kind = nb::module_::import_("penstock.errors").attr("CorruptionError");
+    nb::object error = kind(problem.text + " (" + problem.place + ")", problem.place);
+    PyErr_SetObject(kind.ptr(), error.ptr());
+    throw nb::python_error();
+}
+
+class BoundReader {
+   public:
+    BoundReader(const std::string &directory, std::uint64_t segment_bytes) {
+        Problem problem;
+        reader_ = Reader::open(directory, segment_bytes, problem);
+        check_problem(problem);
+    }
+
+    nb::tuple read_many(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+        ReadResult result = look(start, most, most_bytes, filter);
+        check_problem(result.problem);
+        std::vector<Envelope> entries;
+        entries.reserve(result.found.size());
+        std::uint32_t greatest = 0;
+        for (const Found &found : result.found) {
+            entries.push_back(envelope_of(found));
+            greatest = std::max(greatest, found.topic);
+        }
+        nb::object names = channels(greatest);
+        auto *owner = entries.empty() ? nullptr : new MappingOwner(result.mapping, entries.size());
+        nb::object batch = nb::steal(batch_new(std::move(entries), owner, names.ptr()));
+        if (!batch.is_valid()) throw nb::python_error();
+        return nb::make_tuple(batch, result.next);
+    }
+
+    nb::object read(std::uint64_t position) {
+        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        if (!result.found.empty() && result.found[0].position != position) result.found.clear();
+        else check_problem(result.problem);
+        if (result.found.empty()) return nb::none();
+        nb::object names = channels(result.found[0].topic);
+        auto *owner = new MappingOwner(result.mapping, 1);
+        PyObject *message =
+            message_new(envelope_of(result.found[0]), owner, PyTuple_GET_ITEM(names.ptr(), result.found[0].topic));
+        if (!message) {
+            delete owner;
+            throw nb::python_error();
+        }
+        return nb::steal(message);
+    }
+
+    // (message id, key) or None.
+    nb::object details(std::uint64_t position) {
+        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        if (result.found.empty() || result.found[0].position != position) {
+            check_problem(result.problem);
+            return nb::none();
+        }
+        RecordHeader record;
+        std::memcpy(&record, result.found[0].record, sizeof record);
+        const std::uint8_t *at = result.found[0].record + sizeof record + record.data_bytes + record.properties_bytes;
+        return nb::make_tuple(nb::bytes(at, record.id_bytes), nb::bytes(at + record.id_bytes, record.key_bytes));
+    }
+
+    std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic) {
+        return with_reader([&](Problem &problem) { return reader_->find_time(timestamp_ns, topic, problem); });
+    }
+    std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal) {
+        return with_reader([&](Problem &problem) { return reader_->find_ordinal(topic, ordinal, problem); });
+    }
+    std::uint32_t topic_id(std::string_view name) {
+        return with_reader([&](Problem &) { return reader_->topic_id(name); });
+    }
+    nb::list topics() {
+        std::vector<std::string> names = with_reader([&](Problem &) { return reader_->topics(); });
+        nb::list result;
+        for (std::size_t id = 1; id < names.size(); ++id)
+            if (!names[id].empty()) result.append(nb::make_tuple(id, nb::bytes(names[id].data(), names[id].size())));
+        return result;
+    }
+    nb::list segments() {
+        auto places = with_reader([&](Problem &) { return reader_->places(); });
+        nb::list result;
+        for (const auto &place : places) result.append(nb::make_tuple(place.first, place.next, place.revision));
+        return result;
+    }
+    std::uint64_t first() {
+        return with_reader([&](Problem &) { return reader_->first(); });
+    }
+    std::uint64_t frontier() { return reader_->frontier().frontier; }
+    nb::tuple frontier_words() {
+        FrontierWords words = reader_->frontier();
+        return nb::make_tuple(words.frontier, words.segment, words.end, words.generation);
+    }
+
+   private:
+    ReadResult look(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+        nb::gil_scoped_release released;
+        std::lock_guard lock(mutex_);
+        return reader_->read(start, most, most_bytes, filter);
+    }
+    template <typename Call>
+    auto with_reader(Call call) -> std::decay_t<decltype(call(std::declval<Problem &>()))> {
+        Problem problem;
+        std::decay_t<decltype(call(problem))> result;
+        {
+            nb::gil_scoped_release released;
+            std::lock_guard lock(mutex_);
+            result = call(problem);
+        }
+        check_problem(problem);
+        return result;
+    }
+
+    // All names so far, by topic id.
+    nb::object channels(std::uint32_t greatest) {
+        if (names_.is_valid() && static_cast<std::size_t>(PyTuple_GET_SIZE(names_.ptr())) > greatest) return names_;
+        std::vector<std::string> known;
+        {
+            nb::gil_scoped_release released;
+            std::lock_guard lock(mutex_);
+            reader_->topic_name(greatest);
+            known = reader_->topics();
+        }
+        std::size_t count = std::max<std::size_t>(known.size(), greatest + std::size_t{1});
+        nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+        for (std::size_t id = 0; id < count; ++id) {
+            std::string name = id < known.size() ? known[id] : std::string();
+            PyObject *text = PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace");
+            if (!text) throw nb::python_error();
+            PyTuple_SET_ITEM(names.ptr(), static_cast<Py_ssize_t>(id), text);
+        }
+        names_ = names;
+        return names_;
+    }
+
+    std::mutex mutex_;
+    std::unique_ptr<Reader> reader_;
+    nb::object names_;
+};
+
+// Memory of a draft until its function has stored a copy of it.
+struct HeapDraft final : DraftOwner {
+    HeapDraft(std::size_t size, nb::object function) : memory(new std::uint8_t[size ? size : 1]()), function(std::move(function)) {}
+    PyObject *publish(PyObject *, std::uint64_t, std::int64_t size) override {
+        PyObject *view = PyMemoryView_FromMemory(reinterpret_cast<char *>(memory.get()), size, PyBUF_READ);
+        PyObject *result = view ? PyObject_CallOneArg(function.ptr(), view) : nullptr;
+        Py_XDECREF(view);
+        if (result) delete this;
+        return result;
+    }
+    void cancel(std::uint64_t) noexcept override { delete this; }
+    std::unique_ptr<std::uint8_t[]> memory;
+    nb::object function;
+};
+
+nb::object reserve(std::size_t size, nb::object function, nb::object keep) {
+    auto *owner = new HeapDraft(size, std::move(function));
+    PyObject *draft = draft_new(owner->memory.get(), static_cast<std::int64_t>(size), owner, 0, keep.ptr());
+    if (!draft) {
+        delete owner;
+        throw nb::python_error();
+    }
+    return nb::steal(draft);
+}
+
+nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::uint64_t limit, std::uint64_t durable, bool gaps) {
+    View view(buffer);
+    Scan result;
+    {
+        nb::gil_scoped_release released;
+        result = scan_segment(view.data(), view.size(), {nonce, first, limit, durable, gaps});
+    }
+    nb::dict answer;
+    answer["index"] = nb::bytes(result.index.data(), result.index.size() * sizeof(IndexEntry));
+    nb::list topics, states, damage;
+    for (const auto &topic : result.topics)
+        topics.append(nb::make_tuple(topic.id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
+                                     topic.next_ordinal, topic.last_time_ns));
+    for (const auto &state : result.states)
+        states.append(nb::make_tuple(state.kind, static_cast<int>(state.flags), nb::bytes(view.data() + state.offset, state.bytes)));
+    for (const auto &bad : result.damage)
+        damage.append(nb::make_tuple(bad.offset, bad.bytes, bad.first_position, bad.next_position, bad.text));
+    answer["topics"] = topics;
+    answer["states"] = states;
+    answer["damage"] = damage;
+    answer["end"] = result.end;
+    answer["last_batch"] = result.last_batch;
+    answer["next_position"] = result.next_position;
+    answer["batches"] = result.batches;
+    answer["state_records"] = result.state_records;
+    answer["least_time_ns"] = result.least_time_ns;
+    answer["greatest_time_ns"] = result.greatest_time_ns;
+    answer["tail_bytes"] = result.tail_bytes;
+    return answer;
+}
+
+nb::bytes summary_of(nb::handle index) {
+    View view(index);
+    std::vector<std::uint8_t> bytes =
+        summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry));
+    return nb::bytes(bytes.data(), bytes.size());
+}
+
+template <std::uint32_t (*function)(std::uint32_t, const void *, std::size_t)>
+std::uint32_t checksum(nb::handle data, std::uint32_t value) {
+    View view(data);
+    nb::gil_scoped_release released;
+    return function(value, view.data(), view.size());
+}
+
+}  // namespace
+
+void bind_journal(nb::module_ &module) {
+    module.def("crc32c", checksum<crc32c>, nb::arg("data"), nb::arg("value") = 0);
+    module.def("crc32c_table", checksum<crc32c_table>, nb::arg("data"), nb::arg("value") = 0);
+    module.def("crc32", checksum<journal::crc32>, nb::arg("data"), nb::arg("value") = 0);
+    module.def("topic_matches", topic_matches, nb::arg("pattern"), nb::arg("name"));
+    module.def("reserve", reserve, nb::arg("size"), nb::arg("function"), nb::arg("keep"));
+    module.def("summarise", summary_of, nb::arg("index"));
+    module.def("scan", scan, nb::arg("data"), nb::arg("nonce"), nb::arg("first"), nb::arg("limit"), nb::arg("durable"),
+               nb::arg("gaps") = false);
+    nb::class_<TopicFilter>(module, "TopicFilter").def(nb::init<std::vector<std::string>>()).def("matches", &TopicFilter::matches);
+    nb::class_<Watch>(module, "Watch")
+        .def(nb::init<const std::string &>())
+        .def("fileno", &Watch::file)
+        .def("wait", &Watch::wait, nb::arg("timeout_ms"), nb::call_guard<nb::gil_scoped_release>())
+        .def("drain", &Watch::drain)
+        .def("wake", &Watch::wake);
+    nb::class_<BoundWriter>(module, "Writer")
+        .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
+             nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none())
+        .def("topic", &BoundWriter::topic, nb::arg("name"), nb::arg("flags") = 0)
+        .def("restore_topic", &BoundWriter::restore_topic)
+        .def("topics", &BoundWriter::topics)
+        .def("append", &BoundWriter::append, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
+             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0)
+        .def("stage", &BoundWriter::stage, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
+             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0)
+        .def("stage_buffers", &BoundWriter::stage_buffers, nb::arg("topic_id"), nb::arg("buffers"),
+             nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0, nb::arg("commit") = false)
+        .def("stage_many", &BoundWriter::stage_many, nb::arg("topic_ids"), nb::arg("buffer"), nb::arg("offsets"), nb::arg("lengths"))
+        .def("stage_all", &BoundWriter::stage_all, nb::arg("messages"), nb::arg("states"))
+        .def("stage_state", &BoundWriter::stage_state, nb::arg("kind"), nb::arg("data"), nb::arg("flags") = 0)
+        .def("commit", &BoundWriter::commit, nb::arg("ticket") = 0)
+        .def("take_lead", &BoundWriter::take_lead, nb::arg("only_if_full") = false)
+        .def("give_lead", &BoundWriter::give_lead)
+        .def("replace_segment", &BoundWriter::replace_segment, nb::arg("log"), nb::arg("index"), nb::arg("sums"), nb::arg("nonce"),
+             nb::arg("first"), nb::arg("end"), nb::arg("last_batch"), nb::arg("zeroed"), nb::arg("entries"),
+             nb::arg("block_crc"), nb::arg("next_position"))
+        .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
+        .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
+        .def("publish_frontier", &BoundWriter::publish_frontier, nb::arg("first"), nb::arg("generation_step"))
+        .def("close", &BoundWriter::close)
+        .def_prop_ro("staged_bytes", [](BoundWriter &self) { return self.writer().staged_bytes(); })
+        .def_prop_ro("next_position", [](BoundWriter &self) { return self.writer().next_position(); })
+        .def_prop_ro("committed_position", [](BoundWriter &self) { return self.writer().committed_position(); })
+        .def_prop_ro("end", [](BoundWriter &self) { return self.writer().segment().end; })
+        .def_prop_ro("entries", [](BoundWriter &self) { return self.writer().segment().entries; })
+        .def_prop_ro("block_crc", [](BoundWriter &self) { return self.writer().segment().block_crc; })
+        .def_prop_ro("times_ns", [](BoundWriter &self) {
+            return nb::make_tuple(self.writer().segment().least_time_ns, self.writer().segment().greatest_time_ns);
+        })
+        .def_prop_ro("commits", [](BoundWriter &self) { return self.writer().commits; })
+        .def_prop_ro("failed", [](BoundWriter &self) { return self.writer().failed(); });
+    nb::class_<BoundReader>(module, "Reader")
+        .def(nb::init<const std::string &, std::uint64_t>(), nb::arg("directory"), nb::arg("segment_bytes"))
+        .def("read", &BoundReader::read, nb::arg("position"))
+        .def("read_many", &BoundReader::read_many, nb::arg("start"), nb::arg("most"), nb::arg("most_bytes"),
+             nb::arg("filter").none() = nb::none())
+        .def("details", &BoundReader::details, nb::arg("position"))
+        .def("find_time", &BoundReader::find_time, nb::arg("timestamp_ns"), nb::arg("topic_id") = 0)
+        .def("find_ordinal", &BoundReader::find_ordinal, nb::arg("topic_id"), nb::arg("ordinal"))
+        .def("topic_id", &BoundReader::topic_id, nb::arg("name"))
+        .def("topics", &BoundReader::topics)
+        .def("segments", &BoundReader::segments)
+        .def_prop_ro("first", &BoundReader::first)
+        .def_prop_ro("frontier", &BoundReader::frontier)
+        .def("frontier_words", &BoundReader::frontier_words);
+}
 
 }  // namespace penstock

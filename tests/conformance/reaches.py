@@ -139,3 +139,6 @@ class Tcp(Reach):
 class Journal(Reach):
     def make_address(self) -> str:
         return f"journal:{self.directory / 'journal'}#{unique('topic')}"
+
+    def lossless(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {}, {"start": "first"}

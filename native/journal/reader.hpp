@@ -1,0 +1,149 @@
+// Reader: messages of a journal as views of its mapped files, up to the durable frontier, never further.
+//
+// Rules
+//   - One thread at a time (the bindings hold the GIL); any number of readers in any number of processes, no locks.
+//   - The size of a file is asked for before its mapping is touched, so that a truncated file is an error, not a fault.
+//   - A record is handed out only when its checksum and its index entry agree; a stale index is rebuilt in memory.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "journal/format.hpp"
+#include "journal/scan.hpp"
+
+namespace penstock::journal {
+
+// A file mapped for reading; messages hold it by shared_ptr. It may be longer than the file is as yet.
+class Mapping {
+   public:
+    static std::shared_ptr<Mapping> open(const std::string &path, std::uint64_t at_least);
+    ~Mapping();
+    std::uint64_t file_bytes() const;  // now
+    const std::uint8_t *data() const { return data_; }
+    std::uint64_t bytes() const { return bytes_; }
+    int file() const { return file_; }
+
+   private:
+    int file_ = -1;
+    const std::uint8_t *data_ = nullptr;
+    std::uint64_t bytes_ = 0;
+};
+
+struct FrontierWords {
+    std::uint64_t frontier = 1, segment = 0, end = 0, generation = 0;
+};
+
+// Names and patterns: `*` is one part between dots, `>` at the end one or more.
+class TopicFilter {
+   public:
+    explicit TopicFilter(std::vector<std::string> patterns) : patterns_(std::move(patterns)) {}
+    bool matches(std::string_view name) const;
+    bool known(std::uint32_t id) const { return id < verdicts_.size() && verdicts_[id]; }
+    bool verdict(std::uint32_t id) const { return verdicts_[id] == 2; }
+    void learn(std::uint32_t id, std::string_view name);
+    void forget() { verdicts_.clear(); }
+
+   private:
+    std::vector<std::string> patterns_;
+    std::vector<std::uint8_t> verdicts_;  // by topic id: 0 unknown, 1 no, 2 yes
+};
+bool topic_matches(std::string_view pattern, std::string_view name);
+
+struct Problem {
+    enum Kind : std::uint8_t { none, hole, damage, system, beyond } kind = none;
+    std::string text, place;
+    int error = 0;
+};
+
+struct Found {
+    std::uint64_t position;
+    const std::uint8_t *record;
+    std::uint32_t topic;
+};
+
+struct ReadResult {
+    std::vector<Found> found;
+    std::shared_ptr<Mapping> mapping;
+    std::uint64_t next = 0;  // where to go on
+    Problem problem;         // only when nothing was found
+};
+
+class Reader {
+   public:
+    // Null with a problem filled in when the directory cannot be read.
+    static std::unique_ptr<Reader> open(const std::string &directory, std::uint64_t segment_bytes, Problem &problem);
+
+    FrontierWords frontier() const;
+    std::uint64_t first();  // least position kept
+    // Messages from `start` on that pass the filter: of one segment, so that one mapping holds them.
+    ReadResult read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter);
+    // The first position at or after: by time (topic 0: any) or by ordinal in a topic. 0: none.
+    std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic, Problem &problem);
+    std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem);
+    const std::string &topic_name(std::uint32_t id);
+    std::uint32_t topic_id(std::string_view name);
+    const std::vector<std::string> &topics();
+    struct SegmentPlace {
+        std::uint64_t first, next;
+        std::uint32_t revision;
+    };
+    std::vector<SegmentPlace> places();
+    std::string path_of(std::uint64_t first, std::uint32_t revision, const char *suffix) const;
+
+   private:
+    struct Segment {
+        std::uint32_t revision = 0;
+        std::shared_ptr<Mapping> log, index;
+        std::unique_ptr<Scan> rebuilt;  // where the index was no good
+        std::uint64_t nonce = 0;
+        std::uint32_t flags = 0;
+        std::uint64_t used = 0;         // for closing the least recently used
+    };
+    struct View {  // what reading one segment needs
+        Segment *segment = nullptr;
+        const IndexEntry *entries = nullptr;
+        std::uint64_t count = 0;
+    };
+
+    void refresh();
+    void list();
+    std::map<std::uint64_t, Segment>::iterator segment_of(std::uint64_t position);
+    std::uint64_t next_of(std::map<std::uint64_t, Segment>::iterator at) const;
+    bool open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
+    bool rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
+    bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
+    void close_unused(const Segment &keep);
+    void walk_topics();
+
+    std::string directory_;
+    std::uint64_t segment_bytes_ = 0;
+    std::shared_ptr<Mapping> frontier_;
+    std::map<std::uint64_t, Segment> segments_;  // by first position
+    std::uint64_t generation_ = ~std::uint64_t{0}, listed_segment_ = ~std::uint64_t{0};
+    std::uint64_t clock_ = 0;
+
+    std::vector<std::string> topics_;  // by id; empty: not known
+    std::uint64_t walked_segment_ = 0, walked_to_ = 0;
+    std::uint32_t walked_revision_ = 0;
+};
+
+// A descriptor that is readable after the frontier has moved.
+class Watch {
+   public:
+    explicit Watch(const std::string &directory);
+    ~Watch();
+    int file() const { return inotify_; }
+    bool wait(int timeout_ms) const;  // true: moved, closed or interrupted: look again
+    void drain() const;
+    void wake() const;  // ends a wait, from any thread
+
+   private:
+    int inotify_ = -1, event_ = -1;
+};
+
+}  // namespace penstock::journal

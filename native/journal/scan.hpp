@@ -1,0 +1,62 @@
+// Scanning a segment's bytes: what recovery, verify, repair and the rebuilding of an index are made of. Works on a
+// copy of the file in memory (never on a mapping, which a truncated file would turn into a fault). Pure, any thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "journal/format.hpp"
+
+namespace penstock::journal {
+
+struct ScanTopic {
+    std::uint32_t id;
+    std::uint8_t flags;
+    std::string name;
+    std::uint64_t next_ordinal;
+    std::int64_t last_time_ns;
+};
+
+struct ScanState {
+    std::uint32_t kind;
+    std::uint8_t flags;
+    std::uint64_t offset;  // of the data
+    std::uint32_t bytes;
+};
+
+struct ScanDamage {
+    std::uint64_t offset, bytes;
+    std::uint64_t first_position, next_position;  // what cannot be read; equal: no message is concerned
+    std::string text;
+};
+
+struct Scan {
+    std::vector<IndexEntry> index;
+    std::vector<ScanTopic> topics;  // as of the end: next ordinals count the messages seen
+    std::vector<ScanState> states;  // since the last snapshot
+    std::vector<ScanDamage> damage;
+    std::uint64_t end = 0;            // after the last whole batch
+    std::uint64_t last_batch = 0;     // where it begins
+    std::uint64_t next_position = 0;
+    std::uint64_t batches = 0;
+    std::uint64_t state_records = 0;
+    std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
+    std::uint64_t tail_bytes = 0;     // from `end` to the last byte that is not zero
+};
+
+struct ScanRange {
+    std::uint64_t nonce;
+    std::uint64_t first_position;
+    std::uint64_t limit_position;    // where the next segment begins: void from there
+    std::uint64_t durable_position;  // positions below it must be there: what is bad below it is damage, not a torn tail
+    bool gaps_allowed;
+};
+
+// Bytes of the whole batch at `at`, or 0.
+std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint64_t nonce);
+// 64 bytes for each topic in an index: the `.topics` file.
+std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count);
+Scan scan_segment(const std::uint8_t *data, std::uint64_t size, const ScanRange &range);
+
+}  // namespace penstock::journal

@@ -1,0 +1,387 @@
+#include "journal/writer.hpp"
+
+#include <cerrno>
+#include <cstring>
+#include <ctime>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "journal/checksum.hpp"
+
+namespace penstock::journal {
+namespace {
+
+// Small commits go into space that was written before: a sync of it moves no metadata. Larger ones extend the file.
+constexpr std::uint64_t ahead_bytes = 1 << 20;
+constexpr std::uint64_t small_commit_bytes = 1 << 16;
+constexpr std::uint64_t kept_staging_bytes = 8 << 20;
+
+// Release, so that who sees a word of the frontier sees the odd sequence that went before it.
+void store(std::uint64_t &word, std::uint64_t value) {
+    std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
+}
+
+}  // namespace
+
+std::int64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
+Writer::Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, FrontierFile *frontier, int frontier_file)
+    : disk_(disk), segment_bytes_(segment_bytes), sync_(sync), frontier_(frontier), frontier_file_(frontier_file),
+      pid_(getpid()) {}
+
+std::uint32_t Writer::topic(std::string_view name, std::uint8_t flags) {
+    std::lock_guard lock(staging_mutex_);
+    auto [place, made] = names_.try_emplace(std::string(name), static_cast<std::uint32_t>(topics_.size() + 1));
+    if (made) topics_.push_back({std::string(name), flags});
+    return place->second;
+}
+
+void Writer::restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
+                           std::int64_t last_time_ns) {
+    std::lock_guard lock(staging_mutex_);
+    if (topics_.size() < id) topics_.resize(id);
+    topics_[id - 1] = {std::string(name), flags, true, true, next_ordinal, next_ordinal, last_time_ns, last_time_ns};
+    names_[std::string(name)] = id;
+}
+
+std::uint64_t Writer::staged_bytes() const { return staging_.used; }
+
+// Room for so many bytes at the end of the staging buffer, the batch header's before the first; null when full.
+std::uint8_t *Writer::grow(std::uint64_t bytes) {
+    if (staging_.used == 0) {
+        staging_.used = sizeof(BatchHeader);
+        staging_.first_position = next_position_;
+    }
+    std::uint64_t needed = staging_.used + bytes;
+    if (needed > max_batch_bytes) return nullptr;
+    if (needed > staging_.bytes.size())
+        staging_.bytes.resize(std::max<std::uint64_t>(needed, std::min(max_batch_bytes, staging_.bytes.size() * 2 + 65536)));
+    std::uint8_t *at = staging_.bytes.data() + staging_.used;
+    staging_.used = needed;
+    ++staging_.records;
+    return at;
+}
+
+// Puts the topic's record before its first message.
+bool Writer::define(std::uint32_t id) {
+    Topic &topic = topics_[id - 1];
+    std::uint64_t bytes = padded(sizeof(RecordHeader) + topic.name.size());
+    std::uint8_t *at = grow(bytes);
+    if (!at) return false;
+    RecordHeader record{};
+    record.bytes = static_cast<std::uint32_t>(bytes);
+    record.kind = kind_topic;
+    record.flags = topic.flags;
+    record.topic = id;
+    record.data_bytes = static_cast<std::uint32_t>(topic.name.size());
+    record.ordinal = topic.next_ordinal;
+    record.timestamp_ns = topic.last_time_ns;
+    std::memcpy(at, &record, sizeof record);
+    std::memset(at + bytes - 8, 0, 8);
+    std::memcpy(at + sizeof record, topic.name.data(), topic.name.size());
+    topic.staged = true;
+    staging_.flags |= batch_topics;
+    return true;
+}
+
+void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id, const Content &content, std::int64_t now) {
+    Topic &topic = topics_[id - 1];
+    topic.last_time_ns = std::max(topic.last_time_ns, content.timestamp_ns ? content.timestamp_ns : now);
+    RecordHeader record{0,
+                        static_cast<std::uint32_t>(bytes),
+                        kind_message,
+                        0,
+                        static_cast<std::uint16_t>(content.message_id.size()),
+                        static_cast<std::uint16_t>(content.key.size()),
+                        0,
+                        id,
+                        static_cast<std::uint32_t>(content.properties.size()),
+                        static_cast<std::uint32_t>(content.bytes),
+                        0,
+                        topic.next_ordinal++,
+                        topic.last_time_ns};
+    std::memset(at + bytes - 8, 0, 8);  // the padding; overwritten where there is none
+    std::memcpy(at, &record, sizeof record);
+    at += sizeof record;
+    if (content.bytes) std::memcpy(at, content.data, content.bytes);
+    at += content.bytes;
+    for (std::string_view part : {content.properties, content.message_id, content.key}) {
+        if (part.empty()) continue;
+        std::memcpy(at, part.data(), part.size());
+        at += part.size();
+    }
+    ++staging_.messages;
+    ++next_position_;
+}
+
+std::uint64_t Writer::stage(std::uint32_t id, const Content &content) {
+    std::lock_guard lock(staging_mutex_);
+    if (!topics_[id - 1].staged && !define(id)) return 0;
+    std::uint64_t extra = content.properties.size() + content.message_id.size() + content.key.size();
+    std::uint64_t bytes = padded(sizeof(RecordHeader) + content.bytes + extra);
+    std::uint8_t *at = grow(bytes);
+    if (!at) return 0;
+    std::uint64_t position = next_position_;
+    put_message(at, bytes, id, content, content.timestamp_ns ? 0 : realtime_ns());
+    return position;
+}
+
+std::uint64_t Writer::stage_many(const std::uint32_t *topics, std::size_t topic_stride, const std::uint8_t *buffer,
+                                 const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count) {
+    std::lock_guard lock(staging_mutex_);
+    std::uint64_t total = 0;
+    for (std::size_t i = 0; i < count; ++i) total += padded(sizeof(RecordHeader) + lengths[i]);
+    if (staging_.used + total + sizeof(BatchHeader) > max_batch_bytes) return 0;
+    if (std::uint64_t needed = staging_.used + total + sizeof(BatchHeader); needed > staging_.bytes.size())
+        staging_.bytes.resize(needed);
+    std::uint64_t first = next_position_;
+    std::int64_t now = realtime_ns();
+    for (std::size_t i = 0; i < count; ++i) {
+        std::uint32_t id = topics[i * topic_stride];
+        if (!topics_[id - 1].staged && !define(id)) return 0;
+        std::uint64_t bytes = padded(sizeof(RecordHeader) + lengths[i]);
+        std::uint8_t *at = grow(bytes);
+        if (!at) return 0;
+        put_message(at, bytes, id, {buffer + offsets[i], lengths[i], {}, {}, {}, 0}, now);
+    }
+    return first;
+}
+
+bool Writer::stage_state(std::uint32_t kind, std::uint8_t flags, const std::uint8_t *data, std::uint64_t bytes) {
+    std::lock_guard lock(staging_mutex_);
+    std::uint64_t whole = padded(sizeof(RecordHeader) + bytes);
+    std::uint8_t *at = grow(whole);
+    if (!at) return false;
+    RecordHeader record{};
+    record.bytes = static_cast<std::uint32_t>(whole);
+    record.kind = kind_state;
+    record.flags = flags;
+    record.topic = kind;
+    record.data_bytes = static_cast<std::uint32_t>(bytes);
+    std::memset(at + whole - 8, 0, 8);
+    std::memcpy(at, &record, sizeof record);
+    if (bytes) std::memcpy(at + sizeof record, data, bytes);
+    return true;
+}
+
+bool Writer::was_failed(std::uint64_t number) const {
+    return std::find(failed_.begin(), failed_.end(), number) != failed_.end();
+}
+
+CommitResult Writer::commit(std::uint64_t number) {
+    if (getpid() != pid_) return {Failure::forked, 0, false};
+    if (number == 0) {
+        std::lock_guard staging(staging_mutex_);
+        std::lock_guard lead(lead_mutex_);
+        number = staging_.used ? staging_number_ : staging_number_ - 1;
+        if (!staging_.used && was_failed(number)) return {};  // nothing is staged, and whoever staged has been told
+    }
+    {
+        std::unique_lock lead(lead_mutex_);
+        lead_changed_.wait(lead, [&] { return done_number_ >= number || !leading_; });
+        if (done_number_ >= number && was_failed(number)) return {Failure::write, failed_error_, false};
+        if (done_number_ >= number) return {Failure::none, 0, full_};
+        if (failure_ != Failure::none) return {failure_, failed_error_, false};
+        leading_ = true;
+    }
+    {
+        std::lock_guard staging(staging_mutex_);
+        std::swap(staging_, writing_);
+        staging_ = Staging{std::move(staging_.bytes)};
+        number = staging_number_++;
+    }
+    CommitResult result = flush(writing_, 0);
+    if (result.failure == Failure::write) give_back(number);
+    if (writing_.bytes.size() > kept_staging_bytes) writing_.bytes = {};
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (result.failure == Failure::none) done_number_ = number;
+        if (result.failure == Failure::sync) failure_ = Failure::sync;
+        if (result.failure != Failure::none) failed_error_ = result.error;
+        leading_ = false;
+    }
+    lead_changed_.notify_all();
+    return result;
+}
+
+// After a failed write: all numbers given since the last commit are taken back, with what was staged meanwhile.
+void Writer::give_back(std::uint64_t number) {
+    std::lock_guard staging(staging_mutex_);
+    bool others = staging_.used != 0;
+    staging_ = Staging{std::move(staging_.bytes)};
+    next_position_ = committed_position_;
+    for (Topic &topic : topics_) {
+        topic.staged = topic.committed;
+        topic.next_ordinal = topic.committed_ordinal;
+        topic.last_time_ns = topic.committed_time_ns;
+    }
+    std::lock_guard lead(lead_mutex_);
+    failed_.push_back(number);
+    if (others) failed_.push_back(number = staging_number_++);  // who staged meanwhile hears of the failure too
+    while (failed_.size() > 1024) failed_.pop_front();
+    done_number_ = number;
+}
+
+CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
+    seal_batch(staging, flags);
+    ActiveSegment &segment = segment_;
+    int error = 0;
+    if (!entries_.empty())
+        error = disk_.write(segment.index, reinterpret_cast<const std::uint8_t *>(entries_.data()),
+                            entries_.size() * sizeof(IndexEntry), 0, segment.entries * sizeof(IndexEntry));
+    std::uint64_t zeros = 0, after = segment.end + staging.used;
+    if (after > segment.zeroed && staging.used <= small_commit_bytes) zeros = ahead_bytes;
+    if (!error) error = disk_.write(segment.log, staging.bytes.data(), staging.used, zeros, segment.end);
+    if (error) return {Failure::write, error, false};
+    if (sync_ && (error = disk_.sync(segment.log))) return {Failure::sync, error, false};
+    ++syncs;
+    put_sums(staging.bytes.data(), staging.used);
+    segment.last_batch = segment.end;
+    segment.end = after;
+    segment.zeroed = std::max(segment.zeroed, after + zeros);
+    segment.entries += entries_.size();
+    committed_position_ = staging.first_position + staging.messages;
+    keep_topics();
+    full_ = segment.end >= segment_bytes_;
+    ++commits;
+    move_frontier();
+    return {Failure::none, 0, full_};
+}
+
+// Checksums and index entries, in one pass over what is about to be written.
+void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
+    BatchHeader header{batch_magic, 0, segment_.nonce, staging.first_position, staging.messages, staging.records,
+                       staging.used, realtime_ns(), segment_.last_batch, flags | staging.flags, 0};
+    std::uint8_t *base = staging.bytes.data();
+    std::uint32_t crc = crc32c(0, reinterpret_cast<std::uint8_t *>(&header) + 8, sizeof header - 8);
+    std::uint64_t position = staging.first_position;
+    entries_.clear();
+    defined_.clear();
+    entries_.reserve(staging.messages);
+    for (std::uint64_t at = sizeof header; at < staging.used;) {
+        RecordHeader record;
+        std::memcpy(&record, base + at, sizeof record);
+        record.checksum = crc32c(record_seed(segment_.nonce, position), base + at + 4, record.bytes - 4);
+        std::memcpy(base + at, &record.checksum, 4);
+        crc = crc32c(crc, &record.checksum, 4);
+        if (record.kind == kind_message)
+            entries_.push_back({position++, record.ordinal, record.timestamp_ns, segment_.end + at, record.data_bytes,
+                                record.topic, record.properties_bytes + record.id_bytes + record.key_bytes,
+                                record.checksum});
+        if (record.kind == kind_topic) defined_.push_back(record.topic);
+        at += record.bytes;
+    }
+    header.checksum = crc;
+    std::memcpy(base, &header, sizeof header);
+}
+
+// Sums of the blocks that this batch completes. A failure here is no failure of the commit: sums are a cache.
+void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
+    std::uint64_t at = segment_.end;
+    while (bytes) {
+        std::uint64_t piece = std::min(bytes, block_bytes - at % block_bytes);
+        segment_.block_crc = crc32(segment_.block_crc, data, piece);
+        at += piece;
+        data += piece;
+        bytes -= piece;
+        if (at % block_bytes) continue;
+        disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0, (at / block_bytes - 1) * 4);
+        segment_.block_crc = 0;
+    }
+}
+
+void Writer::keep_topics() {
+    std::lock_guard lock(staging_mutex_);
+    for (std::uint32_t id : defined_) topics_[id - 1].committed = true;
+    for (const IndexEntry &entry : entries_) {
+        Topic &topic = topics_[entry.topic - 1];
+        topic.committed_ordinal = entry.ordinal + 1;
+        topic.committed_time_ns = entry.timestamp_ns;
+        segment_.least_time_ns = std::min(segment_.least_time_ns, entry.timestamp_ns);
+        segment_.greatest_time_ns = std::max(segment_.greatest_time_ns, entry.timestamp_ns);
+    }
+}
+
+void Writer::move_frontier() {
+    std::uint64_t sequence = frontier_->sequence;
+    store(frontier_->sequence, sequence | 1);
+    store(frontier_->frontier, committed_position_);
+    store(frontier_->segment, segment_.first_position);
+    store(frontier_->end, segment_.end);
+    store(frontier_->sequence, (sequence | 1) + 1);
+    const std::uint8_t bell = 1;
+    (void)!pwrite(frontier_file_, &bell, 1, frontier_bell);
+}
+
+void Writer::publish_frontier(std::uint64_t first, std::uint64_t generation_step) {
+    store(frontier_->first, first);
+    store(frontier_->generation, frontier_->generation + generation_step);
+    move_frontier();
+}
+
+bool Writer::take_lead(bool only_if_full) {
+    std::unique_lock lead(lead_mutex_);
+    lead_changed_.wait(lead, [&] { return !leading_; });
+    if (failure_ != Failure::none) return false;
+    if (only_if_full && !full_) return false;
+    leading_ = true;
+    return true;
+}
+
+void Writer::give_lead() {
+    {
+        std::lock_guard lead(lead_mutex_);
+        leading_ = false;
+    }
+    lead_changed_.notify_all();
+}
+
+void Writer::replace_segment(const ActiveSegment &segment, std::uint64_t next_position) {
+    previous_ = segment_;
+    segment_ = segment;
+    full_ = segment.end >= segment_bytes_;
+    if (next_position) {
+        std::lock_guard lock(staging_mutex_);
+        committed_position_ = next_position_ = next_position;
+    }
+}
+
+void Writer::restore_segment() {
+    segment_ = previous_;
+    full_ = segment_.end >= segment_bytes_;
+}
+
+CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags) {
+    if (getpid() != pid_) return {Failure::forked, 0, false};
+    Staging staging;
+    staging.bytes.resize(sizeof(BatchHeader) + records.size());
+    if (!records.empty()) std::memcpy(staging.bytes.data() + sizeof(BatchHeader), records.data(), records.size());
+    staging.used = staging.bytes.size();
+    staging.first_position = committed_position_;
+    staging.records = count;
+    CommitResult result = flush(staging, flags);
+    if (result.failure == Failure::sync) {
+        std::lock_guard lead(lead_mutex_);
+        failure_ = Failure::sync;
+        failed_error_ = result.error;
+    }
+    return result;
+}
+
+void Writer::close() {
+    {
+        std::unique_lock lead(lead_mutex_);
+        lead_changed_.wait(lead, [&] { return !leading_; });
+        if (failure_ == Failure::none) failure_ = Failure::closed;
+    }
+    lead_changed_.notify_all();
+}
+
+}  // namespace penstock::journal

@@ -1,0 +1,149 @@
+// Writer: gathers records in memory and commits them as one batch: one write, one sync, then the frontier moves.
+//
+// Rules
+//   - stage* may be called by any thread, and only copies; positions and ordinals are given there, in that order.
+//   - commit may be called by any thread: one leads (writes all that is staged by then), the others wait for theirs.
+//   - While a thread leads, others stage into the other buffer. Whoever holds the lead may replace the segment.
+//   - A failed write gives everything staged back (its numbers are used again) and the writer goes on. After a failed
+//     sync nothing is known about the file: the writer stays failed.
+//   - No Python here; the GIL is not held in commit.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "journal/disk.hpp"
+#include "journal/format.hpp"
+
+namespace penstock::journal {
+
+struct Content {
+    const std::uint8_t *data = nullptr;
+    std::uint64_t bytes = 0;
+    std::string_view properties, message_id, key;
+    std::int64_t timestamp_ns = 0;  // 0: now
+};
+
+struct Topic {
+    std::string name;
+    std::uint8_t flags = 0;
+    bool staged = false, committed = false;  // its topic record
+    std::uint64_t next_ordinal = 1, committed_ordinal = 1;
+    std::int64_t last_time_ns = 0, committed_time_ns = 0;
+};
+
+// The open files of the active segment and how far they go.
+struct ActiveSegment {
+    int log = -1, index = -1, sums = -1;
+    std::uint64_t nonce = 0, first_position = 0, end = 0, last_batch = 0, zeroed = 0;
+    std::uint64_t entries = 0;
+    std::uint32_t block_crc = 0;  // of the bytes since the last block border
+    std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
+};
+
+enum class Failure : std::uint8_t { none, write, sync, closed, forked };
+
+struct CommitResult {
+    Failure failure = Failure::none;
+    int error = 0;
+    bool full = false;  // the segment has reached its size: whoever sees this rolls
+};
+
+class Writer {
+   public:
+    Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, FrontierFile *frontier, int frontier_file);
+
+    std::uint32_t topic(std::string_view name, std::uint8_t flags = 0);
+    const Topic &topic_at(std::uint32_t id) const { return topics_[id - 1]; }
+    std::uint32_t topic_count() const { return static_cast<std::uint32_t>(topics_.size()); }
+    void restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
+                       std::int64_t last_time_ns);
+
+    // Each gives the position, or 0 when the staging buffer is full. Topic ids must be valid.
+    std::uint64_t stage(std::uint32_t topic, const Content &content);
+    std::uint64_t stage_many(const std::uint32_t *topics, std::size_t topic_stride, const std::uint8_t *buffer,
+                             const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count);
+    bool stage_state(std::uint32_t kind, std::uint8_t flags, const std::uint8_t *data, std::uint64_t bytes);
+    // Several calls that must land in one batch: hold this meanwhile. Recursive.
+    std::recursive_mutex &staging_lock() { return staging_mutex_; }
+
+    // The batch that a record staged now goes into; read it under the staging lock, with the record.
+    std::uint64_t ticket() const { return staging_number_; }
+    CommitResult commit(std::uint64_t ticket = 0);  // 0: whatever is staged
+    bool take_lead(bool only_if_full);  // waits for the leader; false when not full (or failed)
+    void give_lead();
+    void replace_segment(const ActiveSegment &segment, std::uint64_t next_position);  // by who leads
+    void restore_segment();  // undoes the last replace_segment: the new one could not be begun
+    // Writes what the caller encoded (a snapshot) into the segment, synced, without touching what is staged. Who leads.
+    CommitResult commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags);
+    void publish_frontier(std::uint64_t first, std::uint64_t generation_step);
+    void close();
+
+    const ActiveSegment &segment() const { return segment_; }
+    std::uint64_t next_position() const { return next_position_; }  // with what is staged
+    std::uint64_t committed_position() const { return committed_position_; }
+    std::uint64_t staged_bytes() const;
+    bool failed() const { return failure_ != Failure::none; }
+    std::uint64_t commits = 0, syncs = 0;
+
+   private:
+    struct Staging {
+        std::vector<std::uint8_t> bytes;
+        std::size_t used = 0;
+        std::uint64_t first_position = 0;
+        std::uint32_t messages = 0, records = 0, flags = 0;
+    };
+
+    std::uint8_t *grow(std::uint64_t bytes);
+    bool define(std::uint32_t topic);
+    void put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t topic, const Content &content, std::int64_t now);
+    CommitResult flush(Staging &staging, std::uint32_t flags);
+    void seal_batch(Staging &staging, std::uint32_t flags);
+    void put_sums(const std::uint8_t *data, std::uint64_t bytes);
+    void keep_topics();
+    bool was_failed(std::uint64_t number) const;
+    void give_back(std::uint64_t number);
+    void move_frontier();
+
+    Disk &disk_;
+    std::uint64_t segment_bytes_;
+    bool sync_;
+    FrontierFile *frontier_;
+    int frontier_file_;
+    int pid_;
+
+    std::recursive_mutex staging_mutex_;  // staging_, topics_, next_position_; taken before lead_mutex_, never after it
+    Staging staging_;
+    std::vector<Topic> topics_;
+    std::unordered_map<std::string, std::uint32_t> names_;
+    std::uint64_t next_position_ = 1;
+    std::uint64_t staging_number_ = 1;  // of the batch that is being gathered
+
+    std::mutex lead_mutex_;
+    std::condition_variable lead_changed_;
+    bool leading_ = false;
+    std::uint64_t done_number_ = 0;    // batches up to it are durable or failed
+    std::deque<std::uint64_t> failed_;  // the last that failed, for waiters that come late
+    int failed_error_ = 0;
+    Failure failure_ = Failure::none;
+
+    // Touched by the leader only.
+    Staging writing_;
+    std::vector<IndexEntry> entries_;
+    std::vector<std::uint32_t> defined_;  // topics whose record is in the batch
+    ActiveSegment segment_, previous_;
+    std::atomic<std::uint64_t> committed_position_ = 1;
+    std::atomic<bool> full_ = false;
+};
+
+std::int64_t realtime_ns();
+
+}  // namespace penstock::journal

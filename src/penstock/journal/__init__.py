@@ -1,0 +1,94 @@
+"""The journal: a durable log of many topics on disk, usable alone.
+
+``Journal(directory)`` writes or reads it; ``journal:DIRECTORY#TOPIC`` is its address. ``penstock.journal.format`` reads
+it with numpy alone: importing this package, or that module, loads no native code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.address import Address
+from penstock.errors import RefusedError
+from penstock.journal.layout import MARKER_NAME, check_topic
+
+if TYPE_CHECKING:
+    from penstock.journal.follow import Follower, JournalPublisher
+    from penstock.journal.journal import Details, Journal
+    from penstock.journal.recovery import Damage, Recovery
+    from penstock.journal.transaction import Entry, Transaction
+
+_PLACES = {
+    "Journal": "journal",
+    "Details": "journal",
+    "Follower": "follow",
+    "JournalPublisher": "follow",
+    "Damage": "recovery",
+    "Recovery": "recovery",
+    "Entry": "transaction",
+    "Transaction": "transaction",
+}
+
+__all__ = [
+    "Journal",
+    "Details",
+    "Damage",
+    "Entry",
+    "Follower",
+    "JournalPublisher",
+    "Recovery",
+    "Transaction",
+    "open_publisher",
+    "open_subscriber",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"penstock.journal.{_PLACES[name]}"), name)
+    raise AttributeError(f"module 'penstock.journal' has no attribute {name!r}")
+
+
+def open_publisher(
+    address: Address,
+    *,
+    segment_bytes: int = 64 << 20,
+    max_message_bytes: int = 64 << 20,
+    retain_age_s: float | None = None,
+    retain_bytes: int | None = None,
+    sync: bool = True,
+) -> JournalPublisher:
+    """A publisher for ``journal:DIRECTORY#TOPIC``. Publishers of one process share the directory's writer."""
+    from penstock.journal.follow import DEFAULT_TOPIC, JournalPublisher, share
+
+    topic = check_topic(address.topic or DEFAULT_TOPIC)
+    options = {
+        "segment_bytes": segment_bytes,
+        "max_message_bytes": max_message_bytes,
+        "retain_age_s": retain_age_s,
+        "retain_bytes": retain_bytes,
+        "sync": sync,
+    }
+    return JournalPublisher(share(address.name, options), topic)
+
+
+def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
+    """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern, absent it means ``default``.
+
+    ``start`` is ``"new"``, ``"first"`` or a position. A journal that is not there yet is made.
+    """
+    from penstock.errors import InvalidArgument
+    from penstock.journal.follow import DEFAULT_TOPIC, Follower
+    from penstock.journal.journal import Journal, check_position
+
+    if not (Path(address.name) / MARKER_NAME).exists():
+        with suppress(RefusedError):  # then its writer is just making it
+            Journal(address.name).close()
+    journal = Journal(address.name, mode="read")
+    if start not in ("new", "first") and isinstance(start, str):
+        raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")
+    place = {"new": journal.frontier, "first": journal.first}.get(str(start)) or check_position(start)
+    return Follower(journal, place, [address.topic or DEFAULT_TOPIC], own=True)

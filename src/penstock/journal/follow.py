@@ -1,0 +1,229 @@
+"""Publisher and Follower: the journal as a channel of the contract (``journal:DIRECTORY#TOPIC``).
+
+A follower sleeps on an inotify descriptor of the frontier file, which its writer touches after each commit, so it works
+across processes and costs the writer nothing per reader. One thread at a time per handle; ``close`` from any.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock._core import Draft
+from penstock._core import journal as native
+from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
+from penstock.errors import ClosedError, InvalidArgument
+from penstock.journal import layout, presence
+from penstock.journal.journal import Journal, topic_filter
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+    from penstock._core import Batch, Message
+
+FALLBACK_POLL_S = 0.01
+DEFAULT_TOPIC = "default"
+
+
+class Follower(Subscriber):
+    """Messages from a position on, as they become durable."""
+
+    def __init__(self, journal: Journal, start: int, topics: Iterable[str] | None = None, *, own: bool = False) -> None:
+        self._journal = journal
+        self._own = own
+        self._filter = topic_filter(topics)
+        self.position = start
+        self._watch = native.Watch(str(journal.directory))
+        self._closed = False
+        self._delivered = 0
+        self._gap = 0
+        self._present = presence.Presence(journal.directory)
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        """The next message, or None when the time is over."""
+        batch = self.read_many(1, timeout)
+        return batch[0] if len(batch) else None
+
+    def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
+        """Up to ``most`` messages that are there; waits for the first one only."""
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            batch = self._take(most)
+            if len(batch):
+                return batch
+            self._watch.drain()  # then look again: what came in between must not be slept over
+            batch = self._take(most)
+            if len(batch) or not self._sleep(deadline):
+                return batch
+
+    def _take(self, most: int) -> Batch:
+        self._check_open()
+        least = self._journal.first
+        if self.position < least:  # retention was faster: told, not passed over in silence
+            self._gap += least - self.position
+            self.position = least
+        batch, self.position = self._journal.read_from(self.position, most, None, self._filter)
+        self._delivered += len(batch)
+        return batch
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is something to read."""
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._watch.drain()
+            self._check_open()
+            batch, following = self._journal.read_from(max(self.position, self._journal.first), 1, None, self._filter)
+            if len(batch):
+                return True
+            self.position = following
+            if not self._sleep(deadline):
+                return False
+
+    def _sleep(self, deadline: float | None) -> bool:
+        """Until something may be there; False when the time is over."""
+        left = None if deadline is None else deadline - time.monotonic()
+        if left is not None and left <= 0:
+            return False
+        if self._watch.fileno() < 0:  # no inotify left on this machine
+            time.sleep(FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S))
+            return True
+        self._watch.wait(-1 if left is None else math.ceil(left * 1000))
+        return True
+
+    def fileno(self) -> int:
+        """Readable after the frontier has moved."""
+        self._check_open()
+        if self._watch.fileno() < 0:
+            raise OSError(24, "no inotify instance left (fs.inotify.max_user_instances); use read(timeout)")
+        return self._watch.fileno()
+
+    @property
+    def ledger(self) -> Ledger:
+        """Delivered, and what retention removed before it was read."""
+        dropped = {"gap": self._gap} if self._gap else {}
+        return Ledger(matched=self._delivered + self._gap, delivered=self._delivered, dropped=dropped)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this follower was closed")
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Give everything back; a waiting ``read`` ends."""
+        if self._closed:
+            return
+        self._closed = True
+        self._watch.wake()
+        self._present.leave()
+        if self._own:
+            self._journal.close()
+
+
+class JournalPublisher(Publisher):
+    """Appends to one topic; each ``publish`` is on disk when it returns."""
+
+    def __init__(self, journal: Journal, topic: str) -> None:
+        self._journal = journal
+        self.topic = layout.check_topic(topic)
+        self._closed = False
+        self._published = 0
+
+    def publish(
+        self,
+        data: Buffer,
+        *,
+        properties: dict[str, str] | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+    ) -> int:
+        """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
+        self._check_open()
+        ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
+        self._published += 1
+        return ordinal
+
+    def publish_many(self, batch: Iterable[Buffer]) -> int:
+        """Store them in order as one atomic batch."""
+        self._check_open()
+        first, last = self._journal.append_many(self.topic, batch)
+        self._published += last - first + 1
+        return last - first + 1
+
+    def reserve(self, size: int) -> Draft:
+        """A buffer that ``draft.publish`` stores."""
+        self._check_open()
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"size must be an int, not {type(size).__name__}")
+        if not 0 <= size <= self._journal.max_message_bytes:
+            raise InvalidArgument(f"size={size} must be 0 to max_message_bytes={self._journal.max_message_bytes}")
+        return native.reserve(size, self.publish, self)
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many followers are there, in any process. What is stored waits for its readers anyway."""
+        check_timeout(timeout)
+        self._check_open()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while presence.count(self._journal.directory) < subscribers:
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(FALLBACK_POLL_S)
+            self._check_open()
+        return True
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was stored."""
+        return Ledger(matched=self._published, delivered=self._published)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this publisher was closed")
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Give the journal back; the last publisher of a directory closes it."""
+        if not self._closed:
+            self._closed = True
+            _give(self._journal)
+
+
+_shared: dict[Path, tuple[Journal, int]] = {}  # journals that publishers of this process share, and how many do
+_guard = threading.Lock()
+
+
+def share(directory: str, options: dict[str, Any]) -> Journal:
+    """The directory's journal, opened for writing by the first publisher of this process."""
+    path = Path(directory).resolve()
+    with _guard:
+        journal, users = _shared.get(path, (None, 0))
+        if journal is None:
+            journal = Journal(path, **options)
+        _shared[path] = (journal, users + 1)
+        return journal
+
+
+def _give(journal: Journal) -> None:
+    with _guard:
+        path = next((path for path, (shared, _) in _shared.items() if shared is journal), None)
+        if path is None:
+            return
+        users = _shared[path][1] - 1
+        if users:
+            _shared[path] = (journal, users)
+            return
+        del _shared[path]
+    journal.close()

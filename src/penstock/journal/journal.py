@@ -1,0 +1,488 @@
+"""Journal: the durable log on disk. One process writes it, any number read it at the same time.
+
+Rules:
+
+- ``append`` returns when the message is on disk; threads that append at the same time share one sync.
+- After a failed sync nothing is acknowledged any more: close the journal and open it again.
+- A failed write (a full disk) stores nothing and says so; appending goes on when there is room again.
+- Readers see what is below the durable frontier, in this process as in any other.
+
+Any thread may call anything; after a fork the child must open its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from penstock._core import journal as native
+from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError
+from penstock.journal import layout, recovery, segments
+from penstock.journal.disk import Disk, read_all
+from penstock.journal.transaction import Entry, Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+    import pyarrow
+
+    from penstock._core import Batch, Message
+    from penstock.journal.follow import Follower
+    from penstock.journal.format import Hole
+
+LOG = logging.getLogger("penstock.journal")
+SEGMENT_BYTES = 64 << 20
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_KIND = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What a message carries beside its data and properties; empty where it has none."""
+
+    message_id: str
+    key: str
+
+
+class Journal:
+    """A journal's directory, opened. ``mode="write"`` makes it where it is missing."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        mode: Literal["write", "read"] = "write",
+        segment_bytes: int = SEGMENT_BYTES,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        retain_age_s: float | None = None,
+        retain_bytes: int | None = None,
+        retain_queues: bool = False,
+        compact_topics: Sequence[str] = (),
+        sync: bool = True,
+        disk: Disk | None = None,
+    ) -> None:
+        if mode not in ("write", "read"):
+            raise InvalidArgument(f"mode={mode!r} is not a choice; valid: read, write")
+        if segment_bytes < layout.BLOCK_BYTES:
+            raise InvalidArgument(f"segment_bytes={segment_bytes} must be at least {layout.BLOCK_BYTES}")
+        if not 0 < max_message_bytes <= 512 << 20:
+            raise InvalidArgument(f"max_message_bytes={max_message_bytes} must be 1 to {512 << 20}")
+        self.directory = Path(directory)
+        self.mode = mode
+        self.segment_bytes = segment_bytes
+        self.max_message_bytes = max_message_bytes
+        self.retain_age_s, self.retain_bytes, self.retain_queues = retain_age_s, retain_bytes, retain_queues
+        self.compact_topics = tuple(layout.check_pattern(pattern) for pattern in compact_topics)
+        self._disk = disk or Disk()
+        self._closed = False
+        self._topic_ids: dict[str, int] = {}
+        self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
+        self._states: list[segments.State] = []
+        self._roll_lock = threading.Lock()
+        self.recovery = recovery.Recovery()
+        if mode == "write":
+            self._open_writer(sync)
+        else:
+            self._open_reader()
+        self._reader = native.Reader(str(self.directory), segment_bytes)
+
+    # -- opening ----------------------------------------------------------------------------------------------------
+
+    def _open_reader(self) -> None:
+        marker = self.directory / layout.MARKER_NAME
+        try:
+            self.uuid = layout.decode_marker(read_all(marker), str(marker))
+        except FileNotFoundError:
+            raise InvalidArgument(f"{self.directory} is not a journal (no {layout.MARKER_NAME} in it)") from None
+
+    def _open_writer(self, sync: bool) -> None:
+        self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk)
+        self._segment: segments.ActiveSegment | None = None
+        try:
+            found = recovery.recover(self.directory, self.uuid, self._disk)
+            found.report.created = created
+            self.recovery = found.report
+            self._open_frontier(found)
+            disk = None if self._disk.native else self._disk
+            self.writer = native.Writer(self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk)
+            for topic in found.topics:
+                number, name, flags, ordinal, time_ns = topic
+                self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, time_ns)
+            self._states = list(found.states)
+            self._go_on(found)
+        except BaseException:
+            if self._segment is not None:
+                self._segment.close()
+            self._lock.release()
+            raise
+        self._tell(found.report)
+
+    def _open_frontier(self, found: recovery.Recovered) -> None:
+        path = self.directory / layout.FRONTIER_NAME
+        if not path.exists() or layout.decode_frontier(read_all(path), self.uuid) is None:
+            words = layout.encode_frontier(self.uuid, os.getpid(), found.next_position, 0, 0, 0, found.first)
+            self._disk.write_file(path, words)
+            self._disk.sync_directory(self.directory)
+        self._frontier_file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        os.pwrite(self._frontier_file, os.getpid().to_bytes(4, "little"), 12)
+
+    def _go_on(self, found: recovery.Recovered) -> None:
+        if found.resume is not None:
+            self._segment = segments.resume(self.directory, found.resume, self.writer, found.next_position, self._disk)
+        else:
+            flags = layout.SEGMENT_AFTER_LOSS if found.after_loss else 0
+            self._segment = segments.begin(
+                self.directory, self.uuid, self.writer, found.next_position, self._states, self._disk,
+                flags=flags, next_position=found.next_position,
+            )  # fmt: skip
+        self.writer.publish_frontier(found.first, 1)
+
+    def _tell(self, report: recovery.Recovery) -> None:
+        if report.torn_bytes:
+            LOG.warning("closed off a torn tail of %d bytes at %s", report.torn_bytes, report.torn_place)
+        for damage in report.damage:
+            LOG.error("damage in the last segment: %s; run: penstock journal verify %s", damage, self.directory)
+
+    # -- writing ----------------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+        timestamp_ns: int | None = None,
+    ) -> int:
+        """Store one message; it is on disk when its position is given."""
+        return self.append_numbered(topic, data, properties, message_id, key, timestamp_ns)[0]
+
+    def append_numbered(
+        self,
+        topic: str,
+        data: Buffer,
+        properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+        timestamp_ns: int | None = None,
+    ) -> tuple[int, int]:
+        """``append`` that gives the position and the ordinal."""
+        number = self._topic_ids.get(topic) or self._topic(topic)
+        if properties is None and message_id is None and key is None and timestamp_ns is None:
+            numbers = self.writer.append(number, data)
+        else:
+            numbers = self.writer.append(
+                number,
+                data,
+                layout.encode_properties(properties),
+                (message_id or "").encode(),
+                (key or "").encode(),
+                timestamp_ns or 0,
+            )
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
+        return numbers
+
+    def append_many(
+        self,
+        topic: str,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+    ) -> tuple[int, int]:
+        """Store them in order as one atomic batch; gives the first and the last position (last < first: none)."""
+        number = self._topic_ids.get(topic) or self._topic(topic)
+        items = batch if isinstance(batch, list | tuple) else list(batch)
+        if not items:
+            return self.writer.next_position, self.writer.next_position - 1
+        first, last = self.writer.stage_buffers(
+            number, items, layout.encode_properties(properties), timestamp_ns or 0, True
+        )
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
+        return first, last
+
+    def transaction(self) -> Transaction:
+        """Messages of many topics and state records that are stored together or not at all."""
+        self._check_writing()
+        return Transaction(self)
+
+    def commit(
+        self, messages: Iterable[tuple[str, Buffer] | Entry] = (), states: Iterable[tuple[int, bytes]] = ()
+    ) -> tuple[int, int] | None:
+        """The same in one call; gives the first and last position, None without messages."""
+        with self.transaction() as transaction:
+            for message in messages:
+                transaction.add(message if isinstance(message, Entry) else Entry(*message))
+            for kind, data in states:
+                transaction.state(kind, data)
+        return None if transaction.first is None else (transaction.first, transaction.last or 0)
+
+    def commit_staged(self) -> None:
+        """Write and sync what was staged through ``writer``, then begin a new segment when this one is full."""
+        self.writer.commit()
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
+
+    def topic_id(self, name: str) -> int:
+        """The number under which ``writer`` knows a topic, made if new."""
+        return self._topic_ids.get(name) or self._topic(name)
+
+    def _topic(self, name: str) -> int:
+        self._check_writing()
+        layout.check_topic(name)
+        compacted = any(layout.pattern_matches(pattern, name) for pattern in self.compact_topics)
+        number = self.writer.topic(name, layout.FLAG_COMPACTED_TOPIC if compacted else 0)
+        self._topic_ids[name] = number
+        return number
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def state_records(self) -> Iterator[tuple[int, bytes]]:
+        """What was kept by ``state`` since the last snapshot, in order, as of opening."""
+        return ((kind, data) for kind, flags, data in self._states if not flags & layout.FLAG_INTERNAL)
+
+    def on_snapshot(self, function: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
+        """Ask ``function`` for the whole state at the head of each new segment (see docs/rooms/journal.md)."""
+        self._check_writing()
+        self._snapshots.append(function)
+
+    def snapshot(self, records: Iterable[tuple[int, bytes]]) -> None:
+        """Write the whole state now: opening replays from here."""
+        self._check_writing()
+        states = [(check_kind(kind), 0, bytes(data)) for kind, data in records]
+        encoded = [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
+        encoded += [
+            layout.encode_record(layout.KIND_STATE, kind, data, flags=layout.FLAG_INTERNAL)
+            for kind, _, data in self._internal_states()
+        ]
+        if not self.writer.take_lead():
+            self.writer.commit()  # raises what went wrong
+            raise StateError("the journal failed: open it again")
+        try:
+            self.writer.commit_records(b"".join(encoded), len(encoded), layout.BATCH_SNAPSHOT)
+        finally:
+            self.writer.give_lead()
+
+    def _internal_states(self) -> list[segments.State]:
+        return [state for state in self._states if state[1] & layout.FLAG_INTERNAL]
+
+    def _state_for_roll(self) -> list[segments.State]:
+        """From those who keep it, or else what the sealed segment has since its snapshot."""
+        if self._snapshots:
+            kept = [(check_kind(kind), 0, bytes(data)) for give in self._snapshots for kind, data in give()]
+            return [*kept, *self._internal_states()]
+        assert self._segment is not None
+        header = self._segment.header
+        scan = native.scan(
+            read_all(self._segment.path()), header.nonce, header.first, 2**63, self.writer.committed_position, False
+        )
+        carried: list[segments.State] = scan["states"]
+        return carried
+
+    # -- segments ---------------------------------------------------------------------------------------------------
+
+    def _roll(self) -> None:
+        """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
+        with self._roll_lock:
+            if not self.writer.take_lead(True):
+                return
+            try:
+                self._begin_segment()
+            except OSError as error:
+                LOG.error("cannot begin a new segment, going on with the old one: %s", error)
+            finally:
+                self.writer.give_lead()
+
+    def _begin_segment(self) -> None:
+        old = self._segment
+        first = self.writer.committed_position
+        if old is None or first == old.header.first:
+            return  # nothing but state in it: two segments cannot begin at one position
+        self._segment = segments.begin(
+            self.directory, self.uuid, self.writer, first, self._state_for_roll(), self._disk
+        )
+        self.writer.publish_frontier(self._first_kept(), 1)
+        segments.seal(old, first, self._disk)
+        old.close()
+
+    def _first_kept(self) -> int:
+        found = layout.latest_segments(os.listdir(self.directory))
+        return found[0][0] if found else 1
+
+    # -- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def frontier(self) -> int:
+        """Every position below it is on disk; the next message gets it or a greater one."""
+        return self._live_reader().frontier
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+        return self._live_reader().first
+
+    @property
+    def topics(self) -> dict[str, int]:
+        """Names of all topics and their ids."""
+        return {name.decode("utf-8", "replace"): number for number, name in self._live_reader().topics()}
+
+    def read(self, position: int) -> Message:
+        """The message, a view of the mapped file; LookupError where there is none, CorruptionError where damaged."""
+        message = self._live_reader().read(check_position(position))
+        if message is None:
+            raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
+        return message
+
+    def _why_missing(self, position: int) -> str:
+        if position >= self.frontier:
+            return f"the journal's frontier is {self.frontier}"
+        return f"the least kept is {self.first}" if position < self.first else "it went by compaction"
+
+    def read_many(
+        self,
+        start: int,
+        most: int = 1024,
+        *,
+        topics: Iterable[str] | None = None,
+        most_bytes: int | None = None,
+    ) -> Batch:
+        """Up to ``most`` messages from ``start`` on, in order; fewer at a segment's border, none at the frontier."""
+        return self.read_from(start, most, most_bytes, topic_filter(topics))[0]
+
+    def read_from(
+        self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
+    ) -> tuple[Batch, int]:
+        """``read_many`` with a filter made by ``topic_filter``, and the position to go on from."""
+        if most < 1:
+            raise InvalidArgument(f"most={most} must be at least 1")
+        limit = 2**63 if most_bytes is None else most_bytes
+        return self._live_reader().read_many(check_position(start), most, limit, chosen)
+
+    def details(self, position: int) -> Details:
+        """The message's id and key."""
+        found = self._live_reader().details(check_position(position))
+        if found is None:
+            raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
+        return Details(found[0].decode("utf-8", "replace"), found[1].decode("utf-8", "replace"))
+
+    def find_time(self, timestamp_ns: int, topic: str | None = None) -> int | None:
+        """The first position with that time or a later one."""
+        number = 0 if topic is None else self._live_reader().topic_id(topic)
+        if topic is not None and not number:
+            return None
+        return self._live_reader().find_time(timestamp_ns, number) or None
+
+    def find_ordinal(self, topic: str, ordinal: int) -> int | None:
+        """The position of the topic's first message with that ordinal or a greater one."""
+        number = self._live_reader().topic_id(topic)
+        return (self._live_reader().find_ordinal(number, ordinal) or None) if number else None
+
+    def follow(self, start: int | None = None, *, topics: Iterable[str] | None = None) -> Follower:
+        """A subscriber from ``start`` on (None: what comes after now)."""
+        from penstock.journal.follow import Follower
+
+        return Follower(self, self.frontier if start is None else check_position(start), topics)
+
+    def batches(
+        self,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        columns: Sequence[str] | None = None,
+        topics: Iterable[str] | None = None,
+        rows: int = 65536,
+        bytes: int = 4 << 20,
+        check: bool = True,
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Arrow record batches of a range of positions, gathered without a loop over messages."""
+        from penstock.journal.format import open_directory
+
+        self._live_reader()
+        directory = open_directory(self.directory)
+        return directory.batches(start, end, columns=columns, topics=topics, rows=rows, bytes=bytes, check=check)
+
+    @property
+    def holes(self) -> list[Hole]:
+        """Positions below the frontier that cannot be read, and why."""
+        from penstock.journal.format import open_directory
+
+        self._live_reader()
+        return open_directory(self.directory).holes()
+
+    # -- closing ----------------------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Give the files and the lock back; messages read stay valid. Twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.mode == "write":
+            self.writer.close()
+            if self._segment is not None:
+                self._segment.close()
+            with suppress(OSError):
+                os.close(self._frontier_file)
+            self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Journal {self.directory} ({self.mode}{', closed' if self._closed else ''})>"
+
+    def _live_reader(self) -> native.Reader:
+        if self._closed:
+            raise ClosedError(f"journal {self.directory} was closed")
+        return self._reader
+
+    def _check_writing(self) -> None:
+        if self._closed:
+            raise ClosedError(f"journal {self.directory} was closed")
+        if self.mode != "write":
+            raise StateError(f"journal {self.directory} was opened with mode='read'")
+
+
+def topic_filter(topics: Iterable[str] | None) -> native.TopicFilter | None:
+    """What ``read_from`` selects by; None for all."""
+    if topics is None:
+        return None
+    if isinstance(topics, str):
+        raise TypeError("topics is a list of names or patterns, not one str")
+    patterns = [layout.check_pattern(pattern) for pattern in topics]
+    return None if ">" in patterns else native.TopicFilter(patterns)
+
+
+def check_kind(kind: int) -> int:
+    """A state record's kind."""
+    if not 0 <= kind <= MAX_KIND:
+        raise InvalidArgument(f"kind={kind} must be 0 to {MAX_KIND}")
+    return kind
+
+
+def check_position(position: Any) -> int:
+    """A position as an int from 1."""
+    if isinstance(position, bool) or not isinstance(position, int):
+        raise TypeError(f"a position is an int, not {type(position).__name__}")
+    if not 1 <= position < 2**63:
+        raise InvalidArgument(f"position={position} must be 1 or more")
+    return position
+
+
+__all__ = ["CorruptionError", "Details", "Journal", "check_position", "topic_filter"]

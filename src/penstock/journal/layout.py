@@ -1,0 +1,268 @@
+"""The journal's bytes: names of files, headers, records (docs/formats.md, "Journal"). No I/O, no numpy, no native code.
+
+``native/journal/format.hpp`` is the other place that knows them; a test compares the two. Any thread.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+from uuid import UUID
+
+from penstock.errors import CorruptionError, InvalidArgument
+
+MARKER_NAME: Final = "penstock-journal"
+MARKER_BYTES: Final = 64
+VERSION: Final = 1
+LOCK_NAME: Final = "lock"
+READERS_NAME: Final = "readers"
+FRONTIER_NAME: Final = "frontier"
+FRONTIER_BYTES: Final = 4096
+SEGMENT_HEADER_BYTES: Final = 4096
+BLOCK_BYTES: Final = 65536
+SEAL_OFFSET: Final = 512
+SEAL_BYTES: Final = 48
+BATCH: Final = struct.Struct("<4sIQQIIQqQII")
+RECORD: Final = struct.Struct("<IIBBHHHIIIIQq")
+FRONTIER: Final = struct.Struct("<8sII16sQQQQQQ")
+SEGMENT: Final = struct.Struct("<8sII16sQQqI")
+SEAL: Final = struct.Struct("<QQQqqI")
+TOPIC_SUMMARY: Final = struct.Struct("<IIQQQQQqq")
+BATCH_MAGIC: Final = b"PBAT"
+SEGMENT_MAGIC: Final = b"PENSTKSG"
+FRONTIER_MAGIC: Final = b"PENSTKFR"
+INDEX_ENTRY_BYTES: Final = 48
+
+KIND_MESSAGE: Final = 1
+KIND_STATE: Final = 2
+KIND_TOPIC: Final = 3
+FLAG_INTERNAL: Final = 1
+FLAG_COMPACTED_TOPIC: Final = 2
+BATCH_SNAPSHOT: Final = 1
+BATCH_TOPICS: Final = 2
+SEGMENT_COMPACTED: Final = 1
+SEGMENT_REPAIRED: Final = 2
+SEGMENT_AFTER_LOSS: Final = 4
+MAX_NAME_BYTES: Final = 255
+
+_SEGMENT_NAME = re.compile(r"^(\d{20})-(\d{4})\.log$")
+
+
+def _castagnoli() -> tuple[int, ...]:
+    table = []
+    for byte in range(256):
+        crc = byte
+        for _ in range(8):
+            crc = crc >> 1 ^ 0x82F63B78 if crc & 1 else crc >> 1
+        table.append(crc)
+    return tuple(table)
+
+
+_TABLE = _castagnoli()
+
+
+def crc32c(data: bytes, value: int = 0) -> int:
+    """CRC32C byte by byte: for headers, where readers without native code need it."""
+    crc = value ^ 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 255]
+    return crc ^ 0xFFFFFFFF
+
+
+def padded(count: int) -> int:
+    """``count`` up to a multiple of 8."""
+    return (count + 7) & ~7
+
+
+def encode_marker(uuid: UUID) -> bytes:
+    """The 64 bytes that make a directory a journal."""
+    return f"penstock-journal {VERSION}\n{uuid}\n".encode().ljust(MARKER_BYTES - 1) + b"\n"
+
+
+def decode_marker(data: bytes, place: str) -> UUID:
+    """The UUID; refuses other versions by number."""
+    try:
+        name, uuid = data.decode("ascii").split("\n")[:2]
+        word, version = name.split(" ")
+        if word != "penstock-journal":
+            raise ValueError(name)
+        if int(version) != VERSION:
+            raise InvalidArgument(f"{place} is a journal of version {version}; this Penstock reads version {VERSION}")
+        return UUID(uuid)
+    except (ValueError, UnicodeDecodeError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise CorruptionError(f"{place} is not a journal's format marker", place) from None
+
+
+def segment_name(first: int, revision: int, suffix: str = "log") -> str:
+    """The file name of one part of a segment."""
+    return f"{first:020d}-{revision:04d}.{suffix}"
+
+
+def parse_segment_name(name: str) -> tuple[int, int] | None:
+    """(first position, revision) of a ``.log``'s name; None for any other name."""
+    match = _SEGMENT_NAME.match(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def latest_segments(names: Iterable[str]) -> list[tuple[int, int]]:
+    """(first position, revision) of every segment among file names, in order, the greatest revision of each."""
+    latest: dict[int, int] = {}
+    for name in names:
+        parsed = parse_segment_name(name)
+        if parsed:
+            latest[parsed[0]] = max(parsed[1], latest.get(parsed[0], 0))
+    return sorted(latest.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """What a segment says of itself once nothing is added to it."""
+
+    end: int
+    next: int
+    messages: int
+    least_time_ns: int
+    greatest_time_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """The first 4096 bytes of a ``.log``."""
+
+    uuid: UUID
+    nonce: int
+    first: int
+    created_ns: int
+    revision: int = 0
+    flags: int = 0
+    seal: Seal | None = None
+
+    @property
+    def gaps(self) -> bool:
+        """Whether positions may be missing."""
+        return bool(self.flags & (SEGMENT_COMPACTED | SEGMENT_REPAIRED))
+
+    def encode(self) -> bytes:
+        """The header, without a seal."""
+        head = SEGMENT.pack(
+            SEGMENT_MAGIC, VERSION, self.flags, self.uuid.bytes, self.nonce, self.first, self.created_ns, self.revision
+        )
+        return (head + struct.pack("<I", crc32c(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
+
+    def encode_seal(self, seal: Seal) -> bytes:
+        """The 48 bytes at ``SEAL_OFFSET``."""
+        body = SEAL.pack(seal.end, seal.next, seal.messages, seal.least_time_ns, seal.greatest_time_ns, 0)
+        return body + struct.pack("<I", crc32c(body, crc32c(struct.pack("<Q", self.nonce))))
+
+
+def decode_segment_header(data: bytes, place: str) -> SegmentHeader:
+    """The header; a damaged seal counts as none."""
+    if len(data) < SEGMENT_HEADER_BYTES:
+        raise CorruptionError(f"{place} is shorter than a segment's header", place)
+    magic, version, flags, uuid, nonce, first, created, revision = SEGMENT.unpack_from(data)
+    if magic != SEGMENT_MAGIC or struct.unpack_from("<I", data, 60)[0] != crc32c(data[:60]):
+        raise CorruptionError(f"{place}: the segment's header is damaged", place)
+    if version != VERSION:
+        raise InvalidArgument(f"{place} is of version {version}; this Penstock reads version {VERSION}")
+    header = SegmentHeader(UUID(bytes=uuid), nonce, first, created, revision, flags)
+    end, following, messages, least, greatest, _ = SEAL.unpack_from(data, SEAL_OFFSET)
+    seal = Seal(end, following, messages, least, greatest)
+    if end and header.encode_seal(seal) == data[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES]:
+        header = replace(header, seal=seal)
+    return header
+
+
+def encode_record(kind: int, number: int, data: bytes, *, flags: int = 0, ordinal: int = 0, time_ns: int = 0) -> bytes:
+    """A state or topic record; its checksum is put in when it is written."""
+    size = padded(RECORD.size + len(data))
+    head = RECORD.pack(0, size, kind, flags, 0, 0, 0, number, 0, len(data), 0, ordinal, time_ns)
+    return (head + data).ljust(size, b"\0")
+
+
+def encode_frontier(uuid: UUID, pid: int, frontier: int, segment: int, end: int, generation: int, first: int) -> bytes:
+    """The whole frontier file."""
+    words = FRONTIER.pack(FRONTIER_MAGIC, VERSION, pid, uuid.bytes, 0, frontier, segment, end, generation, first)
+    return words.ljust(FRONTIER_BYTES, b"\0")
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """The words of the frontier file."""
+
+    pid: int
+    sequence: int
+    frontier: int
+    segment: int
+    end: int
+    generation: int
+    first: int
+
+
+def decode_frontier(data: bytes, uuid: UUID) -> Frontier | None:
+    """The words, or None where the file is not this journal's frontier."""
+    if len(data) < FRONTIER.size:
+        return None
+    magic, version, pid, owner, sequence, frontier, segment, end, generation, first = FRONTIER.unpack_from(data)
+    if magic != FRONTIER_MAGIC or version != VERSION or owner != uuid.bytes:
+        return None
+    return Frontier(pid, sequence, frontier, segment, end, generation, first)
+
+
+def encode_properties(properties: Mapping[str, str] | None) -> bytes:
+    """``key NUL value NUL ...``."""
+    if not properties:
+        return b""
+    parts = []
+    for key, value in properties.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError("properties must be a dict of str to str")
+        if "\0" in key or "\0" in value:
+            raise InvalidArgument(f"property {key!r} has a NUL in it")
+        parts += [key, value]
+    return "\0".join([*parts, ""]).encode("utf-8", "surrogateescape")
+
+
+def decode_properties(data: bytes) -> dict[str, str]:
+    """The inverse of ``encode_properties``."""
+    texts = data.decode("utf-8", "surrogateescape").split("\0")
+    return dict(zip(texts[0:-1:2], texts[1:-1:2], strict=False))
+
+
+def check_topic(name: str) -> str:
+    """``name`` if a topic can have it: 1 to 255 bytes of UTF-8, parts between dots, no blanks or wildcards."""
+    if not isinstance(name, str):
+        raise TypeError(f"a topic is a str, not {type(name).__name__}")
+    size = len(name.encode("utf-8", "replace"))
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise InvalidArgument(f"a topic's name has 1 to {MAX_NAME_BYTES} bytes, not {size}")
+    if any(part in ("*", ">", "") for part in name.split(".")):
+        raise InvalidArgument(f"topic {name!r}: '*', '>' and empty parts stand in patterns only")
+    if any(character.isspace() or not character.isprintable() for character in name):
+        raise InvalidArgument(f"topic {name!r} has blanks or control characters")
+    return name
+
+
+def check_pattern(pattern: str) -> str:
+    """``pattern`` if it can select topics."""
+    if not isinstance(pattern, str):
+        raise TypeError(f"a topic pattern is a str, not {type(pattern).__name__}")
+    parts = pattern.split(".")
+    if not pattern or any(part == "" for part in parts) or ">" in parts[:-1]:
+        raise InvalidArgument(f"pattern {pattern!r}: parts between dots, '*' for any one, '>' only as the last")
+    return pattern
+
+
+def pattern_matches(pattern: str, name: str) -> bool:
+    """Whether the pattern selects the name."""
+    wanted, parts = pattern.split("."), name.split(".")
+    for at, part in enumerate(wanted):
+        if part == ">" and at == len(wanted) - 1:
+            return len(parts) > at
+        if at >= len(parts) or part not in ("*", parts[at]):
+            return False
+    return len(wanted) == len(parts)

@@ -1,0 +1,72 @@
+"""One writer a journal: a POSIX record lock on its ``lock`` file, which dies with the process and names its pid.
+
+POSIX locks are not inherited by a forked child, but vanish when any descriptor of the file is closed, so a process
+opens the file once: a second writer in the same process is refused here, before the file is touched. Any thread.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+import threading
+from pathlib import Path
+
+from penstock.errors import RefusedError
+from penstock.journal.layout import LOCK_NAME
+
+_FLOCK = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux
+_held: dict[tuple[int, int], int] = {}  # (device, inode) of directories that this process writes, and its pid
+_guard = threading.Lock()
+
+
+class WriterLock:
+    """Held from construction to ``release``."""
+
+    def __init__(self, directory: Path) -> None:
+        status = directory.stat()
+        self._key = (status.st_dev, status.st_ino)
+        with _guard:
+            if _held.get(self._key) == os.getpid():
+                raise RefusedError(f"journal {directory} is being written by this process (pid {os.getpid()})")
+            self._file = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+            except OSError:
+                holder = _holder(self._file)
+                os.close(self._file)
+                raise RefusedError(
+                    f"journal {directory} is being written by process {holder}; open it with mode='read'"
+                ) from None
+            _held[self._key] = os.getpid()
+
+    def release(self) -> None:
+        """Let another writer in. Twice does nothing."""
+        with _guard:
+            if self._file >= 0:
+                os.close(self._file)
+                self._file = -1
+                _held.pop(self._key, None)
+
+
+def _holder(file: int) -> str:
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+    pid = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))[4]
+    return str(pid) if pid else "that has just ended"
+
+
+def writer_pid(directory: Path) -> int | None:
+    """The pid of the process that writes the journal, or None."""
+    with _guard:
+        status = directory.stat()
+        if _held.get((status.st_dev, status.st_ino)) == os.getpid():
+            return os.getpid()
+        try:
+            file = os.open(directory / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            return int(_FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))[4]) or None
+        finally:
+            os.close(file)

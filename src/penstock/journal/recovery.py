@@ -1,0 +1,247 @@
+"""Opening a journal for writing: make it if it is not there, find its durable end, close off a torn tail, tell.
+
+Rules:
+
+- A directory with entries but no marker, or of another version, is refused untouched.
+- Only the last segment is read. What survives past the frontier is written again and synced before it is served:
+  after a failed sync pages read back as good although they are not on disk.
+- A file that others may have mapped is never truncated: after a torn tail or damage a new segment is begun.
+- Positions are never used twice: the next one is at least the frontier.
+
+Called by one thread, under the writer's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock._core import journal as native
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import layout
+from penstock.journal.disk import Disk, read_all
+from penstock.journal.lock import WriterLock
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A place that is not what it must be; positions ``first`` to ``last`` are lost with it (last < first: none)."""
+
+    path: str
+    offset: int
+    bytes: int
+    first: int
+    last: int
+    text: str
+
+    @property
+    def place(self) -> str:
+        """File and offset."""
+        return f"{self.path}:{self.offset}"
+
+    def __str__(self) -> str:
+        lost = f", positions {self.first} to {self.last}" if self.last >= self.first else ""
+        return f"{self.place}: {self.bytes} bytes: {self.text}{lost}"
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What opening found: the tail that was closed off and the damage that was met, if any."""
+
+    created: bool = False
+    torn_bytes: int = 0
+    torn_place: str = ""
+    rewritten_bytes: int = 0
+    damage: list[Damage] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """Where a writer goes on."""
+
+    uuid: uuid.UUID
+    report: Recovery
+    next_position: int = 1
+    first: int = 1
+    generation: int = 0
+    topics: list[tuple[int, bytes, int, int, int]] = field(default_factory=list)
+    states: list[tuple[int, int, bytes]] = field(default_factory=list)
+    resume: LastSegment | None = None  # None: begin a new segment
+    after_loss: bool = False
+
+
+@dataclass(slots=True)
+class LastSegment:
+    """The active segment, when appending to it can go on."""
+
+    header: layout.SegmentHeader
+    end: int
+    last_batch: int
+    file_bytes: int
+    entries: int
+    block_crc: int
+    least_time_ns: int
+    greatest_time_ns: int
+
+
+def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
+    """The journal's identity, with its lock taken; the directory is made where it is missing or empty."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    marker = directory / layout.MARKER_NAME
+    if not marker.exists():
+        ours = (layout.LOCK_NAME, layout.READERS_NAME)
+        foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
+        if foreign:
+            raise InvalidArgument(
+                f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
+            )
+    else:
+        layout.decode_marker(read_all(marker), str(marker))
+    lock = WriterLock(directory)
+    try:
+        created = not marker.exists()
+        if created:
+            disk.write_file(marker, layout.encode_marker(uuid.uuid4()))
+            disk.sync_directory(directory)
+            disk.sync_directory(directory.parent)
+        return layout.decode_marker(read_all(marker), str(marker)), lock, created
+    except BaseException:
+        lock.release()
+        raise
+
+
+def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
+    """Everything a writer needs to go on, with the surviving tail on disk."""
+    segments = tidy(directory, disk)
+    result = Recovered(identity, Recovery())
+    path = directory / layout.FRONTIER_NAME
+    frontier = layout.decode_frontier(read_all(path), identity) if path.exists() else None
+    if frontier is not None:
+        result.next_position, result.generation = max(1, frontier.frontier), frontier.generation
+    if not segments:
+        result.first = result.next_position
+        result.after_loss = result.next_position > 1
+        if result.after_loss:
+            last = result.next_position - 1
+            result.report.damage.append(Damage(str(directory), 0, 0, 1, last, "segments are missing"))
+        return result
+    result.first = segments[0][0]
+    _read_last(directory, segments[-1], frontier, disk, result)
+    return result
+
+
+def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
+    """Remove what a crash left behind: files half made, and revisions that a newer one replaced."""
+    names = os.listdir(directory)
+    segments = layout.latest_segments(names)
+    latest = dict(segments)
+    for name in names:
+        stem, _, suffix = name.partition(".")
+        parsed = layout.parse_segment_name(stem + ".log")
+        replaced = parsed is not None and parsed[1] < latest.get(parsed[0], -1)
+        orphan = parsed is not None and suffix != "log" and parsed[1] > latest.get(parsed[0], -1)
+        if name.endswith(".new") or replaced or orphan:
+            disk.remove(directory / name)
+    return segments
+
+
+def _read_last(
+    directory: Path, last: tuple[int, int], frontier: layout.Frontier | None, disk: Disk, result: Recovered
+) -> None:
+    path = directory / layout.segment_name(*last)
+    data = read_all(path)
+    try:
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+    except CorruptionError as error:
+        raise CorruptionError(f"{error}; run: penstock journal repair {directory}", error.place) from None
+    if header.uuid != result.uuid:
+        raise CorruptionError(f"{path} belongs to another journal ({header.uuid})", str(path))
+    durable = frontier.frontier if frontier else 0
+    scan = native.scan(data, header.nonce, header.first, 2**63, durable, header.gaps)
+    for offset, count, first, following, text in scan["damage"]:
+        result.report.damage.append(Damage(str(path), offset, count, first, following - 1, text))
+    if scan["tail_bytes"]:
+        result.report.torn_bytes = scan["tail_bytes"]
+        result.report.torn_place = f"{path}:{scan['end']}"
+    result.topics = [(number, name or b"unknown#%d" % number, *rest) for number, name, *rest in scan["topics"]]
+    result.states = scan["states"]
+    result.next_position = max(scan["next_position"], durable, 1)
+    result.after_loss = result.next_position > scan["next_position"] or bool(result.report.damage)
+    known = frontier.end if frontier and frontier.segment == header.first else layout.SEGMENT_HEADER_BYTES
+    _write_again(path, data, min(known, scan["end"]), scan["end"], disk, result.report)
+    clean = not (scan["tail_bytes"] or result.report.damage or header.seal or header.flags & 3)
+    if clean and result.next_position == scan["next_position"]:
+        result.resume = LastSegment(
+            header, scan["end"], scan["last_batch"], len(data), len(scan["index"]) // layout.INDEX_ENTRY_BYTES,
+            0, scan["least_time_ns"], scan["greatest_time_ns"],
+        )  # fmt: skip
+        result.resume.block_crc = write_caches(directory, last, data, scan, disk, sealed=False)
+    else:
+        seal_segment(directory, last, header, data, scan, result.next_position, disk)
+
+
+def _write_again(path: Path, data: bytes, start: int, end: int, disk: Disk, report: Recovery) -> None:
+    """What is past the frontier may be in memory only: written and synced once more, it is on disk."""
+    file = disk.open(path)
+    try:
+        if start < end:
+            disk.write(file, data[start:end], 0, start)
+            report.rewritten_bytes = end - start
+        disk.sync(file)
+    finally:
+        disk.close(file)
+
+
+def write_caches(
+    directory: Path, segment: tuple[int, int], data: bytes, scan: dict[str, Any], disk: Disk, *, sealed: bool
+) -> int:
+    """Index and block sums made again from the log; gives the running sum of the last, unfinished block.
+
+    Written in place: a reader that has them mapped sees what it must see anyway.
+    """
+    end = scan["end"]
+    blank = data[: layout.SEAL_OFFSET] + bytes(layout.SEAL_BYTES) + data[layout.SEAL_OFFSET + layout.SEAL_BYTES : end]
+    sums = [zlib.crc32(blank[at : at + layout.BLOCK_BYTES]) for at in range(0, end, layout.BLOCK_BYTES)]
+    unfinished = sums.pop() if end % layout.BLOCK_BYTES and not sealed else 0
+    contents = {"index": scan["index"], "sums": b"".join(value.to_bytes(4, "little") for value in sums)}
+    if sealed:
+        contents["topics"] = native.summarise(scan["index"])
+    for suffix, content in contents.items():
+        path = directory / layout.segment_name(*segment, suffix)
+        old = read_all(path) if path.exists() else None
+        if old is not None and old.rstrip(b"\0") == content.rstrip(b"\0") and not sealed:
+            continue
+        file = disk.open(path) if old is not None else disk.create(path)
+        try:
+            disk.write(file, content, max(0, len(old or b"") - len(content)), 0)
+            if sealed:
+                disk.sync(file)
+        finally:
+            disk.close(file)
+    return unfinished
+
+
+def seal_segment(
+    directory: Path,
+    segment: tuple[int, int],
+    header: layout.SegmentHeader,
+    data: bytes,
+    scan: dict[str, Any],
+    following: int,
+    disk: Disk,
+) -> None:
+    """Caches synced, then the seal. Everything in it can be made again from the log."""
+    write_caches(directory, segment, data, scan, disk, sealed=True)
+    count = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
+    least, greatest = (scan["least_time_ns"], scan["greatest_time_ns"]) if count else (0, 0)
+    seal = layout.Seal(scan["end"], following, count, least, greatest)
+    file = disk.open(directory / layout.segment_name(*segment))
+    try:
+        disk.write(file, header.encode_seal(seal), 0, layout.SEAL_OFFSET)
+        disk.sync(file)
+    finally:
+        disk.close(file)

@@ -1,0 +1,115 @@
+"""The active segment's files: begun with a snapshot under a temporary name, sealed when the next one has begun.
+
+Used by the writing journal only, by the thread that holds the writer's lead.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+import zlib
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from penstock._core import journal as native
+from penstock.journal import layout, recovery
+from penstock.journal.disk import Disk, read_all
+
+State = tuple[int, int, bytes]  # kind, flags, data
+
+
+class ActiveSegment:
+    """Three open files that the native writer writes to."""
+
+    def __init__(self, directory: Path, header: layout.SegmentHeader, disk: Disk) -> None:
+        self.directory = directory
+        self.header = header
+        self.disk = disk
+        self.files: list[int] = []
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """(first position, revision)."""
+        return self.header.first, self.header.revision
+
+    def path(self, suffix: str = "log") -> Path:
+        """Of one of its files."""
+        return self.directory / layout.segment_name(*self.name, suffix)
+
+    def close(self) -> None:
+        """The descriptors; what is mapped stays."""
+        while self.files:
+            self.disk.close(self.files.pop())
+
+
+def resume(
+    directory: Path, last: recovery.LastSegment, writer: native.Writer, next_position: int, disk: Disk
+) -> ActiveSegment:
+    """Go on where the last process stopped."""
+    segment = ActiveSegment(directory, last.header, disk)
+    segment.files = [disk.open(segment.path(suffix)) for suffix in ("log", "index", "sums")]
+    log, index, sums = segment.files
+    writer.replace_segment(
+        log, index, sums, last.header.nonce, last.header.first, last.end, last.last_batch, last.file_bytes,
+        last.entries, last.block_crc, next_position,
+    )  # fmt: skip
+    return segment
+
+
+def begin(
+    directory: Path,
+    identity: uuid.UUID,
+    writer: native.Writer,
+    first: int,
+    states: Iterable[State],
+    disk: Disk,
+    *,
+    flags: int = 0,
+    next_position: int = 0,
+) -> ActiveSegment:
+    """A new segment, headed by a snapshot of all topics and states; on disk under its name when this returns.
+
+    On a failure before the rename the writer is put back to the segment it had.
+    """
+    nonce = secrets.randbits(64) | 1
+    header = layout.SegmentHeader(identity, nonce, first, time.time_ns(), flags=flags)
+    segment = ActiveSegment(directory, header, disk)
+    temporary = segment.path().with_suffix(".log.new")
+    head = header.encode()
+    records = [
+        layout.encode_record(layout.KIND_TOPIC, number, name, flags=topic_flags, ordinal=ordinal, time_ns=time_ns)
+        for number, name, topic_flags, ordinal, time_ns in writer.topics()
+    ]
+    records += [layout.encode_record(layout.KIND_STATE, kind, data, flags=marks) for kind, marks, data in states]
+    replaced = False
+    try:
+        segment.files = [disk.create(path) for path in (temporary, segment.path("index"), segment.path("sums"))]
+        disk.write(segment.files[0], head, 0, 0)
+        log, index, sums = segment.files
+        writer.replace_segment(
+            log, index, sums, nonce, first, len(head), 0, len(head), 0, zlib.crc32(head), next_position
+        )
+        replaced = True
+        flag = layout.BATCH_SNAPSHOT | (layout.BATCH_TOPICS if writer.topics() else 0)
+        writer.commit_records(b"".join(records), len(records), flag)
+        disk.rename(temporary, segment.path())
+        disk.sync_directory(directory)
+    except BaseException:
+        if replaced:
+            writer.restore_segment()
+        segment.close()
+        for path in (temporary, segment.path("index"), segment.path("sums")):
+            with suppress(OSError):
+                disk.remove(path)
+        raise
+    return segment
+
+
+def seal(segment: ActiveSegment, following: int, disk: Disk) -> None:
+    """Sync its caches and write its summary and seal. All of it can be made again, so a full disk is no harm."""
+    data = read_all(segment.path())
+    scan = native.scan(data, segment.header.nonce, segment.header.first, following, following, segment.header.gaps)
+    with suppress(OSError):
+        recovery.seal_segment(segment.directory, segment.name, segment.header, data, scan, following, disk)

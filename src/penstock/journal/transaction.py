@@ -1,0 +1,102 @@
+"""Transaction: messages of many topics and state records, gathered in memory and stored as one atomic batch.
+
+A transaction is used by one thread; several may be open at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from penstock.errors import InvalidArgument, StateError
+from penstock.journal import layout
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+    from penstock.journal.journal import Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One message to be stored."""
+
+    topic: str
+    data: Buffer
+    properties: Mapping[str, str] | None = None
+    message_id: str | None = None
+    key: str | None = None
+    timestamp_ns: int | None = None
+
+
+class Transaction:
+    """Made by ``Journal.transaction``; leaving its block stores everything, an exception inside drops it."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._messages: list[tuple[int, Buffer, bytes, bytes, bytes, int]] = []
+        self._states: list[tuple[int, int, Buffer]] = []
+        self._done = False
+        self.first: int | None = None
+        self.last: int | None = None
+
+    def append(
+        self,
+        topic: str,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        key: str | None = None,
+        timestamp_ns: int | None = None,
+    ) -> None:
+        """Add a message."""
+        self.add(Entry(topic, data, properties, message_id, key, timestamp_ns))
+
+    def append_many(self, topic: str, batch: Iterable[Buffer]) -> None:
+        """Add several of one topic."""
+        number = self._journal.topic_id(topic)
+        self._check_open()
+        self._messages.extend((number, data, b"", b"", b"", 0) for data in batch)
+
+    def add(self, entry: Entry) -> None:
+        """Add a message."""
+        self._check_open()
+        number = self._journal.topic_id(entry.topic)
+        identity, key = (entry.message_id or "").encode(), (entry.key or "").encode()
+        properties = layout.encode_properties(entry.properties)
+        self._messages.append((number, entry.data, properties, identity, key, entry.timestamp_ns or 0))
+
+    def state(self, kind: int, data: Buffer, *, internal: bool = False) -> None:
+        """Add a state record."""
+        self._check_open()
+        if not 0 <= kind <= 65535:
+            raise InvalidArgument(f"kind={kind} must be 0 to 65535")
+        self._states.append((kind, layout.FLAG_INTERNAL if internal else 0, data))
+
+    def commit(self) -> None:
+        """Store everything now; on disk when this returns."""
+        self._check_open()
+        self._done = True
+        if not self._messages and not self._states:
+            return
+        writer = self._journal.writer
+        first, last, ticket = writer.stage_all(self._messages, self._states)
+        writer.commit(ticket)
+        if self._messages:
+            self.first, self.last = first, last
+        if writer.end >= self._journal.segment_bytes:
+            self._journal._roll()
+
+    def _check_open(self) -> None:
+        if self._done:
+            raise StateError("this transaction was committed or dropped")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and not self._done:
+            self.commit()
+        self._done = True
