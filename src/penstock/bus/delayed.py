@@ -3,8 +3,8 @@
 ``start``, ``update`` and ``abort`` may be called from any thread, also while the handler runs, and tell what they
 caught: the message may be ``idle``, ``pending`` (the timer runs), ``queued`` (fired and waiting) or ``handled`` (its
 handler has it). A message that fires while its last firing is still queued or handled is not queued twice: it waits
-until that one is done, and is counted in ``deferred``. Whoever handles it sees the ``generation`` of the start it came from and, where
-it was aborted or updated after it had fired, ``cancelled``.
+until that one is done, and is counted in ``deferred``. Whoever handles it sees the ``generation`` of the start it
+came from and, where it was aborted or updated after it had fired, ``cancelled``.
 """
 
 from __future__ import annotations
