@@ -192,7 +192,7 @@ class StateMachine:
         self._moving = True
         try:
             for state in states:
+                self._current = state  # first: where entering raises, this is where the machine is
                 state.enter()
-                self._current = state
         finally:
             self._moving = False
