@@ -134,9 +134,7 @@ class Journal:
 
     def _go_on(self, found: recovery.Recovered) -> None:
         if found.resume is not None:
-            self._segment = segments.resume(
-                self.directory, found.resume, self.writer, found.next_position, self._disk
-            )
+            self._segment = segments.resume(self.directory, found.resume, self.writer, found.next_position, self._disk)
         else:
             flags = layout.SEGMENT_AFTER_LOSS if found.after_loss else 0
             self._segment = segments.begin(
