@@ -192,11 +192,12 @@ Pushed drop_old(SubscriberObject *self, PyObject *message) {
     return Pushed::queued;
 }
 
-Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
+Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) {
     Writer writer;
     writer.subscriber = self;
     BusObject *bus = self->bus;
-    Deadline deadline = self->timeout < 0 ? Deadline{} : Deadline::after(self->timeout);
+    const double seconds = timeout == own_timeout ? self->timeout : timeout;
+    Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
     self->writers.join(&writer);
     Pushed result;
     while (true) {
@@ -235,12 +236,12 @@ Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
     return result;
 }
 
-[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait) {
+[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->full == Full::drop_newest) return drop_new(self, message, DropReason::overflow);
     if (self->full == Full::drop_oldest) return drop_old(self, message);
     std::int32_t id = reinterpret_cast<Message *>(message)->envelope.id;
     if (!wait || (self->drop_above >= 0 && id > self->drop_above)) return drop_new(self, message, DropReason::overflow);
-    return wait_for_room(self, message);
+    return wait_for_room(self, message, timeout);
 }
 
 bool check_readable(SubscriberObject *self) {
@@ -750,12 +751,12 @@ void forward_queued(BusObject *bus, SubscriberObject *self) {
     }
 }
 
-Pushed push(SubscriberObject *self, PyObject *message, bool wait) {
+Pushed push(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->ring.size() < self->capacity && !self->writers.head) [[likely]] {
         enqueue(self, message);
         return Pushed::queued;
     }
-    return push_full(self, message, wait);
+    return push_full(self, message, wait, timeout);
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {
