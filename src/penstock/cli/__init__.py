@@ -66,7 +66,8 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
     Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
     Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
-    Entry("bench", "bench", "Measure this machine against the alternatives.", SETUP, extra="bench"),
+    Entry("bench", "bench", "Measure penstock beside its peers, in one run.", SETUP, extra="bench"),
+    Entry("torture", "torture", "Kill processes under load, then check every promise by count.", SETUP),
 )
 
 #: A module that is missing, and the extra that brings it.

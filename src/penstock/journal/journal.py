@@ -30,8 +30,11 @@ from penstock.journal.transaction import Entry, Transaction
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
+    import pyarrow
+
     from penstock._core import Batch, Message
     from penstock.journal.follow import Follower
+    from penstock.journal.format import Hole
 
 LOG = logging.getLogger("penstock.journal")
 SEGMENT_BYTES = 64 << 20
@@ -131,9 +134,7 @@ class Journal:
 
     def _go_on(self, found: recovery.Recovered) -> None:
         if found.resume is not None:
-            self._segment = segments.resume(
-                self.directory, found.resume, self.writer, found.next_position, self._disk
-            )
+            self._segment = segments.resume(self.directory, found.resume, self.writer, found.next_position, self._disk)
         else:
             flags = layout.SEGMENT_AFTER_LOSS if found.after_loss else 0
             self._segment = segments.begin(
@@ -390,6 +391,32 @@ class Journal:
         from penstock.journal.follow import Follower
 
         return Follower(self, self.frontier if start is None else check_position(start), topics)
+
+    def batches(
+        self,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        columns: Sequence[str] | None = None,
+        topics: Iterable[str] | None = None,
+        rows: int = 65536,
+        bytes: int = 4 << 20,
+        check: bool = True,
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Arrow record batches of a range of positions, gathered without a loop over messages."""
+        from penstock.journal.format import open_directory
+
+        self._live_reader()
+        directory = open_directory(self.directory)
+        return directory.batches(start, end, columns=columns, topics=topics, rows=rows, bytes=bytes, check=check)
+
+    @property
+    def holes(self) -> list[Hole]:
+        """Positions below the frontier that cannot be read, and why."""
+        from penstock.journal.format import open_directory
+
+        self._live_reader()
+        return open_directory(self.directory).holes()
 
     # -- closing ----------------------------------------------------------------------------------------------------
 

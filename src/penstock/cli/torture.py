@@ -1,0 +1,60 @@
+"""``penstock torture``: kill real processes under load, then check every promise by count."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import torture as scenarios
+
+
+def torture(
+    rooms: Annotated[
+        list[str] | None, typer.Argument(help=f"Any of: {', '.join(scenarios.SCENARIOS)}. All when none is named.")
+    ] = None,
+    kills: Annotated[int, typer.Option(min=1, help="How many kills each room gets (Spark: a hundredth of it).")] = 20,
+    seed: Annotated[int | None, typer.Option(help="Replays a run; a fresh one is chosen and printed.")] = None,
+    soak: Annotated[float, typer.Option(help="Instead: run every reach at once for so many minutes.")] = 0,
+    keep: Annotated[Path | None, typer.Option(help="Keep what the workers wrote in this folder.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the reports as JSON.")] = False,
+) -> None:
+    """Kill processes at random and check what they promised.
+
+    Example: penstock torture shm broker --kills 200
+    """
+    chosen = int.from_bytes(os.urandom(4), "little") if seed is None else seed
+    if soak:
+        from penstock.torture.soak import run_soak
+
+        reports = [run_soak(soak, chosen)]
+    else:
+        names = rooms or list(scenarios.SCENARIOS)
+        unknown = [name for name in names if name not in scenarios.SCENARIOS]
+        if unknown:
+            raise typer.BadParameter(f"no room {unknown[0]!r}; there are {', '.join(scenarios.SCENARIOS)}")
+        reports = []
+        for name in names:
+            if not as_json:
+                typer.echo(f"{name}: seed {chosen} ...", err=True)
+            count = max(1, kills // 100) if name == "spark" else kills
+            place = None
+            if keep is not None:
+                place = keep / name
+                place.mkdir(parents=True)
+            reports.append(scenarios.run(name, count, chosen, place))
+            if not as_json:
+                typer.echo(reports[-1].text())
+    if as_json:
+        typer.echo(
+            json.dumps(
+                [{**vars(r), "directory": str(r.directory), "checks": [vars(c) for c in r.checks]} for r in reports]
+            )
+        )
+    elif soak:
+        typer.echo(reports[0].text())
+    if not all(report.whole for report in reports):
+        raise typer.Exit(1)

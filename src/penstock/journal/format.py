@@ -1,0 +1,406 @@
+"""Reading a journal with numpy alone (pyarrow where batches are asked for): what Spark's executors run.
+
+Rules:
+
+- No native code, no mapping: files are read by ``pread``, so a file truncated meanwhile is an error and no fault.
+- Nothing at or past the durable frontier is looked at.
+- With ``check`` every byte that is handed out was covered by a checksum: the block sums (zlib) where they agree, else
+  the CRC32C of each record.
+- An index that does not agree with its log is not believed; the log is scanned instead.
+
+A ``Directory`` is used by one thread at a time. docs/formats.md, "Journal", has the tables.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+import numpy
+from numpy.typing import NDArray
+
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import layout
+
+if TYPE_CHECKING:
+    import pyarrow
+
+INDEX: Final = numpy.dtype(
+    [
+        ("position", "<u8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("offset", "<u8"),
+        ("length", "<u4"), ("topic", "<u4"), ("extra_bytes", "<u4"), ("checksum", "<u4"),
+    ]
+)  # fmt: skip
+RECORD: Final = numpy.dtype(
+    [
+        ("checksum", "<u4"), ("bytes", "<u4"), ("kind", "u1"), ("flags", "u1"), ("id_bytes", "<u2"),
+        ("key_bytes", "<u2"), ("reserved", "<u2"), ("topic", "<u4"), ("properties_bytes", "<u4"),
+        ("data_bytes", "<u4"), ("reserved_too", "<u4"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"),
+    ]
+)  # fmt: skip
+TOPICS: Final = numpy.dtype(
+    [
+        ("topic", "<u4"), ("reserved", "<u4"), ("messages", "<u8"), ("least_position", "<u8"),
+        ("greatest_position", "<u8"), ("least_ordinal", "<u8"), ("greatest_ordinal", "<u8"),
+        ("least_time_ns", "<i8"), ("greatest_time_ns", "<i8"),
+    ]
+)  # fmt: skip
+HEAD: Final = RECORD.itemsize
+_TABLE = numpy.array(layout._TABLE, dtype=numpy.uint32)
+
+Entries = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Positions that cannot be read, and why: ``retention``, ``compaction`` or ``lost``."""
+
+    first: int
+    last: int
+    reason: str
+
+
+def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
+    """CRC32C of each row, continued from its seed: one step a column, for all rows at once."""
+    crc = ~seeds
+    for column in range(rows.shape[1]):
+        crc = crc >> numpy.uint32(8) ^ _TABLE[(crc ^ rows[:, column]) & numpy.uint32(255)]
+    return ~crc
+
+
+def open_directory(path: str | os.PathLike[str]) -> Directory:
+    """The journal in ``path``, read-only."""
+    return Directory(path)
+
+
+class Segment:
+    """One ``.log`` and its caches. ``first`` to ``next`` - 1 are its positions (with gaps where ``gaps``)."""
+
+    def __init__(self, directory: Path, first: int, revision: int, following: int, frontier: layout.Frontier) -> None:
+        self.first, self.next, self.revision = first, min(following, frontier.frontier), revision
+        self.path = directory / layout.segment_name(first, revision)
+        self.active = following > frontier.frontier
+        with self.path.open("rb") as file:
+            self.header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(self.path))
+        self.gaps = self.header.gaps
+        known_end = frontier.end if frontier.segment == first else 0
+        self.end = self.header.seal.end if self.header.seal else known_end  # 0: not known
+        self._scanned: Entries | None = None
+
+    def file(self, suffix: str) -> Path:
+        """The path of one of its files."""
+        return self.path.with_suffix("." + suffix)
+
+    def index(self, start: int | None = None, stop: int | None = None) -> Entries:
+        """Index entries of the positions from ``start`` up to but without ``stop``, checked against the log."""
+        start = self.first if start is None else max(start, self.first)
+        stop = self.next if stop is None else min(stop, self.next)
+        if stop <= start:
+            return numpy.empty(0, INDEX)
+        if self._scanned is not None:
+            return _between(self._scanned, start, stop)
+        if self.gaps:
+            entries = _between(_read_entries(self.file("index"), 0, self.next - self.first), start, stop)
+            return entries if len(entries) or self.file("index").exists() else self._rescan(start, stop)
+        entries = _read_entries(self.file("index"), start - self.first, stop - start)
+        expected = numpy.arange(start, stop, dtype=numpy.uint64)
+        if len(entries) != len(expected) or not numpy.array_equal(entries["position"], expected):
+            return self._rescan(start, stop)
+        return entries
+
+    def topics_here(self) -> NDArray[Any] | None:
+        """The topic summary of a sealed segment; None: not there."""
+        try:
+            return numpy.fromfile(self.file("topics"), TOPICS)
+        except OSError:
+            return None
+
+    def _rescan(self, start: int, stop: int) -> Entries:
+        """The index made from the log. Slow, and only done where the cache was lost."""
+        self._scanned = numpy.array(list(_walk(self)), dtype=INDEX)
+        return _between(self._scanned, start, stop)
+
+    def read(self, entries: Entries, *, check: bool = True) -> tuple[NDArray[numpy.uint8], int]:
+        """The bytes of the log that hold the records of ``entries``, and the offset of the first of them."""
+        begin = int(entries["offset"][0])
+        last = entries[-1]
+        stop = layout.padded(int(last["offset"]) + HEAD + int(last["length"]) + int(last["extra_bytes"]))
+        data = self.read_bytes(begin, stop)
+        if len(data) < stop - begin:
+            raise CorruptionError(f"{self.path} ends at {begin + len(data)}, before its last record", f"{self.path}")
+        self._match(entries, data, begin)
+        if check:
+            self._check(entries, data, begin, stop)
+        return data, begin
+
+    def read_bytes(self, begin: int, stop: int) -> NDArray[numpy.uint8]:
+        """Bytes of the log; fewer where the file ends before."""
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(begin)
+            data = numpy.empty(max(0, stop - begin), numpy.uint8)
+            done = 0
+            while done < len(data):
+                got = file.readinto(data[done:].data)
+                if not got:
+                    break
+                done += got
+        return data[:done]
+
+    def _match(self, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
+        """Each entry's checksum is the word at its offset, or one of the two is damaged."""
+        offsets = entries["offset"] - numpy.uint64(begin)
+        ends = offsets + entries["length"] + entries["extra_bytes"] + numpy.uint64(HEAD)
+        fits = (entries["offset"] >= begin) & (ends <= len(data)) & (offsets % numpy.uint64(8) == 0)
+        bad = ~fits
+        if fits.all():
+            words = data[: len(data) // 4 * 4].view("<u4")
+            bad = words[offsets // numpy.uint64(4)] != entries["checksum"]
+        if bad.any():
+            entry = entries[int(numpy.argmax(bad))]
+            raise _damage(self, int(entry["position"]), int(entry["offset"]))
+
+    def _check(self, entries: Entries, data: NDArray[numpy.uint8], begin: int, stop: int) -> None:
+        """Records in blocks whose sums agree are whole; the others are checked one by one."""
+        size = numpy.uint64(layout.BLOCK_BYTES)
+        good = self._good_blocks(data, begin, stop)
+        if good.all():
+            return
+        bad_before = numpy.concatenate(([0], numpy.cumsum(~good)))
+        base = begin // layout.BLOCK_BYTES
+        ends = entries["offset"] + entries["length"] + entries["extra_bytes"] + numpy.uint64(HEAD + 6)
+        first = (entries["offset"] // size).astype(numpy.int64) - base
+        last = numpy.minimum((ends // size).astype(numpy.int64) - base, len(good) - 1)
+        doubtful = bad_before[last + 1] > bad_before[first]
+        if doubtful.any():
+            check_records(self, entries[doubtful], data, begin)
+
+    def _good_blocks(self, data: NDArray[numpy.uint8], begin: int, stop: int) -> NDArray[numpy.bool_]:
+        """For each block that the range touches, whether it has a sum that agrees. Its other bytes are read as well."""
+        size = layout.BLOCK_BYTES
+        first, last = begin // size, (stop - 1) // size
+        good = numpy.zeros(last - first + 1, numpy.bool_)
+        summed = -(-self.end // size) if self.header.seal else self.end // size  # the tail block has no sum yet
+        until = min((last + 1) * size, self.end, summed * size)
+        try:
+            sums = numpy.fromfile(self.file("sums"), "<u4", count=len(good), offset=first * 4).tolist()
+        except (OSError, ValueError):
+            return good
+        parts = self.read_bytes(first * size, begin), data[: max(0, until - begin)], self.read_bytes(stop, until)
+        joined = numpy.concatenate(parts) if len(parts[0]) or len(parts[2]) else data
+        if first == 0:
+            joined = joined.copy()
+            joined[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = 0
+        view = joined.data
+        for at in range(min(len(sums), summed - first, len(good))):
+            good[at] = zlib.crc32(view[at * size : (at + 1) * size]) == sums[at]
+        return good
+
+
+def check_records(segment: Segment, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
+    """``CorruptionError`` for the first record whose CRC32C is wrong."""
+    sizes = (entries["length"].astype(numpy.int64) + entries["extra_bytes"] + HEAD + 7) & ~7
+    nonce = numpy.frombuffer(struct.pack("<Q", segment.header.nonce), numpy.uint8)
+    for size in numpy.unique(sizes):
+        chosen = entries[sizes == size]
+        starts = (chosen["offset"].astype(numpy.int64) - begin)[:, None]
+        step = max(1, (16 << 20) // int(size))
+        for at in range(0, len(chosen), step):
+            part = chosen[at : at + step]
+            rows = data[starts[at : at + step] + numpy.arange(4, int(size))]
+            seeds = numpy.zeros(len(part), numpy.uint32)
+            seeds = crc32c_rows(numpy.broadcast_to(nonce, (len(part), 8)), seeds)
+            places = numpy.ascontiguousarray(part["position"]).view(numpy.uint8).reshape(-1, 8)
+            wrong = crc32c_rows(rows, crc32c_rows(places, seeds)) != part["checksum"]
+            if wrong.any():
+                entry = part[int(numpy.argmax(wrong))]
+                raise _damage(segment, int(entry["position"]), int(entry["offset"]))
+
+
+def _damage(segment: Segment, position: int, offset: int) -> CorruptionError:
+    place = f"{segment.path}:{offset}"
+    return CorruptionError(f"position {position} is damaged ({place})", place)
+
+
+def _between(entries: Entries, start: int, stop: int) -> Entries:
+    positions = entries["position"]
+    return entries[numpy.searchsorted(positions, start) : numpy.searchsorted(positions, stop)]
+
+
+def _read_entries(path: Path, start: int, count: int) -> Entries:
+    try:
+        entries = numpy.fromfile(path, INDEX, count=count, offset=start * INDEX.itemsize)
+    except (OSError, ValueError):
+        return numpy.empty(0, INDEX)
+    return entries[: int(numpy.argmin(entries["position"] != 0))] if (entries["position"] == 0).any() else entries
+
+
+def _batches(segment: Segment) -> Iterator[tuple[tuple[Any, ...], bytes, int]]:
+    """(header, bytes, offset) of the batches below the durable end, as far as headers can be followed."""
+    limit = segment.end or segment.path.stat().st_size
+    offset = layout.SEGMENT_HEADER_BYTES
+    with segment.path.open("rb") as file:
+        while offset + layout.BATCH.size <= limit:
+            file.seek(offset)
+            head = file.read(layout.BATCH.size)
+            if len(head) < layout.BATCH.size:
+                return
+            header = layout.BATCH.unpack(head)
+            magic, _, nonce, first, _, _, size = header[:7]
+            ours = magic == layout.BATCH_MAGIC and nonce == segment.header.nonce
+            if not ours or offset + size > limit or size < len(head) or (first >= segment.next and header[4]):
+                return
+            yield header, file.read(size - layout.BATCH.size), offset
+            offset += size
+
+
+def _walk(segment: Segment) -> Iterator[tuple[int, ...]]:
+    for header, body, offset in _batches(segment):
+        position = header[3]
+        for record, at in _records(body):
+            if record[2] != layout.KIND_MESSAGE:
+                continue
+            checksum, _, _, _, identity, key, _, topic, properties, length, _, ordinal, time_ns = record
+            place = offset + layout.BATCH.size + at
+            extra = properties + identity + key
+            yield (position, ordinal, time_ns, place, length, topic, extra, checksum)
+            position += 1
+
+
+def _records(body: bytes) -> Iterator[tuple[tuple[Any, ...], int]]:
+    at = 0
+    while at + HEAD <= len(body):
+        record = layout.RECORD.unpack_from(body, at)
+        if record[1] < HEAD or at + record[1] > len(body):
+            return
+        yield record, at
+        at += record[1]
+
+
+class Directory:
+    """A journal's files as they are now; ``refresh`` looks again."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        marker = self.path / layout.MARKER_NAME
+        try:
+            self.uuid: UUID = layout.decode_marker(marker.read_bytes(), str(marker))
+        except FileNotFoundError:
+            raise InvalidArgument(f"{self.path} is not a journal (no {layout.MARKER_NAME} in it)") from None
+        self._names: dict[int, str] = {}
+        self.segments: list[Segment] = []
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the frontier and the list of files again."""
+        for _ in range(100):
+            words = self._words()
+            try:
+                self._list(words)
+            except FileNotFoundError:  # retention or compaction was at work
+                continue
+            self.frontier = words.frontier
+            return
+        raise CorruptionError(f"{self.path}: its files keep vanishing", str(self.path))
+
+    def _words(self) -> layout.Frontier:
+        place = self.path / layout.FRONTIER_NAME
+        for attempt in range(1000):
+            words = layout.decode_frontier(place.read_bytes(), self.uuid)
+            if words is None:
+                raise CorruptionError(f"{place} is damaged; opening the journal for writing makes it anew", str(place))
+            if words.sequence % 2 == 0 and layout.decode_frontier(place.read_bytes(), self.uuid) == words:
+                return words
+            if attempt == 999:  # its writer died while moving it: the end in bytes may belong to another segment
+                return replace(words, end=0)
+        raise AssertionError("not reached")
+
+    def _list(self, words: layout.Frontier) -> None:
+        found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
+        following = [first for first, _ in found[1:]] + [2**63]
+        old = {(segment.first, segment.revision): segment for segment in self.segments if not segment.active}
+        self.segments = [
+            old.get((first, revision)) or Segment(self.path, first, revision, after, words)
+            for (first, revision), after in zip(found, following, strict=True)
+        ]
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+        return self.segments[0].first if self.segments else 1
+
+    def topics(self) -> dict[int, str]:
+        """Names by topic id. The newest segment's snapshot has all that were known before it."""
+        if self.segments:
+            for header, body, _ in _batches(self.segments[-1]):
+                if not header[9] & (layout.BATCH_TOPICS | layout.BATCH_SNAPSHOT):
+                    continue
+                for record, at in _records(body):
+                    if record[2] == layout.KIND_TOPIC:
+                        name = body[at + HEAD : at + HEAD + record[9]]
+                        self._names[record[7]] = name.decode("utf-8", "replace")
+        return dict(self._names)
+
+    def topic_ids(self, topics: Iterable[str] | None) -> list[int] | None:
+        """Ids that the patterns select; None for all."""
+        if topics is None:
+            return None
+        patterns = [layout.check_pattern(pattern) for pattern in topics]
+        if ">" in patterns:
+            return None
+        names = self.topics().items()
+        return [number for number, name in names if any(layout.pattern_matches(p, name) for p in patterns)]
+
+    def holes(self) -> list[Hole]:
+        """What is missing below the frontier, and why."""
+        found = [Hole(1, self.first - 1, "retention")] if self.first > 1 else []
+        for segment in self.segments:
+            seal = segment.header.seal
+            if not segment.gaps and seal and seal.messages == segment.next - segment.first:
+                continue
+            positions = segment.index()["position"].astype(numpy.int64)
+            edges = numpy.concatenate(([segment.first - 1], positions, [segment.next]))
+            reason = "compaction" if segment.header.flags & layout.SEGMENT_COMPACTED else "lost"
+            for at in numpy.flatnonzero(numpy.diff(edges) > 1):
+                found.append(Hole(int(edges[at]) + 1, int(edges[at + 1]) - 1, reason))
+        return found
+
+    def entries(
+        self, start: int | None = None, stop: int | None = None, *, topics: Iterable[str] | None = None
+    ) -> Iterator[tuple[Segment, Entries]]:
+        """Index entries of a range of positions, segment by segment."""
+        start = self.first if start is None else start
+        stop = self.frontier if stop is None else min(stop, self.frontier)
+        wanted = self.topic_ids(topics)
+        for segment in self.segments:
+            if segment.next <= start or segment.first >= stop:
+                continue
+            summary = None if wanted is None or segment.active else segment.topics_here()
+            if summary is not None and not numpy.isin(summary["topic"], wanted or []).any():
+                continue
+            entries = segment.index(start, stop)
+            if wanted is not None:
+                entries = entries[numpy.isin(entries["topic"], wanted)]
+            if len(entries):
+                yield segment, entries
+
+    def batches(
+        self,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        topics: Iterable[str] | None = None,
+        rows: int = 65536,
+        bytes: int = 4 << 20,
+        check: bool = True,
+    ) -> Iterator[pyarrow.RecordBatch]:
+        """Arrow record batches of the positions from ``start`` up to but without ``end``."""
+        from penstock.journal.arrow import record_batches
+
+        return record_batches(self, start, end, columns, topics, rows, bytes, check)

@@ -1,0 +1,93 @@
+"""The broker: its server is killed again and again under four publishers and two acknowledging consumers.
+
+Promises: every confirmed message is delivered at least once; none is corrupted; what one publisher confirmed arrives in
+its order, first deliveries counted; clients come back by themselves.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+from penstock.torture import record
+from penstock.torture.crew import Crew, grown, wait_until
+from penstock.torture.report import Report
+from penstock.torture.soak import free_port
+
+PUBLISHERS, CONSUMERS = 4, 2
+
+
+def run(report: Report, chance: random.Random) -> None:
+    port = free_port()
+    address = f"broker://127.0.0.1:{port}/torture"
+    restarts: list[float] = []
+    with Crew(report.directory) as crew:
+        command = [sys.executable, "-m", "penstock", "broker", str(report.directory / "broker"), str(port)]
+        server = crew.add_command("server", command)
+        consumers = [
+            crew.add(
+                f"consumer{i}", "consume", address, "--options", {"queue": "torture"},
+                "--log", report.directory / f"consumer{i}.log",
+            )
+            for i in range(CONSUMERS)
+        ]  # fmt: skip
+        publishers = [
+            crew.add(
+                f"publisher{i}", "publish", address, "--producer", i + 1, "--ready", 1,
+                "--log", report.directory / f"publisher{i}.log",
+            )
+            for i in range(PUBLISHERS)
+        ]  # fmt: skip
+        for worker in publishers:
+            log = report.directory / f"{worker.name}.log"
+            wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
+        for _ in range(report.kills):
+            time.sleep(chance.uniform(0, 0.3))
+            server.kill()
+            began = time.monotonic()
+            size = _size(report)
+            server.start()
+            wait_until(lambda size=size: _size(report) > size, 60, "publishing goes on")  # type: ignore[misc]
+            restarts.append(time.monotonic() - began)
+        codes = [worker.end() for worker in publishers]
+        confirmed = {entry[:2] for i in range(PUBLISHERS) for entry in record.entries(_publisher_log(report, i))}
+        caught_up = True
+        try:
+            wait_until(lambda: confirmed <= _delivered(report), 120, "the consumers have caught up")
+        except TimeoutError:
+            caught_up = False
+        codes += [worker.end() for worker in consumers] + [server.end()]
+    report.check("all end when asked to", codes, all(code == 0 for code in codes))
+    lost = len(confirmed - _delivered(report))
+    report.facts.update(confirmed=len(confirmed))
+    report.facts["restart to next confirm, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
+    report.check("messages flowed", len(confirmed), len(confirmed) > report.kills)
+    report.check("every confirmed message is delivered", f"{lost} lost", caught_up and lost == 0)
+    wrong = sum(b"wrong bytes" in worker.log.read_bytes() for worker in consumers)
+    report.check("no wrong byte", f"{wrong} consumers saw one", wrong == 0)
+    disordered = sum(_disordered(report, i) for i in range(CONSUMERS))
+    report.check("order per publisher, first deliveries", f"{disordered} runs out of order", disordered == 0)
+
+
+def _publisher_log(report: Report, i: int) -> Path:
+    return report.directory / f"publisher{i}.log"
+
+
+def _size(report: Report) -> int:
+    return sum(path.stat().st_size for path in report.directory.glob("publisher*.log"))
+
+
+def _delivered(report: Report) -> set[tuple[int, int]]:
+    logs = report.directory.glob("consumer*.log")
+    return {(producer, sequence) for path in logs for producer, sequence, _ in record.entries(path)}
+
+
+def _disordered(report: Report, i: int) -> int:
+    """Runs of one consumer whose first deliveries do not ascend."""
+    found = 0
+    for sequences in record.runs(report.directory / f"consumer{i}.log"):
+        firsts = list(dict.fromkeys(sequences))
+        found += firsts != sorted(firsts)
+    return found

@@ -1,0 +1,47 @@
+"""What a scenario found: a row for each promise, with the counts it was judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Check:
+    """One promise: what was counted, and whether it held."""
+
+    promise: str
+    counted: str
+    held: bool
+
+
+@dataclass
+class Report:
+    scenario: str
+    kills: int
+    seed: int
+    directory: Path
+    seconds: float = 0.0
+    checks: list[Check] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def check(self, promise: str, counted: object, held: bool) -> None:
+        """Add a row."""
+        self.checks.append(Check(promise, str(counted), held))
+
+    @property
+    def whole(self) -> bool:
+        """Whether every promise held (and there was one)."""
+        return bool(self.checks) and all(check.held for check in self.checks)
+
+    def text(self) -> str:
+        """The table for people."""
+        width = max(len(check.promise) for check in self.checks)
+        lines = [f"{self.scenario}: {self.kills} kills, seed {self.seed}, {self.seconds:.1f} s"]
+        lines += [f"  {'ok  ' if c.held else 'FAIL'}  {c.promise:<{width}}  {c.counted}" for c in self.checks]
+        lines += [f"        {name}: {value}" for name, value in self.facts.items()]
+        if not self.whole:
+            lines.append(f"  what the workers wrote is in {self.directory}")
+            lines.append(f"  replay: penstock torture {self.scenario} --kills {self.kills} --seed {self.seed}")
+        return "\n".join(lines)

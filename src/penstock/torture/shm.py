@@ -1,0 +1,114 @@
+"""Shared memory: publishers and subscribers of one channel killed and stopped at random.
+
+Promises: no wrong byte; per subscriber and publisher the order holds; a reliable subscriber misses nothing between its
+first and its last message; nobody who lives is blocked by who died; nothing is left when all are gone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+
+from penstock.torture import record
+from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.report import Report
+
+ADDRESS = "shm:/torture"
+PUBLISHERS, SUBSCRIBERS = 3, 3
+
+
+def run(report: Report, chance: random.Random) -> None:
+    shared = report.directory / "shm"
+    shared.mkdir(mode=0o700)
+    before = os.environ.get("PENSTOCK_SHM_DIR")
+    os.environ["PENSTOCK_SHM_DIR"] = str(shared)  # a place of its own, so that what is left there is ours
+    try:
+        with Crew(report.directory) as crew:
+            _torture(report, chance, crew)
+    finally:
+        if before is None:
+            del os.environ["PENSTOCK_SHM_DIR"]
+        else:
+            os.environ["PENSTOCK_SHM_DIR"] = before
+
+
+def _torture(report: Report, chance: random.Random, crew: Crew) -> None:
+    subscribers = [_subscriber(crew, i) for i in range(SUBSCRIBERS)]
+    publishers = [_publisher(crew, i) for i in range(PUBLISHERS)]
+    for worker in publishers + subscribers:
+        _wait_alive(crew, worker)
+    stuck = 0
+    for _ in range(report.kills):
+        time.sleep(chance.uniform(0, 0.05))
+        victim = chance.choice(publishers + subscribers)
+        if chance.random() < 0.2:
+            victim.signal(signal.SIGSTOP)
+            time.sleep(chance.uniform(0, 0.05))
+        victim.kill()
+        victim.start()
+        _wait_alive(crew, victim)
+    stuck += sum(not _moves(crew, worker) for worker in publishers + subscribers)
+    report.check("who lives goes on after the last kill", f"{stuck} stuck", stuck == 0)
+    codes = [worker.end() for worker in publishers]
+    time.sleep(0.2)
+    codes += [worker.end() for worker in subscribers]
+    report.check("all end when asked to", codes, all(code == 0 for code in codes))
+    _judge(report, publishers, subscribers)
+
+
+def _publisher(crew: Crew, i: int) -> Worker:
+    log = crew.directory / f"publisher{i}.{{incarnation}}.log"
+    options = {"slots": 64, "slot_size": 1024, "reliable": True}
+    return crew.add(
+        f"publisher{i}", "publish", ADDRESS, "--log", log, "--options", options,
+        "--producer", f"{i + 1}0{{incarnation}}", "--rate", 2000,
+    )  # fmt: skip
+
+
+def _subscriber(crew: Crew, i: int) -> Worker:
+    log = crew.directory / f"subscriber{i}.{{incarnation}}.log"
+    return crew.add(f"subscriber{i}", "consume", ADDRESS, "--log", log, "--options", {"reliable": True})
+
+
+def _log(crew: Crew, worker: Worker) -> str:
+    return f"{worker.name}.{worker.started}.log"
+
+
+def _wait_alive(crew: Crew, worker: Worker) -> None:
+    path = crew.directory / _log(crew, worker)
+    wait_until(lambda: grown(path, record.ENTRY.size) or not worker.alive, 60, f"{worker.name} does something")
+
+
+def _moves(crew: Crew, worker: Worker) -> bool:
+    path = crew.directory / _log(crew, worker)
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        wait_until(lambda: grown(path, size + 10 * record.ENTRY.size), 60, f"{worker.name} goes on")
+    except TimeoutError:
+        return False
+    return worker.alive
+
+
+def _judge(report: Report, publishers: list[Worker], subscribers: list[Worker]) -> None:
+    received = disordered = missed = 0
+    for path in report.directory.glob("subscriber*.log"):
+        ordinals = [ordinal for _, _, ordinal in record.entries(path)]
+        received += len(ordinals)
+        missed += sum(after - before - 1 for before, after in itertools.pairwise(ordinals))
+        disordered += sum(sequences != sorted(set(sequences)) for sequences in record.runs(path))
+    confirmed = sum(1 for path in report.directory.glob("publisher*.log") for _ in record.entries(path))
+    wrong = sum(b"wrong bytes" in worker.log.read_bytes() for worker in subscribers)
+    report.facts.update(published=confirmed, received=received)
+    report.check("messages flowed", received, received > 100)
+    report.check("no wrong byte", f"{wrong} subscribers saw one", wrong == 0)
+    report.check("order per publisher and subscriber", f"{disordered} runs out of order", disordered == 0)
+    report.check("a reliable subscriber misses nothing", f"{missed} missing ordinals", missed == 0)
+    from penstock import _core
+
+    _core.counters_read()
+    left = [path.name for path in (report.directory / "shm").rglob("*") if path.is_file()]
+    left = [name for name in left if not name.startswith((f"counters.{os.getpid()}.", f"alive.{os.getpid()}"))]
+    report.check("nothing is left when all are gone", left or "no file", not left)

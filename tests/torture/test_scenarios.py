@@ -1,0 +1,65 @@
+"""Every scenario of ``penstock torture`` with a small count; ``--kills N`` for more, ``--seed S`` to replay."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import torture
+from penstock.torture import record
+
+KILLS = {"spark": 3}
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("scenario", torture.SCENARIOS)
+def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
+    report = torture.run(scenario, kills or KILLS.get(scenario, 20), seed, tmp_path)
+    print(report.text())
+    assert report.whole, report.text()
+
+
+def test_a_broken_promise_is_told(tmp_path: Path) -> None:
+    report = torture.Report("shm", 5, 7, tmp_path)
+    assert not report.whole, "no check is no proof"
+    report.check("one", 1, True)
+    assert report.whole
+    report.check("two", "3 lost", False)
+    assert not report.whole
+    assert "FAIL  two  3 lost" in report.text() and "--seed 7" in report.text()
+
+
+def test_a_wrong_byte_is_seen() -> None:
+    message = record.make(3, 9)
+    assert record.look(message) == (3, 9)
+    for place in range(4, len(message)):
+        damaged = bytearray(message)
+        damaged[place] ^= 1
+        assert record.look(bytes(damaged)) is None
+    assert record.look(b"short") is None
+
+
+def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:
+    log = record.Log(tmp_path / "log")
+    log.add(1, 2, 3)
+    log.add(1, 3, 4)
+    log.close()
+    with (tmp_path / "log").open("ab") as file:
+        file.write(b"torn")
+    assert list(record.entries(tmp_path / "log")) == [(1, 2, 3), (1, 3, 4)]
+
+
+def test_the_command_gives_json_and_refuses_unknown_rooms() -> None:
+    command = [sys.executable, "-m", "penstock", "torture"]
+    done = subprocess.run([*command, "nowhere"], capture_output=True, text=True)
+    assert done.returncode == 2 and "journal" in done.stderr
+    done = subprocess.run(
+        [*command, "journal", "--kills", "1", "--seed", "5", "--json"], capture_output=True, text=True
+    )
+    (report,) = json.loads(done.stdout)
+    assert done.returncode == 0 and report["seed"] == 5 and all(check["held"] for check in report["checks"])
