@@ -120,7 +120,7 @@ def test_a_failing_step_undoes_the_earlier_ones(gateway: Gateway, step: str) -> 
     gateway.start()
     Refusing.made.clear()
     before, threads = listed(gateway), threading.active_count()
-    with pytest.raises((ValueError, ModuleError), match="wrong|refused"):
+    with pytest.raises((ValueError, ModuleError), match=r"wrong|refused"):
         gateway.add_module("bad", Refusing, step)
     assert listed(gateway) == before
     assert threading.active_count() == threads
@@ -387,7 +387,10 @@ def test_a_description_that_fails_leaves_the_gateway_as_it_was(gateway: Gateway)
 
 
 def test_a_failure_while_making_leaves_nothing_behind() -> None:
-    wrong = {"modules": [entry("a"), {"name": "bad", "loader": {"name": "python", "entrypoint": "no.such:Thing"}}], "links": []}
+    wrong = {
+        "modules": [entry("a"), {"name": "bad", "loader": {"name": "python", "entrypoint": "no.such:Thing"}}],
+        "links": [],
+    }
     with pytest.raises(ConfigurationError, match=r"bad\.loader\.entrypoint.*no\.such"):
         Gateway(wrong)
 

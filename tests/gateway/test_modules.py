@@ -53,7 +53,9 @@ def test_each_refuses_args_it_does_not_know(name: str) -> None:
 
 def test_timer(gateway: Gateway) -> None:
     gateway.add_link("*", "sink")
-    gateway.add_module("timer", modules.Timer, {"period_s": 0.01, "count": 3, "content": "tick", "properties": {"a": "b"}})
+    gateway.add_module(
+        "timer", modules.Timer, {"period_s": 0.01, "count": 3, "content": "tick", "properties": {"a": "b"}}
+    )
     sink = gateway.module("sink")
     eventually(lambda: sink.got == [b"tick"] * 3)
     assert [dict(m.properties) for m in sink.messages] == [{"a": "b", "tick": str(n)} for n in (1, 2, 3)]
@@ -133,7 +135,11 @@ def test_http_poster(gateway: Gateway) -> None:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert [(path, body) for path, _, body in posted] == [("/in?x=1", b"one"), ("/in?x=1", b"two"), ("/in?x=1", b"three")]
+    assert [(path, body) for path, _, body in posted] == [
+        ("/in?x=1", b"one"),
+        ("/in?x=1", b"two"),
+        ("/in?x=1", b"three"),
+    ]
     assert posted[0][1]["X-Property-k"] == "v%0Aw"
     assert gateway.broker.info(gateway.module("it")).failed == 1
 
@@ -141,7 +147,9 @@ def test_http_poster(gateway: Gateway) -> None:
 def test_file_tail(gateway: Gateway, tmp_path: Path) -> None:
     file = tmp_path / "lines"
     gateway.add_link("*", "sink")
-    gateway.add_module("tail", modules.FileTail, {"file": str(file), "poll_s": 0.01, "max_line_bytes": 8})
+    gateway.add_module(
+        "tail", modules.FileTail, {"file": str(file), "poll_s": 0.01, "max_line_bytes": 8, "from_start": True}
+    )
     sink = gateway.module("sink")
     file.write_bytes(b"first\nsecond\r\nhalf")
     eventually(lambda: sink.got == [b"first", b"second"])

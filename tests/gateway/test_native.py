@@ -65,7 +65,18 @@ def compiled(tmp_path: Path) -> Compile:
     def build(source: str = REVERSER, version: str = "PENSTOCK_MODULE_VERSION") -> str:
         code, library = tmp_path / "module.c", tmp_path / f"module-{os.urandom(4).hex()}.so"
         code.write_text(source.replace("VERSION,", f"{version},"))
-        command = ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-I", str(include_directory()), "-o", str(library), str(code)]
+        command = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-I",
+            str(include_directory()),
+            "-o",
+            str(library),
+            str(code),
+        ]
         subprocess.run(command, check=True)
         return str(library)
 
@@ -104,6 +115,6 @@ def test_a_library_that_does_not_fit_is_refused(compiled: Compile) -> None:
         nothing = '#include "penstock_module.h"\nconst penstock_module_api *penstock_module(void) { return 0; }'
         with pytest.raises(ConfigurationError, match="gave null"):
             gateway.add_module("null", compiled(nothing), loader="native")
-        with pytest.raises(ModuleError, match="create of .* gave null"):
+        with pytest.raises(ModuleError, match=r"create of .* gave null"):
             gateway.add_module("refusing", compiled(), "refuse", loader="native")
         assert gateway.module_list() == []

@@ -55,7 +55,9 @@ def run(
     _serve(file, configuration, seconds, drain_timeout, as_json)
 
 
-def _serve(file: Path, configuration: Configuration, seconds: float | None, drain_timeout: float, as_json: bool) -> None:
+def _serve(
+    file: Path, configuration: Configuration, seconds: float | None, drain_timeout: float, as_json: bool
+) -> None:
     told = [(event, _tell) for event in (Event.MODULE_FAILED, Event.MODULE_RESTARTED, Event.MODULE_STUCK)]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
     rows: list[dict[str, Any]] = []
