@@ -91,7 +91,7 @@ def _csv(messages: Iterator[Message], target: Path) -> int:
     try:
         writer = csv.writer(stream)
         writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "body"))
-        for count, message in enumerate(messages, 1):
+        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
             value = decode.body_value(bytes(message))
             body = value if isinstance(value, str) else json.dumps(value)
             properties = json.dumps(dict(message.properties)) if message.properties else ""
@@ -158,7 +158,7 @@ def _mcap(messages: Iterator[Message], target: Path) -> int:
                 sequence=message.ordinal & 0xFFFFFFFF,
                 data=body,
             )
-        writer.finish()
+        writer.finish()  # type: ignore[no-untyped-call]
     return count
 
 

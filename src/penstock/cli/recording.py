@@ -1,8 +1,8 @@
-"""What a recording is: a journal (or several parts of one, in numbered folders) whose topic ``_recording`` tells its story.
+"""What a recording is: a journal (or several, in numbered folders) whose topic ``_recording`` tells its story.
 
-Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost`` (how
-many, where, why), ``ended`` (what was counted). A recording without ``ended`` was cut off: its recorder died, and what it
-had not yet synced is missing.
+Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
+(how many, where, why), ``ended`` (what was counted). A recording without ``ended`` was cut off: its recorder died, and
+what it had not yet synced is missing.
 """
 
 from __future__ import annotations
