@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
-import inspect
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ import typer
 import penstock
 from penstock.cli import exits, show
 from penstock.cli.recording import STORY, Story, parts, read_story
-from penstock.cli.target import duration_s, moment_ns
+from penstock.cli.target import carries_properties, duration_s, moment_ns
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class _Player:
 
 def _publishing(publisher: penstock.Publisher) -> Callable[[Message], Any]:
     """``publish``, with the properties where the reach carries them."""
-    if "properties" not in inspect.signature(publisher.publish).parameters:
+    if not carries_properties(publisher):
         return publisher.publish
     keeps: Any = publisher.publish
     return lambda message: keeps(message, properties=dict(message.properties))
