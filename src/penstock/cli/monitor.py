@@ -1,0 +1,38 @@
+"""``penstock monitor``: serves the page that shows the flow moving."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Annotated
+
+import typer
+
+from penstock.cli import exits
+
+app = typer.Typer()
+
+PORT = 8765
+
+
+@app.command()
+def monitor(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = PORT,
+    host: Annotated[str, typer.Option(help="Where to listen; anything but loopback needs a token.")] = "127.0.0.1",
+    token: Annotated[
+        str | None, typer.Option(help="What a visitor must show; made up when needed and not given.")
+    ] = None,
+    allow_actions: Annotated[bool, typer.Option(help="Let visitors purge, re-drive and pause.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Serve the page that shows the flow moving, with /metrics for Prometheus, /health and a JSON API.
+
+    It reads shared counters: watching costs the watched nothing. It subscribes only when a visitor asks for a tail.
+
+    Example: [green]penstock monitor --port 9000[/]
+    """
+    from penstock.monitor.service import Service
+
+    with Service(host, port, token=token, allow_actions=allow_actions, every_s=every) as page:
+        print(f"monitor at {page.url}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a service
+            page.run()

@@ -1,0 +1,65 @@
+"""The counters for Prometheus: cumulative where Prometheus wants counters, gauges else. Reads what the watcher saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.monitor.watcher import Look, Watcher
+
+__all__ = ["Collector", "exposition"]
+
+_COUNTERS = ("matched", "delivered", "bytes", "expired", "redelivered", "errors")
+_GAUGES = ("depth", "capacity", "peers", "memory_bytes", "lag")
+_LABELS = ("room", "kind", "name", "pid", "handle")
+
+
+class Collector:
+    """What ``prometheus_client`` asks for samples; nothing is kept between two scrapes."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        looks = self._watcher.state.looks
+        for field in _COUNTERS:
+            family = CounterMetricFamily(f"penstock_{field}", f"Ledger: {field}", labels=_LABELS)
+            for look in looks:
+                family.add_metric(_labels(look), getattr(look.block, field))
+            yield family
+        dropped = CounterMetricFamily("penstock_dropped", "Ledger: dropped by reason", labels=(*_LABELS, "reason"))
+        for look in looks:
+            for reason, count in look.block.dropped.items():
+                dropped.add_metric((*_labels(look), reason), count)
+        yield dropped
+        for field in _GAUGES:
+            gauge = GaugeMetricFamily(f"penstock_{field}", f"Now: {field}", labels=_LABELS)
+            for look in looks:
+                gauge.add_metric(_labels(look), getattr(look.block, field))
+            yield gauge
+        latency = GaugeMetricFamily("penstock_latency_seconds", "Of the last message measured", labels=_LABELS)
+        flight = GaugeMetricFamily("penstock_in_flight", "What the ledger's equation leaves", labels=_LABELS)
+        for look in looks:
+            flight.add_metric(_labels(look), look.block.in_flight)
+            if look.block.latency_ns:
+                latency.add_metric(_labels(look), look.block.latency_ns / 1e9)
+        yield from (latency, flight)
+        alarms = GaugeMetricFamily("penstock_alarms", "Ledgers that do not close")
+        alarms.add_metric((), len(self._watcher.state.alarms))
+        yield alarms
+
+
+def _labels(look: Look) -> tuple[str, ...]:
+    block = look.block
+    return (block.room, block.kind, block.name, str(block.pid), f"{block.index}.{block.taking}")
+
+
+def exposition(watcher: Watcher) -> bytes:
+    """The page that Prometheus scrapes."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Collector(watcher))
+    return bytes(generate_latest(registry))

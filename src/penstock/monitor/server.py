@@ -1,0 +1,249 @@
+"""The page, the API behind it and the metrics, served by Starlette.
+
+Rules: nothing is loaded from another place (the content security policy forbids it); whoever is not on loopback needs
+the token; a request whose Host is not ours is refused, so that a web page elsewhere cannot reach a monitor on
+loopback; what changes anything is refused unless actions were allowed. Runs in one event loop; the watcher has a
+thread of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message as MessageType
+
+from penstock import __version__
+from penstock.errors import PenstockError
+from penstock.monitor import actions, metrics, tail
+from penstock.monitor.report import state_record
+from penstock.monitor.watcher import Watcher
+
+__all__ = ["Settings", "application", "is_loopback"]
+
+PAGE = Path(__file__).parent / "page"
+FILES = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/plots.js": ("plots.js", "text/javascript"),
+    "/graph.js": ("graph.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+}
+POLICY = "; ".join((
+    "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self' data:", "connect-src 'self'",
+    "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+))  # fmt: skip
+COOKIE = "penstock_token"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Who may come in and what they may do."""
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+    allow_actions: bool = False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address means this machine alone."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Door:
+    """Lets in who may come in, and adds the headers that keep the page to itself."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: MessageType) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers["Content-Security-Policy"] = POLICY
+                headers["X-Content-Type-Options"] = "nosniff"
+                headers["Referrer-Policy"] = "no-referrer"
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        refused = self._refusal(Request(scope)) if scope["type"] == "http" else None
+        await (refused or self._app)(scope, receive, send_with_headers)
+
+    def _refusal(self, request: Request) -> Response | None:
+        if is_loopback(self._settings.host) and not is_loopback(request.url.hostname or ""):
+            return PlainTextResponse("this monitor answers on loopback only", 421)
+        token = self._settings.token
+        if token is None:
+            return None
+        given = request.query_params.get("token")
+        if given is not None and request.method == "GET" and request.url.path == "/" and _same(given, token):
+            answer = RedirectResponse("/", 303)
+            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            return answer
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), token):
+            return None
+        return PlainTextResponse("a token is needed: open /?token=..., or send 'Authorization: Bearer ...'", 401)
+
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def application(watcher: Watcher, settings: Settings, ending: Callable[[], bool] = lambda: False) -> Starlette:
+    """The web application; the caller starts and stops the watcher. Streams end when ``ending`` says so."""
+    api = _Api(watcher, settings, ending)
+    routes = [Route(path, _file(path)) for path in FILES]
+    routes += [
+        Route("/api/state", api.state),
+        Route("/api/history", api.history),
+        Route("/api/events", api.events),
+        Route("/api/tail", api.tail),
+        Route("/api/actions/{name}", api.act, methods=["POST"]),
+        Route("/metrics", api.metrics),
+        Route("/health", api.health),
+    ]
+    return Starlette(routes=routes, middleware=[Middleware(Door, settings=settings)])
+
+
+def _file(path: str) -> Callable[[Request], Response]:
+    name, kind = FILES[path]
+    content = (PAGE / name).read_bytes()
+
+    def serve(_request: Request) -> Response:
+        return Response(content, media_type=kind, headers={"Cache-Control": "no-cache"})
+
+    return serve
+
+
+class _Api:
+    def __init__(self, watcher: Watcher, settings: Settings, ending: Callable[[], bool]) -> None:
+        self._watcher = watcher
+        self._settings = settings
+        self._ending = ending
+
+    def state(self, _request: Request) -> Response:
+        return JSONResponse(self._record())
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            **state_record(self._watcher.state),
+            "version": __version__,
+            "actions": sorted(actions.ACTIONS) if self._settings.allow_actions else [],
+        }
+
+    def history(self, request: Request) -> Response:
+        try:
+            last = int(request.query_params.get("last", "900"))
+        except ValueError:
+            return JSONResponse({"error": "last is a number of samples"}, 400)
+        names = request.query_params.getlist("name")
+        return JSONResponse(self._watcher.history.series(names or None, last))
+
+    async def events(self, request: Request) -> Response:
+        """One event a look: the state, and the newest sample of every series."""
+
+        async def stream() -> AsyncIterator[str]:
+            seen = 0
+            while not self._ending() and not await request.is_disconnected():
+                state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
+                if state.time_ns == seen:
+                    yield ": nothing new\n\n"
+                    continue
+                seen = state.time_ns
+                record = {"state": self._record(), "sample": self._watcher.history.series(None, 1)}
+                yield f"data: {json.dumps(record)}\n\n"
+
+        return StreamingResponse(stream(), media_type="text/event-stream")
+
+    async def tail(self, request: Request) -> Response:
+        """Messages of one address as they come; subscribing to it is what the user asked for."""
+        source = tail.follow(request.query_params.get("address", ""), request.query_params.get("filter", ""))
+        try:
+            first = await asyncio.to_thread(next, source)
+        except (PenstockError, OSError, ImportError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return StreamingResponse(_relay(request, first, source, self._ending), media_type="text/event-stream")
+
+    async def act(self, request: Request) -> Response:
+        """Purge, re-drive, pause: only when allowed, and only from our own page (a header that a form cannot send)."""
+        if not self._settings.allow_actions:
+            return JSONResponse({"error": "this monitor only looks; start it with --allow-actions"}, 403)
+        if request.headers.get("x-penstock-action") != "1":
+            return JSONResponse({"error": "the header X-Penstock-Action: 1 is missing"}, 403)
+        try:
+            arguments = json.loads(await request.body() or b"{}")
+            done = await asyncio.to_thread(actions.act, request.path_params["name"], arguments)
+        except (PenstockError, OSError, ValueError) as error:
+            return JSONResponse({"error": str(error)}, 400)
+        return JSONResponse({"done": done})
+
+    def metrics(self, _request: Request) -> Response:
+        return Response(metrics.exposition(self._watcher), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    def health(self, _request: Request) -> Response:
+        state = self._watcher.state
+        age_s = (time.time_ns() - state.time_ns) / 1e9
+        fresh = age_s < 5 * max(1.0, self._watcher.every_s)
+        record = {"status": "ok" if fresh else "stale", "age_s": round(age_s, 3), "alarms": len(state.alarms)}
+        return JSONResponse(record, 200 if fresh else 503)
+
+
+async def _relay(
+    request: Request, first: dict[str, Any], source: Iterator[dict[str, Any]], ending: Callable[[], bool]
+) -> AsyncIterator[str]:
+    """What a thread reads, as events; the thread ends when the page goes."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(256)
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            for record in source:
+                if stop.is_set():
+                    break
+                asyncio.run_coroutine_threadsafe(queue.put(record), loop).result(10)
+        except (PenstockError, OSError, TimeoutError, RuntimeError) as error:
+            loop.call_soon_threadsafe(queue.put_nowait, {"error": str(error)})
+        finally:
+            source.close()  # type: ignore[attr-defined]
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(queue.put_nowait, None)
+
+    thread = threading.Thread(target=read, name="penstock-tail", daemon=True)
+    thread.start()
+    try:
+        yield f"data: {json.dumps(first)}\n\n"
+        while not ending() and not await request.is_disconnected():
+            try:
+                record = await asyncio.wait_for(queue.get(), 0.5)
+            except TimeoutError:
+                yield ": still here\n\n"
+                continue
+            if record is None:
+                return
+            yield f"data: {json.dumps(record)}\n\n"
+    finally:
+        stop.set()

@@ -1,0 +1,89 @@
+"""A tail of messages for the page: subscribes when asked to, and shows at most so many a second.
+
+Opened and read in a thread of its own per tail (a room may block); ended by closing the generator. At most
+``MAX_TAILS`` at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import penstock
+from penstock import address as addresses
+from penstock.errors import CapacityError, InvalidArgument, RefusedError
+from penstock.monitor import decode
+from penstock.monitor.filter import compile_filter
+from penstock.monitor.snapshot import live
+
+__all__ = ["follow", "tail_address"]
+
+MAX_TAILS = 8
+MAX_SHOWN_HZ = 50
+MAX_BODY_BYTES = 2048
+
+_open = threading.BoundedSemaphore(MAX_TAILS)
+
+
+def tail_address(text: str) -> str:
+    """The address to subscribe to for a tail of ``text``: only what is open on this machine."""
+    parts = addresses.parse(text)
+    if parts.scheme == "bus":
+        raise InvalidArgument(f"{text}: a bus lives inside one process; only that process can read it")
+    known = {block.address for block in live()}
+    if text not in known:
+        raise RefusedError(f"{text}: nobody on this machine has it open")
+    return text
+
+
+def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
+    """Records of messages as they come, and once a second ``{"skipped": n}`` for those that were not shown."""
+    where = tail_address(text)
+    passes = compile_filter(expression) if expression.strip() else None
+    if not _open.acquire(blocking=False):
+        raise CapacityError(f"{MAX_TAILS} tails are open already; end one first")
+    try:
+        with penstock.subscriber(where) as subscriber:
+            yield {"opened": where}
+            yield from _shown(subscriber, passes)
+    finally:
+        _open.release()
+
+
+def _shown(subscriber: penstock.Subscriber, passes: Any) -> Iterator[dict[str, Any]]:
+    second, shown, skipped = int(time.monotonic()), 0, 0
+    lost = dict(subscriber.ledger.dropped)
+    while True:
+        batch = subscriber.read_many(64, 0.5)
+        now = int(time.monotonic())
+        if now != second:
+            yield {"skipped": skipped, "lost": _more(lost, dict(subscriber.ledger.dropped))}
+            lost = dict(subscriber.ledger.dropped)
+            second, shown, skipped = now, 0, 0
+        for message in batch:
+            if passes is not None and not passes(message):
+                continue
+            if shown >= MAX_SHOWN_HZ:
+                skipped += 1
+                continue
+            shown += 1
+            yield _record(message)
+        with contextlib.suppress(AttributeError):
+            batch.release()  # type: ignore[union-attr]
+
+
+def _more(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    return {reason: n - before.get(reason, 0) for reason, n in after.items() if n > before.get(reason, 0)}
+
+
+def _record(message: penstock.Message) -> dict[str, Any]:
+    body = bytes(memoryview(message)[:MAX_BODY_BYTES])
+    record = decode.record(message, body)
+    record["size"] = message.size
+    record["cut"] = message.size > len(body)
+    if record["cut"]:
+        record["body"] = decode.body_text(body)
+    return record

@@ -1,0 +1,160 @@
+"""The flow as a graph: who publishes into what, who reads from it. A pure function of what the watcher saw.
+
+Nodes are channels (an address) and what works on them (publishers, subscribers, queues, modules, pipelines), one node
+for all handles of one kind that one process has on one channel. Edges go the way messages go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.monitor.health import ORDER
+from penstock.monitor.rates import PRODUCERS, flow
+from penstock.monitor.watcher import Look, State
+
+__all__ = ["graph"]
+
+MAX_NODES = 120
+
+#: Kinds that are the channel itself, not one who uses it.
+PLACES = ("bus", "channel", "journal", "broker", "gateway")
+ARROW = "->"
+
+
+@dataclass(slots=True)
+class _Node:
+    id: str
+    type: str
+    label: str
+    room: str
+    detail: str = ""
+    rate_hz: float = 0.0
+    messages: int = 0
+    lost: int = 0
+    health: str = "idle"
+    reasons: list[str] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    handles: int = 0
+
+    def take(self, look: Look) -> None:
+        """Count one more handle into this node."""
+        first = self.handles == 0
+        self.handles += 1
+        self.rate_hz += look.rate.messages_hz
+        self.messages += flow(look.block)
+        self.lost += look.block.lost
+        self.pids.add(look.block.pid)
+        self.reasons += look.verdict.reasons
+        if first or ORDER.index(look.verdict.word) < ORDER.index(self.health):
+            self.health = look.verdict.word
+
+
+@dataclass(slots=True)
+class _Edge:
+    start: str
+    end: str
+    rate_hz: float = 0.0
+    bytes_hz: float = 0.0
+    lost_hz: float = 0.0
+    health: str = "ok"
+
+
+def graph(state: State) -> dict[str, Any]:
+    """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page."""
+    nodes: dict[str, _Node] = {}
+    edges: dict[tuple[str, str], _Edge] = {}
+    places = {place_of(look) for look in state.looks if look.block.kind in PLACES}
+    for look in state.looks:
+        if ARROW in look.block.name:
+            _join(look, nodes, edges)
+        elif look.block.kind in PLACES:
+            _place(place_of(look), look, nodes).take(look)
+        elif look.block.kind in ("module", "pipeline"):
+            _named(look.block.name, look, nodes).take(look)
+        else:
+            _use(look, places, nodes, edges)
+    _sum_channels(nodes, edges)
+    kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
+    ids = {node.id for node in kept}
+    return {
+        "nodes": [_node_record(node) for node in kept],
+        "edges": [_edge_record(edge) for edge in edges.values() if edge.start in ids and edge.end in ids],
+        "left_out": len(nodes) - len(kept),
+    }
+
+
+def place_of(look: Look) -> str:
+    """The channel that a handle works on, as an address or ``room:name``."""
+    return look.block.address or f"{look.block.room}:{look.block.name}"
+
+
+def _place(where: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+    return nodes.setdefault(where, _Node(where, "channel", where, look.block.room))
+
+
+def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+    kind = look.block.kind if look.block.kind in ("module", "pipeline") else "module"
+    return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
+
+
+def _use(look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    block = look.block
+    where = place_of(look)
+    bare = where.partition("?")[0]
+    parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
+    channel = _place(parent, look, nodes)
+    own = where[len(parent) + 1 :] if parent != where else ""
+    name = f"{own or block.program or block.kind}"
+    node = nodes.setdefault(
+        f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
+    )
+    node.detail = f"{block.kind} {block.pid}"
+    node.take(look)
+    ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
+    _flow(edges, *ends, look)
+
+
+def _join(look: Look, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """A link or bridge, named ``FROM -> TO``: an edge between two nodes, not a node."""
+    start, _, end = (part.strip() for part in look.block.name.partition(ARROW))
+    for name in (start, end):
+        if name not in nodes:
+            type_ = "channel" if ":" in name else "module"
+            nodes[name] = _Node(name, type_, name, look.block.room)
+    _flow(edges, start, end, look)
+
+
+def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look) -> None:
+    edge = edges.setdefault((start, end), _Edge(start, end))
+    edge.rate_hz += look.rate.messages_hz
+    edge.bytes_hz += look.rate.bytes_hz
+    edge.lost_hz += look.rate.lost_hz
+    if ORDER.index(look.verdict.word) < ORDER.index(edge.health):
+        edge.health = look.verdict.word
+
+
+def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere)."""
+    for node in nodes.values():
+        if node.type == "channel" and node.handles == 0:
+            into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)
+            out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
+            node.rate_hz = into or out
+            around = [edge.health for edge in edges.values() if node.id in (edge.start, edge.end)]
+            node.health = min(around, key=ORDER.index, default="idle")
+
+
+def _node_record(node: _Node) -> dict[str, Any]:
+    return {
+        "id": node.id, "type": node.type, "label": node.label, "room": node.room, "detail": node.detail,
+        "rate_hz": node.rate_hz, "messages": node.messages, "lost": node.lost, "health": node.health,
+        "reasons": node.reasons[:4], "pids": sorted(node.pids), "handles": node.handles,
+    }  # fmt: skip
+
+
+def _edge_record(edge: _Edge) -> dict[str, Any]:
+    return {
+        "from": edge.start, "to": edge.end, "rate_hz": edge.rate_hz, "bytes_hz": edge.bytes_hz,
+        "lost_hz": edge.lost_hz, "health": edge.health,
+    }  # fmt: skip

@@ -1,0 +1,150 @@
+"""The page in a browser: every figure equals the ledger, in light and dark, wide and narrow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from penstock.monitor.service import Service
+from penstock.monitor.snapshot import live
+
+from .browser import AVAILABLE, Browser
+from .handles import Handles
+
+pytestmark = pytest.mark.skipif(not AVAILABLE, reason="chromium and chromedriver are not installed")
+
+SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+FIELDS = ("matched", "delivered", "lost", "expired", "in_flight", "redelivered")
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    with Service(every_s=0.5) as running:
+        running.start()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as window:
+        yield window
+
+
+@pytest.fixture
+def plant(name: str) -> Iterator[Handles]:
+    """A small plant: a camera that loses, a queue that lags, a reader that is stuck, a pipeline."""
+    with Handles() as running:
+        running.do(
+            f"open shm publisher {name}", f"add {name}/publisher matched 1000", f"add {name}/publisher delivered 1000",
+            f"add {name}/publisher bytes 64000", f"set {name}/publisher last_ns now",
+            f"open shm subscriber {name}", f"add {name}/subscriber matched 1000", f"add {name}/subscriber delivered 940",
+            f"drop {name}/subscriber overflow 40", f"drop {name}/subscriber gap 13", f"add {name}/subscriber expired 4",
+            f"add {name}/subscriber redelivered 6", f"set {name}/subscriber depth 3", f"set {name}/subscriber capacity 16",
+            f"set {name}/subscriber latency_ns 81500", f"set {name}/subscriber last_ns now",
+            f"open shm subscriber {name}-stuck", f"add {name}-stuck/subscriber matched 8",
+            f"set {name}-stuck/subscriber depth 8", f"set {name}-stuck/subscriber capacity 8",
+            f"state {name}-stuck/subscriber stuck in receive",
+            "open spark pipeline archive", "add archive/pipeline matched 75", "add archive/pipeline delivered 75",
+            "set archive/pipeline lag 25",
+        )  # fmt: skip
+        yield running
+
+
+def wait_for(browser: Browser, name: str) -> None:
+    browser.until(f"return document.querySelectorAll('#ledger-table tr[data-where*=\"{name}\"]').length >= 3")
+
+
+def test_every_figure_of_the_ledger_equals_the_counters(
+    service: Service, browser: Browser, plant: Handles, name: str
+) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    blocks = {f"{b.pid}-{b.index}-{b.taking}": b for b in live() if b.pid == plant.pid}
+    shown = browser.run(
+        "return [...document.querySelectorAll('#ledger-table tbody tr')].map(row => [row.dataset.key,"
+        " Object.fromEntries(arguments[0].map(f => [f, [row.querySelector('.' + f).dataset.value,"
+        " row.querySelector('.' + f).textContent]]))])", list(FIELDS),
+    )  # fmt: skip
+    rows = {key: cells for key, cells in shown if key in blocks}
+    assert set(rows) == set(blocks)
+    for key, block in blocks.items():
+        for field in FIELDS:
+            expected = getattr(block, field)
+            assert int(rows[key][field][0]) == expected
+            assert int(rows[key][field][1].replace(",", "")) == expected
+
+
+def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    lost = sum(block.lost for block in live())
+    assert int(browser.run("return document.getElementById('sum-lost').dataset.value")) == lost
+    meters = browser.run(
+        "return [...document.querySelectorAll('#queue-list .meter')].map(m => [m.dataset.key, +m.dataset.depth, +m.dataset.capacity])"
+    )
+    by_key = {key: (depth, capacity) for key, depth, capacity in meters}
+    for block in live():
+        if block.capacity:
+            assert by_key[f"{block.pid}-{block.index}-{block.taking}"] == (block.depth, block.capacity)
+    rows = browser.run("return [...document.querySelectorAll('#pipeline-list .meter')].map(m => +m.dataset.rows)")
+    assert 75 in rows
+    troubles = browser.run("return document.getElementById('stuck').innerText")
+    assert "stuck in receive" in troubles and f"{name}-stuck" in troubles
+    nodes = browser.run("return [...document.querySelectorAll('.node')].map(n => [n.dataset.id, n.dataset.health])")
+    assert [f"shm:{name}-stuck", "stuck"] in nodes
+
+
+def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    script = f"""
+      const edge = [...document.querySelectorAll('.edge.pulse')].some(e => !e.classList.contains('idle'));
+      const key = document.querySelector('canvas[data-plot="rate/in/"]').parentElement.querySelector('[data-name="shm:{name}"]');
+      return edge && key && Number(key.dataset.value) > 0;"""
+    deadline = time.monotonic() + 40
+    while not browser.run(script):
+        plant.do(f"add {name}/publisher matched 500", f"set {name}/publisher last_ns now")
+        assert time.monotonic() < deadline
+    drawn = browser.run(
+        "const c = document.querySelector('canvas[data-plot=\"rate/in/\"]');"
+        "return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
+    )
+    assert drawn
+
+
+def test_alarm_when_the_books_do_not_close(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    assert browser.run("return document.getElementById('alarm').hidden")
+    plant.do(f"add {name}/subscriber delivered 5000")
+    text = browser.until("const a = document.getElementById('alarm'); return a.hidden ? '' : a.textContent")
+    assert name in text and "not close" in text
+
+
+def test_light_dark_and_narrow(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    browser.screenshot(SHOTS / "light.png")
+    light = browser.run("return getComputedStyle(document.body).backgroundColor")
+    browser.dark()
+    browser.until(f"return getComputedStyle(document.body).backgroundColor !== '{light}'")
+    browser.screenshot(SHOTS / "dark.png")
+    browser.dark(False)
+    browser.resize(390, 844)
+    browser.until("return document.documentElement.clientWidth <= 400")
+    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
+    browser.screenshot(SHOTS / "narrow.png")
+    browser.resize(1400, 1000)
+    assert all(shot.stat().st_size > 10_000 for shot in SHOTS.glob("*.png"))
+
+
+def test_the_console_is_silent(service: Service, browser: Browser) -> None:
+    browser.open(service.url)
+    browser.until("return document.body.dataset.looked")
+    severe = [entry for entry in browser.log() if entry.get("level") == "SEVERE"]
+    assert severe == []
