@@ -474,13 +474,16 @@ PyObject *subscriber_subscribed(PyObject *object, PyObject *) {
     return list;
 }
 
-// _deliver(item, writable): publish_to. The item is a draft, a static message or (data, id).
+// _deliver(item, writable, wait): publish_to. The item is a draft or a static message. False: full, and not to wait.
 PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     SubscriberObject *self = as_subscriber(object);
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and a flag");
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and two flags");
     if (self->closed) return raise_closed(self);
-    int writable = PyObject_IsTrue(arguments[1]);
-    if (writable < 0) return nullptr;
+    int writable = PyObject_IsTrue(arguments[1]), wait = PyObject_IsTrue(arguments[2]);
+    if (writable < 0 || wait < 0) return nullptr;
+    if (!wait && self->kind != Kind::callback && self->full == Full::block &&
+        (self->ring.size() >= self->capacity || self->writers.head))
+        Py_RETURN_FALSE;  // nothing was taken; the caller tries again
     PyObject *item = arguments[0];
     Header *header = nullptr;
     Draft *draft = nullptr;
@@ -526,7 +529,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         self->counters->bytes.add(header->size);
         Py_DECREF(message);
         Py_DECREF(object);
-        return fine ? Py_NewRef(Py_None) : nullptr;
+        return fine ? Py_NewRef(Py_True) : nullptr;
     }
     Pushed pushed;
     if (self->kind == Kind::fifo) {  // private messages are not forwarded
@@ -536,7 +539,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
             return raise_error("CapacityError", "subscriber %R is full (%zu messages)", self->name, self->capacity);
         }
         enqueue(self, reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(message) | forwarded_bit));
-        Py_RETURN_NONE;
+        Py_RETURN_TRUE;
     }
     PyObject *name = Py_NewRef(self->name);
     double timeout = self->timeout;
@@ -548,7 +551,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         Py_XDECREF(seconds);
     }
     Py_DECREF(name);
-    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_None);
+    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_True);
 }
 
 PyObject *subscriber_close(PyObject *object, PyObject *) {
