@@ -8,6 +8,7 @@ driver.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -119,10 +120,8 @@ class DirectoryStaging:
 
     def abort(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-        try:
+        with contextlib.suppress(OSError):  # another transaction may be under way
             self.root.rmdir()
-        except OSError:
-            pass  # another transaction is under way
 
 
 def committed(journal: Journal) -> dict[str, None]:
