@@ -150,7 +150,7 @@ void dispatch(Frame *frame, Header *header) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
         if (!message && !(message = another(frame, header))) [[unlikely]] break;
-        if (subscriber->predicate) [[unlikely]] {
+        if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
@@ -298,9 +298,16 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
     return served;
 }
 
+bool check_set_up(BusObject *bus) {
+    if (bus->heap) return true;
+    raise_error("StateError", "this bus was not set up");
+    return false;
+}
+
 // _serve(): the bus's own thread. Returns when the bus stops and all is delivered.
 PyObject *bus_serve(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return raise_error("StateError", "bus %R is being served by another thread", bus->name);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -323,6 +330,7 @@ PyObject *bus_serve(PyObject *object, PyObject *) {
 // _drain(): one task of an executor. Gives how many were served.
 PyObject *bus_drain(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return PyLong_FromLong(0);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -578,7 +586,7 @@ PyObject *bus_flush(PyObject *object, PyObject *timeout) {
     BusObject *bus = as_bus(object);
     Deadline deadline;
     bool poll;
-    if (!parse_timeout(timeout, &deadline, &poll)) return nullptr;
+    if (!check_set_up(bus) || !parse_timeout(timeout, &deadline, &poll)) return nullptr;
     if (bus->drainer == PyThread_get_thread_ident())
         return raise_error("StateError", "flush() inside a handler of bus %R would wait for itself", bus->name);
     const Counters &c = *bus->counters;
@@ -630,7 +638,7 @@ PyObject *bus_subscribers(PyObject *object, PyObject *) {
 
 PyObject *bus_counts(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
-    if (!bus->counters) return raise_error("StateError", "this bus was not set up");
+    if (!check_set_up(bus)) return nullptr;
     const Counters &c = *bus->counters;
     PyObject *dropped = PyDict_New();
     for (std::size_t i = 0; dropped && i < drop_reason_count; ++i) {
@@ -745,8 +753,7 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
 
 bool check_bus_open(BusObject *bus) {
     if (!bus->closed && bus->heap) [[likely]] return true;
-    if (!bus->heap) raise_error("StateError", "this bus was not set up");
-    else raise_error("ClosedError", "bus %R was closed", bus->name);
+    if (check_set_up(bus)) raise_error("ClosedError", "bus %R was closed", bus->name);
     return false;
 }
 
@@ -879,15 +886,6 @@ void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
     }
     if (!next) {
         Py_DECREF(message);
-        return;
-    }
-    if (next->predicate) {
-        Py_INCREF(reinterpret_cast<PyObject *>(next));
-        int matching = ask_predicate(next, message);
-        if (matching > 0) next->counters->matched.add();
-        if (matching > 0 && next->bus == bus) push(next, message, false);
-        else forward(bus, next, message);
-        Py_DECREF(reinterpret_cast<PyObject *>(next));
         return;
     }
     next->counters->matched.add();

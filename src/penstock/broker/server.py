@@ -8,6 +8,7 @@ durable; replies leave; queues hand out what became visible. No thread, future o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import itertools
@@ -119,6 +120,7 @@ class Server:
 
     def start(self) -> Self:
         """Serve in a thread of its own, for programs that embed a broker."""
+        atexit.register(self.close)  # while threads still run: native code must not be met by a dying interpreter
         self._thread = threading.Thread(target=self.run, name="penstock-broker", daemon=True)
         self._thread.start()
         return self
@@ -138,6 +140,7 @@ class Server:
     def close(self) -> None:
         """Stop, and wait for the thread that ``start`` made."""
         self.stop()
+        atexit.unregister(self.close)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
