@@ -137,11 +137,12 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"bus", "id", "allocator", "name", nullptr};
     PublisherObject *self = as_publisher(object);
     PyObject *bus, *number, *allocator, *name;
+    std::uint16_t id;
     if (!PyArg_ParseTupleAndKeywords(arguments, names, "O!OOU", const_cast<char **>(keywords), bus_type, &bus, &number,
                                      &allocator, &name) ||
-        !parse_id(number, &self->id))
+        !parse_id(number, &id))
         return -1;
-    if (self->bus) {
+    if (self->counters) {
         raise_error("StateError", "a publisher is set up once");
         return -1;
     }
@@ -161,6 +162,7 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     const char *text = PyUnicode_AsUTF8AndSize(name, &length);
     if (!text) return -1;
     self->counters = counters_take("bus", "publisher", {text, static_cast<std::size_t>(length)});
+    self->id = id;
     self->bus = reinterpret_cast<BusObject *>(Py_NewRef(bus));
     return 0;
 }

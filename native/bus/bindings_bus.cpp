@@ -106,14 +106,14 @@ void keep_error(Frame *frame) {
     keep_error(frame);
 }
 
-void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message) {
+void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message, double given = own_timeout) {
     if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
         push(subscriber, message, true);
         return;
     }
     PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
-    double timeout = subscriber->timeout;
-    Pushed pushed = push(subscriber, message, true);
+    double timeout = given == own_timeout ? subscriber->timeout : given;
+    Pushed pushed = push(subscriber, message, true, given);
     if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
     if (pushed == Pushed::failed) keep_error(frame);
     Py_DECREF(name);
@@ -150,7 +150,7 @@ void dispatch(Frame *frame, Header *header) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
         if (!message && !(message = another(frame, header))) [[unlikely]] break;
-        if (subscriber->predicate) [[unlikely]] {
+        if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
@@ -298,9 +298,16 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
     return served;
 }
 
+bool check_set_up(BusObject *bus) {
+    if (bus->heap) return true;
+    raise_error("StateError", "this bus was not set up");
+    return false;
+}
+
 // _serve(): the bus's own thread. Returns when the bus stops and all is delivered.
 PyObject *bus_serve(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return raise_error("StateError", "bus %R is being served by another thread", bus->name);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -323,6 +330,7 @@ PyObject *bus_serve(PyObject *object, PyObject *) {
 // _drain(): one task of an executor. Gives how many were served.
 PyObject *bus_drain(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return PyLong_FromLong(0);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -578,7 +586,7 @@ PyObject *bus_flush(PyObject *object, PyObject *timeout) {
     BusObject *bus = as_bus(object);
     Deadline deadline;
     bool poll;
-    if (!parse_timeout(timeout, &deadline, &poll)) return nullptr;
+    if (!check_set_up(bus) || !parse_timeout(timeout, &deadline, &poll)) return nullptr;
     if (bus->drainer == PyThread_get_thread_ident())
         return raise_error("StateError", "flush() inside a handler of bus %R would wait for itself", bus->name);
     const Counters &c = *bus->counters;
@@ -630,7 +638,7 @@ PyObject *bus_subscribers(PyObject *object, PyObject *) {
 
 PyObject *bus_counts(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
-    if (!bus->counters) return raise_error("StateError", "this bus was not set up");
+    if (!check_set_up(bus)) return nullptr;
     const Counters &c = *bus->counters;
     PyObject *dropped = PyDict_New();
     for (std::size_t i = 0; dropped && i < drop_reason_count; ++i) {
@@ -745,8 +753,7 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
 
 bool check_bus_open(BusObject *bus) {
     if (!bus->closed && bus->heap) [[likely]] return true;
-    if (!bus->heap) raise_error("StateError", "this bus was not set up");
-    else raise_error("ClosedError", "bus %R was closed", bus->name);
+    if (check_set_up(bus)) raise_error("ClosedError", "bus %R was closed", bus->name);
     return false;
 }
 
@@ -777,6 +784,42 @@ std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed) {
     enter(&frame);
     dispatch(&frame, header);
     return finish(&frame) ? ordinal : 0;
+}
+
+bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms) {
+    IdState *state = state_of(bus, id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
+    if (!route) return false;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    if (!route->count) return true;
+    // Who waits here already (a signal handler interrupted him, or his predicate publishes) must not wait for himself.
+    const double first_timeout = thread_frames && frame_of(bus) ? 0 : own_timeout;
+    Frame frame{bus};
+    enter(&frame);
+    ++route->users;
+    frame.route = route;
+    for (std::uint32_t i = 0; i < route->count; ++i) {
+        SubscriberObject *subscriber = route->entries[i];
+        if (!subscriber || subscriber->kind != Kind::queue) continue;
+        double timeout = first_timeout;
+        if (terms) {
+            const Terms::Answer answer = terms->ask(subscriber, message, &timeout);
+            if (!(subscriber = route->entries[i])) continue;  // it went while it was asked for
+            if (answer != Terms::Answer::yes) {
+                const bool failed = answer == Terms::Answer::failed;
+                subscriber->counters->matched.add();
+                subscriber->counters->drop(failed ? DropReason::error : DropReason::filtered);
+                if (failed) subscriber->counters->errors.add();
+                continue;
+            }
+        }
+        subscriber->counters->matched.add();
+        push_to(&frame, subscriber, Py_NewRef(message), timeout);
+    }
+    frame.route = nullptr;
+    drop_route(route);
+    return finish(&frame);
 }
 
 bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
@@ -843,15 +886,6 @@ void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
     }
     if (!next) {
         Py_DECREF(message);
-        return;
-    }
-    if (next->predicate) {
-        Py_INCREF(reinterpret_cast<PyObject *>(next));
-        int matching = ask_predicate(next, message);
-        if (matching > 0) next->counters->matched.add();
-        if (matching > 0 && next->bus == bus) push(next, message, false);
-        else forward(bus, next, message);
-        Py_DECREF(reinterpret_cast<PyObject *>(next));
         return;
     }
     next->counters->matched.add();

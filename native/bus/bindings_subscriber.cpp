@@ -192,11 +192,12 @@ Pushed drop_old(SubscriberObject *self, PyObject *message) {
     return Pushed::queued;
 }
 
-Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
+Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) {
     Writer writer;
     writer.subscriber = self;
     BusObject *bus = self->bus;
-    Deadline deadline = self->timeout < 0 ? Deadline{} : Deadline::after(self->timeout);
+    const double seconds = timeout == own_timeout ? self->timeout : timeout;
+    Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
     self->writers.join(&writer);
     Pushed result;
     while (true) {
@@ -235,12 +236,12 @@ Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
     return result;
 }
 
-[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait) {
+[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->full == Full::drop_newest) return drop_new(self, message, DropReason::overflow);
     if (self->full == Full::drop_oldest) return drop_old(self, message);
     std::int32_t id = reinterpret_cast<Message *>(message)->envelope.id;
     if (!wait || (self->drop_above >= 0 && id > self->drop_above)) return drop_new(self, message, DropReason::overflow);
-    return wait_for_room(self, message);
+    return wait_for_room(self, message, timeout);
 }
 
 bool check_readable(SubscriberObject *self) {
@@ -254,29 +255,40 @@ PyObject *raise_closed(SubscriberObject *self) {
                        self->name);
 }
 
-// The next message, or null when there is none. A fifo's message goes on to the next one first.
-PyObject *pop(SubscriberObject *self) {
-    if (self->ring.empty()) return nullptr;
-    PyObject *item = self->ring.pop();
-    PyObject *message = untag(item);
-    Counters *counters = self->counters;
-    counters->depth.set(self->ring.size());
-    counters->delivered.add();
-    counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
-    mark_queued(message, false);
-    if (self->writers.head) self->writers.wake_first();
-    if (self->kind == Kind::fifo && !was_forwarded(item) && self->bus) {
-        Header *header = header_of(message);
-        acquire(header);
-        PyObject *other = wrap(header, reinterpret_cast<Message *>(message)->channel);
-        if (other) {
-            forward(self->bus, self, other);
-        } else {
-            PyErr_Clear();
-            drop(header);
-        }
+void pass_on(BusObject *bus, SubscriberObject *self, PyObject *message) {
+    Header *header = header_of(message);
+    acquire(header);
+    PyObject *other = wrap(header, reinterpret_cast<Message *>(message)->channel);
+    if (other) {
+        forward(bus, self, other);
+    } else {
+        PyErr_Clear();
+        drop(header);
     }
-    return message;
+}
+
+// The next message, or null when there is none. A fifo's message goes on to the next one first, and only then is its
+// predicate asked: handing on runs no Python code, so nothing can come between and change the order.
+PyObject *pop(SubscriberObject *self) {
+    while (!self->ring.empty()) {
+        PyObject *item = self->ring.pop();
+        PyObject *message = untag(item);
+        Counters *counters = self->counters;
+        counters->depth.set(self->ring.size());
+        mark_queued(message, false);
+        if (self->writers.head) self->writers.wake_first();
+        if (self->kind == Kind::fifo && !was_forwarded(item)) {
+            if (self->bus) pass_on(self->bus, self, message);
+            if (self->predicate && ask_predicate(self, message) <= 0) {
+                Py_DECREF(message);
+                continue;
+            }
+        }
+        counters->delivered.add();
+        counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
+        return message;
+    }
+    return nullptr;
 }
 
 // Nothing there: from now on the descriptor tells.
@@ -357,13 +369,12 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
     Deadline deadline;
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
-    if (PyObject *message = pop(self)) return message;
-    do {
+    while (true) {
+        if (PyObject *message = pop(self)) return message;
         int found = wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_NONE;
-        if (PyObject *message = pop(self)) return message;
-    } while (true);
+    }
 }
 
 PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -416,10 +427,12 @@ PyObject *subscriber_handle_queued(PyObject *object, PyObject *const *arguments,
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     if (!self->handler)
         return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
-    int found = wait_for_message(self, deadline, poll);
-    if (found < 0) return nullptr;
-    PyObject *message = pop(self);
-    if (!message) Py_RETURN_FALSE;
+    PyObject *message;
+    while (!(message = pop(self))) {
+        int found = wait_for_message(self, deadline, poll);
+        if (found < 0) return nullptr;
+        if (found == 0) Py_RETURN_FALSE;
+    }
     bool fine = call_handler(self, message);
     Py_DECREF(message);
     return fine ? Py_NewRef(Py_True) : nullptr;
@@ -473,13 +486,16 @@ PyObject *subscriber_subscribed(PyObject *object, PyObject *) {
     return list;
 }
 
-// _deliver(item, writable): publish_to. The item is a draft, a static message or (data, id).
+// _deliver(item, writable, wait): publish_to. The item is a draft or a static message. False: full, and not to wait.
 PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     SubscriberObject *self = as_subscriber(object);
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and a flag");
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and two flags");
     if (self->closed) return raise_closed(self);
-    int writable = PyObject_IsTrue(arguments[1]);
-    if (writable < 0) return nullptr;
+    int writable = PyObject_IsTrue(arguments[1]), wait = PyObject_IsTrue(arguments[2]);
+    if (writable < 0 || wait < 0) return nullptr;
+    if (!wait && self->kind != Kind::callback && self->full == Full::block &&
+        (self->ring.size() >= self->capacity || self->writers.head))
+        Py_RETURN_FALSE;  // nothing was taken; the caller tries again
     PyObject *item = arguments[0];
     Header *header = nullptr;
     Draft *draft = nullptr;
@@ -525,7 +541,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         self->counters->bytes.add(header->size);
         Py_DECREF(message);
         Py_DECREF(object);
-        return fine ? Py_NewRef(Py_None) : nullptr;
+        return fine ? Py_NewRef(Py_True) : nullptr;
     }
     Pushed pushed;
     if (self->kind == Kind::fifo) {  // private messages are not forwarded
@@ -535,7 +551,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
             return raise_error("CapacityError", "subscriber %R is full (%zu messages)", self->name, self->capacity);
         }
         enqueue(self, reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(message) | forwarded_bit));
-        Py_RETURN_NONE;
+        Py_RETURN_TRUE;
     }
     PyObject *name = Py_NewRef(self->name);
     double timeout = self->timeout;
@@ -547,7 +563,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         Py_XDECREF(seconds);
     }
     Py_DECREF(name);
-    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_None);
+    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_True);
 }
 
 PyObject *subscriber_close(PyObject *object, PyObject *) {
@@ -735,24 +751,16 @@ void forward_queued(BusObject *bus, SubscriberObject *self) {
         PyObject *item = self->ring.at(i);
         if (was_forwarded(item)) continue;
         self->ring.at(i) = reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(item) | forwarded_bit);
-        Header *header = header_of(item);
-        acquire(header);
-        PyObject *other = wrap(header, reinterpret_cast<Message *>(item)->channel);
-        if (other) {
-            forward(bus, self, other);
-        } else {
-            PyErr_Clear();
-            drop(header);
-        }
+        pass_on(bus, self, item);
     }
 }
 
-Pushed push(SubscriberObject *self, PyObject *message, bool wait) {
+Pushed push(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->ring.size() < self->capacity && !self->writers.head) [[likely]] {
         enqueue(self, message);
         return Pushed::queued;
     }
-    return push_full(self, message, wait);
+    return push_full(self, message, wait, timeout);
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {
@@ -773,8 +781,10 @@ int ask_predicate(SubscriberObject *self, PyObject *message) {
     Py_DECREF(predicate);
     int matching = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
+    bool counted = self->kind == Kind::fifo;  // it matched when it was queued
+    if (counted && matching == 0) self->counters->drop(DropReason::filtered);
     if (matching >= 0) return matching;
-    self->counters->matched.add();
+    if (!counted) self->counters->matched.add();
     self->counters->drop(DropReason::error);
     if (!failed(self, message)) PyErr_WriteUnraisable(as_object(self));
     return -1;

@@ -148,3 +148,14 @@ class Journal(Reach):
 
     def lossless(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"start": "first"}
+
+
+@joins("broker")
+class Broker(Reach):
+    """A broker in this process, with a queue that publisher and subscriber both name."""
+
+    def make_address(self) -> str:
+        from penstock.broker import Server
+
+        self.server = self.stack.enter_context(Server(self.directory / "broker", 0).start())
+        return f"broker://127.0.0.1:{self.server.port}/{unique('topic')}?queue={unique('queue')}"

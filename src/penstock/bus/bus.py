@@ -36,7 +36,7 @@ from penstock.bus.subscriber import (
     _Subscriber,
 )
 from penstock.channel import Ledger, Overflow, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, nearest
+from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 OnError = Callable[["CallbackSubscriber | QueueSubscriber | FifoSubscriber", "Message", BaseException], Any]
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
 MODES = ("thread", "direct")
+EXIT_S = 2.0  # for delivering what is pending at exit
 
 
 class Bus(_native.Bus):
@@ -94,9 +95,7 @@ class Bus(_native.Bus):
 
     def subscribe(self, *ids: int, kind: str = "queue", handler: Any = None, **options: Any) -> Any:
         """Make a subscriber of these ids and add it. Kinds: ``callback``, ``queue``, ``fifo``."""
-        if kind not in KINDS:
-            raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
-        return self.add(KINDS[kind](handler, ids=ids, **options))
+        return self.add(_make(kind, handler, ids, options))
 
     def on(self, *ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
         """Decorator: the function becomes the handler of a subscriber of these ids, kept as ``function.subscriber``."""
@@ -106,6 +105,14 @@ class Bus(_native.Bus):
             return function
 
         return decorate
+
+    def add_declared(self, *functions: Any) -> None:
+        """Add the subscribers of functions that ``declare`` decorated."""
+        for function in functions:
+            subscriber = getattr(function, "subscriber", None)
+            if subscriber is None:
+                raise StateError(f"{function!r} has no subscriber; decorate it with declare() first")
+            self.add(subscriber)
 
     def add_allocator(self, allocator: _native.Allocator) -> int:
         """Assign the allocator its id, so that messages can be allocated from it; gives the id."""
@@ -158,7 +165,9 @@ class Bus(_native.Bus):
             thread.join(timeout)
         elif self._executor is not None and not self._here:
             self._drain_executor(timeout)
-        self._finish()
+        self._finish()  # wakes a delivery that waits for a full subscriber
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
         self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
 
     def _drain_executor(self, timeout: float | None) -> None:
@@ -179,6 +188,22 @@ class Bus(_native.Bus):
         return f"<Bus {self.name!r}, {self.mode}{', closed' if self.closed else ''}>"
 
 
+def _make(kind: str, handler: Any, ids: tuple[int, ...], options: dict[str, Any]) -> _Subscriber:
+    if kind not in KINDS:
+        raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
+    return KINDS[kind](handler, ids=ids, **options)
+
+
+def declare(*ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
+    """Decorator for module level: makes the function a handler before there is a bus; ``bus.add_declared`` adds it."""
+
+    def decorate(function: Any) -> Any:
+        function.subscriber = _make(kind, function, ids, options)
+        return function
+
+    return decorate
+
+
 def _detached(allocator: _native.Allocator, bus: Bus) -> bool:
     if allocator.in_use:
         return False
@@ -194,15 +219,23 @@ def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False)
     """
     if not isinstance(subscriber, _native.Subscriber):
         raise TypeError(f"publish_to takes a subscriber of a bus, not {type(subscriber).__name__}")
-    subscriber._deliver(message, writable)
+    subscriber._deliver(message, writable, True)
 
 
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 
 
-def _close_all() -> None:
+def _stop_all() -> None:
+    """At exit: let the threads of buses deliver what is pending and end, before the interpreter goes.
+
+    Subscribers are not closed: a daemon thread that waits for one would only print that it was.
+    """
+    deadline = time.monotonic() + EXIT_S
     for bus in list(_buses):
-        bus.close(timeout=5)
+        thread = bus._thread
+        if thread is not None:
+            bus._stop(False)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _after_fork_in_child() -> None:
@@ -211,5 +244,5 @@ def _after_fork_in_child() -> None:
         bus._thread = None
 
 
-atexit.register(_close_all)
+atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)

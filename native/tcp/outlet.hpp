@@ -1,0 +1,198 @@
+// Outlet: the sending side of one publisher: a bounded queue per peer, frames stored once and shared by all queues.
+//
+// Rules
+//   - publish may be called by any thread; callers take turns. A publisher that has been idle sends in the caller's
+//     thread at once; in a burst frames gather (64 KiB or 100 us) and leave together; the loop sends what is left over.
+//   - Whoever sends to a peer has set its `sending`; nobody else touches its outbox meanwhile.
+//   - No lock is held during a system call that may take long. Nothing here knows Python.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "counters/counters.hpp"
+#include "tcp/frame.hpp"
+#include "tcp/loop.hpp"
+
+namespace penstock::tcp {
+
+constexpr std::size_t gather_bytes = 64 * 1024;
+constexpr long gather_ns = 100'000;
+constexpr long idle_gap_ns = 5'000;                // a caller that comes back sooner is in a burst
+constexpr std::size_t direct_bytes = 32 * 1024;    // from here a message is sent from the caller's memory
+constexpr std::size_t copy_limit_bytes = 4 * 1024; // up to here a frame is copied to the outbox, else referred to
+
+enum class OverflowChoice : std::uint8_t { block, drop_oldest, drop_newest };
+enum class Sent { done, closed, timed_out, interrupted };
+enum class Quick { done, flush, slow, closed };
+
+// One message, stored once.
+struct Frame {
+    std::uint32_t references;
+    std::uint32_t vchan_plus_one;
+    std::uint32_t properties_size;
+    std::uint32_t pooled;
+    std::uint64_t size;
+    std::uint64_t capacity;
+    std::uint64_t ordinal;
+    std::int64_t timestamp_ns;
+    std::uint64_t drops;  // lost before it reached this publisher, as far as told
+    Frame *next;
+    std::uint8_t *payload() noexcept { return reinterpret_cast<std::uint8_t *>(this + 1); }
+    std::uint8_t *properties() noexcept { return payload() + capacity; }
+};
+
+// What the caller says of a message besides its bytes. ordinal 0: the next one; timestamp 0: now.
+struct Outgoing {
+    const std::uint8_t *data = nullptr;
+    std::uint64_t size = 0;
+    std::uint64_t ordinal = 0;
+    std::int64_t timestamp_ns = 0;
+    std::uint64_t drops = 0;
+    std::uint32_t vchan_plus_one = 0;
+    const std::uint8_t *properties = nullptr;
+    std::uint32_t properties_size = 0;
+};
+
+// A stretch of an outbox: in its staging memory, or in a frame that it holds.
+struct Part {
+    const std::uint8_t *base;  // null: the staging
+    std::size_t offset, size;
+};
+
+struct Peer {
+    std::uint64_t id = 0;
+    int fd = -1;
+    bool extended = false;
+    std::deque<Frame *> queue;
+    std::uint64_t queued_bytes = 0;
+    // The outbox: what is on its way and can no longer be dropped.
+    std::vector<std::uint8_t> staging;
+    std::vector<Part> parts;
+    std::size_t part = 0;
+    std::vector<Frame *> held;
+    std::uint64_t outbox_messages = 0, outbox_bytes = 0;
+    bool sending = false;
+    bool blocked = false;  // the socket is full; the loop waits for it
+    bool gone = false;
+    std::uint64_t drops_to_tell = 0;
+    std::uint64_t matched = 0, delivered = 0, dropped_overflow = 0, dropped_closed = 0;
+    std::uint64_t depth() const noexcept { return queue.size() + outbox_messages; }
+    std::uint64_t bytes() const noexcept { return queued_bytes + outbox_bytes; }
+    ~Peer();
+};
+
+struct Gone {
+    std::uint64_t id;
+    int error;  // errno; 0: closed by the peer
+    std::uint64_t lost;
+};
+
+struct PeerCount {
+    std::uint64_t id;
+    bool extended;
+    std::uint64_t matched, delivered, dropped_overflow, dropped_closed, depth, bytes;
+};
+
+class Outlet : public std::enable_shared_from_this<Outlet> {
+   public:
+    Outlet(std::shared_ptr<Loop> loop, OverflowChoice overflow, std::uint64_t queue_messages, std::uint64_t queue_bytes,
+           std::int64_t block_timeout_ns, const std::string &name);
+    ~Outlet();
+
+    // Takes the connected, non-blocking socket over: it is sent `answer` (with the next ordinal written at the offset,
+    // unless that is 0), and from here on every message.
+    std::uint64_t add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset);
+    bool remove(std::uint64_t id);
+    std::size_t drop_silent(std::uint32_t timeout_ms);
+    // Callers' turn: publish is called between lock and unlock only.
+    bool try_lock() { return turn_.try_lock(); }
+    void lock() { turn_.lock(); }
+    void unlock() { turn_.unlock(); }
+
+    // Publishes a small message without waiting and without a system call, if that can be. `flush`: it can, and flush()
+    // is to be called now. `slow`: nothing was done; call publish. `more`: another follows at once, then flush().
+    Quick quick(const Outgoing &message, std::uint64_t &ordinal, bool more = false);
+    Sent publish(const Outgoing &message, std::uint64_t &ordinal, std::int64_t deadline_ns);
+    // A frame to write into, to be published by publish_frame or given back by drop_frame.
+    Frame *reserve(std::uint64_t size);
+    Sent publish_frame(Frame *frame, std::uint64_t size, std::uint64_t &ordinal, std::int64_t deadline_ns);
+    void drop_frame(Frame *frame);
+    void flush();
+    // Waits for all queues to empty; false when the time is over.
+    Sent drain(std::int64_t deadline_ns);
+    // What is still queued is dropped and counted. Peers' sockets are closed.
+    void close();
+    bool forked() const noexcept { return generation_ != fork_generation(); }
+    bool closed() const noexcept { return closed_.load(std::memory_order_acquire); }
+
+    std::size_t peer_count();
+    std::vector<PeerCount> peer_counts();
+    std::vector<Gone> take_gone();
+    int gone_descriptor() const noexcept { return gone_event_; }
+    std::uint64_t last_ordinal();
+    std::uint64_t memory_bytes();
+    std::int64_t block_timeout_ns() const noexcept { return block_timeout_ns_; }
+    Counters *counters() noexcept { return counters_; }
+
+    // Called by the loop.
+    void writable(const std::shared_ptr<Peer> &peer);
+    void readable(const std::shared_ptr<Peer> &peer);
+    bool flush_due();
+
+   private:
+    using Lock = std::unique_lock<std::mutex>;
+    using PeerPtr = std::shared_ptr<Peer>;
+
+    Frame *frame_new(std::uint64_t size, std::uint32_t properties_size);
+    void frame_drop(Frame *frame) noexcept;
+    Frame *frame_of(const Outgoing &message);
+    static void fill(Frame *frame, const Outgoing &message);
+    bool full(const Peer &peer, std::uint64_t size) const noexcept;
+    bool any_full(std::uint64_t size) const noexcept;
+    Outgoing stamped(const Outgoing &message, std::int64_t now);
+    void enqueue(Peer &peer, Frame *frame);
+    bool note_unsent(std::uint64_t size, std::int64_t now, bool more);
+    Sent wait_for_room(Lock &lock, std::uint64_t size, std::int64_t deadline_ns);
+    Sent pump_until(Lock &lock, std::uint64_t size, bool empty, std::int64_t deadline_ns);
+    void gather(Peer &peer);
+    std::size_t put_header(Peer &peer, const Outgoing &message);
+    void advance(Peer &peer, std::size_t bytes);
+    bool pump(Lock &lock, const PeerPtr &peer);
+    void rest(const PeerPtr &peer, bool socket_full);
+    void send_peer(Lock &lock, const PeerPtr &peer);
+    void send_all(Lock &lock);
+    void send_direct(Lock &lock, const Outgoing &message);
+    void lose(const PeerPtr &peer, int error);
+    void clear(Peer &peer);
+
+    std::shared_ptr<Loop> loop_;
+    const OverflowChoice overflow_;
+    const std::uint64_t queue_messages_, queue_bytes_;
+    const std::int64_t block_timeout_ns_;
+    Counters *counters_;
+    std::uint32_t generation_ = 0;
+    int gone_event_ = -1, wake_ = -1;
+    std::mutex turn_;    // one caller at a time
+    std::mutex mutex_;   // everything below
+    std::condition_variable sent_;  // a sender has stopped
+    std::vector<PeerPtr> peers_;
+    std::vector<Gone> gone_;
+    Frame *free_frames_ = nullptr;
+    std::uint32_t free_count_ = 0;
+    std::uint64_t frame_bytes_ = 0;
+    std::uint64_t last_ordinal_ = 0;
+    std::int64_t last_timestamp_ns_ = 0;
+    std::int64_t last_publish_ns_ = 0, first_unsent_ns_ = 0;
+    std::uint64_t unsent_bytes_ = 0;
+    bool armed_ = false;
+    std::atomic<bool> closed_{false};
+};
+
+}  // namespace penstock::tcp

@@ -1,0 +1,103 @@
+"""TCP: publish and subscribe between machines, now.
+
+Speaks protocol version 0 of tcp_pubsub byte for byte in both directions; our own peers add ordinals, times, drops,
+virtual channels and properties in an extension that version 0 readers skip. Linux; Windows is out of scope.
+"""
+
+from __future__ import annotations
+
+import ssl
+
+from penstock.address import Address
+from penstock.channel import Overflow
+from penstock.errors import InvalidArgument
+from penstock.tcp.executor import Executor, default_executor
+from penstock.tcp.publisher import Publisher, SubscriberState
+from penstock.tcp.session import Session, SessionState
+from penstock.tcp.subscriber import Delivery, Subscriber
+
+__all__ = [
+    "Delivery",
+    "Executor",
+    "Overflow",
+    "Publisher",
+    "Session",
+    "SessionState",
+    "Subscriber",
+    "SubscriberState",
+    "default_executor",
+    "open_publisher",
+    "open_subscriber",
+]
+
+
+def open_publisher(
+    address: Address,
+    *,
+    overflow: str = Overflow.BLOCK,
+    timeout: float | None = None,
+    depth: int = 32768,
+    depth_bytes: int = 16 << 20,
+    tls: ssl.SSLContext | None = None,
+    token: str | bytes | None = None,
+    handshake_timeout: float = 10.0,
+    close_timeout: float = 5.0,
+    keepalive: float | None = 15.0,
+    executor: Executor | None = None,
+) -> Publisher:
+    """A publisher at ``tcp://HOST:PORT`` (or ``tcp:///PATH``, a unix socket)."""
+    return Publisher(
+        address.port or 0,
+        address.host or "127.0.0.1",
+        path=address.name or None,
+        overflow=overflow,
+        timeout=timeout,
+        depth=depth,
+        depth_bytes=depth_bytes,
+        tls=tls,
+        token=_text(token),
+        handshake_timeout=handshake_timeout,
+        close_timeout=close_timeout,
+        keepalive=keepalive,
+        executor=executor,
+    )
+
+
+def open_subscriber(
+    address: Address,
+    *,
+    max_reconnects: int = -1,
+    extended: bool = True,
+    tls: ssl.SSLContext | None = None,
+    token: str | bytes | None = None,
+    max_message_size: int = 256 << 20,
+    held_bytes: int = 1 << 30,
+    handshake_timeout: float = 10.0,
+    keepalive: float | None = 15.0,
+    reconnect_delay: float = 0.05,
+    reconnect_delay_max: float = 2.0,
+    executor: Executor | None = None,
+) -> Subscriber:
+    """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``)."""
+    if not address.name and not address.port:
+        raise InvalidArgument(f"a subscriber needs the publisher's port: {address.text!r} has none")
+    subscriber = Subscriber(
+        extended=extended,
+        tls=tls,
+        token=_text(token),
+        max_message_size=max_message_size,
+        held_bytes=held_bytes,
+        handshake_timeout=handshake_timeout,
+        keepalive=keepalive,
+        reconnect_delay=reconnect_delay,
+        reconnect_delay_max=reconnect_delay_max,
+        name=address.text,
+        executor=executor,
+    )
+    subscriber.add_session(address.name or address.host, address.port or 0, max_reconnects)
+    return subscriber
+
+
+def _text(token: str | bytes | int | None) -> str | bytes | None:
+    """A token of digits in an address was taken for a number."""
+    return str(token) if isinstance(token, int) else token

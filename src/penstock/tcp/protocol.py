@@ -1,0 +1,305 @@
+"""The protocol, version 0, without I/O: bytes in, events out.
+
+Job: what stands before the data. A subscriber asks, a publisher answers; after that the native core scans frames.
+
+Rules:
+
+- Feed a ``Negotiation`` exactly the bytes it ``needs``; it gives events, and bytes to be sent in ``outgoing``. It never
+  asks for more than the frame it is reading, so nothing of the data that follows is swallowed.
+- A header of 12 bytes (see ``docs/formats.md``): size, type, reserved, size of the data. Header bytes beyond what is
+  known are skipped, fields left out read as 0, unknown types are skipped whole, reserved bits are ignored.
+- Our own peers say so by a longer handshake header (``EXTENSION``); everybody else gets plain version 0.
+- A token never travels: both sides prove it by an HMAC over two nonces, compared in constant time.
+- No state is shared: one negotiation belongs to one connection and to whichever thread serves it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+
+from penstock.errors import ProtocolError, RefusedError
+
+VERSION = 0
+HEADER = struct.Struct("<HBBQ")
+MAGIC = 0x4B534E50  # "PNSK"
+# What follows the 12 bytes in a handshake between our own peers: magic, version of the extension, flags, reserved,
+# the sender's nonce, its identity, the next ordinal, its realtime clock.
+EXTENSION = struct.Struct("<IBBH16s16sQq")
+EXTENDED_SIZE = HEADER.size + EXTENSION.size
+EXTENSION_VERSION = 1
+WANTS_TOKEN = 1
+MAX_HANDSHAKE_DATA = 1024
+NO_NONCE = bytes(16)
+PROOF_SIZE = 32
+NEXT_ORDINAL_OFFSET = HEADER.size + 40  # in an extended answer: the native core writes it at the very moment of joining
+
+
+class FrameType(enum.IntEnum):
+    """The types of version 0, and those our own peers use before the data begins."""
+
+    PAYLOAD = 0
+    HANDSHAKE = 1
+    PROOF = 2
+    REFUSED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Both sides are agreed; data follows."""
+
+    version: int
+    extended: bool
+    peer_identity: bytes = NO_NONCE
+    next_ordinal: int = 0
+    peer_clock_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The longer handshake header of our own peers."""
+
+    flags: int = 0
+    nonce: bytes = NO_NONCE
+    identity: bytes = NO_NONCE
+    next_ordinal: int = 0
+    clock_ns: int = 0
+
+
+def handshake(version: int = VERSION, extension: Extension | None = None) -> bytes:
+    """A handshake frame; 13 bytes without the extension."""
+    if extension is None:
+        return HEADER.pack(HEADER.size, FrameType.HANDSHAKE, 0, 1) + bytes([version])
+    more = EXTENSION.pack(
+        MAGIC,
+        EXTENSION_VERSION,
+        extension.flags,
+        0,
+        extension.nonce,
+        extension.identity,
+        extension.next_ordinal,
+        extension.clock_ns,
+    )
+    return HEADER.pack(EXTENDED_SIZE, FrameType.HANDSHAKE, 0, 1) + more + bytes([version])
+
+
+def frame(kind: FrameType, data: bytes) -> bytes:
+    """A plain frame."""
+    return HEADER.pack(HEADER.size, kind, 0, len(data)) + data
+
+
+def prove(token: bytes, side: bytes, request_nonce: bytes, answer_nonce: bytes) -> bytes:
+    """What only a holder of the token can say about these two nonces."""
+    return hmac.digest(token, b"penstock tcp " + side + request_nonce + answer_nonce, "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One whole frame of a negotiation."""
+
+    kind: int
+    header: bytes
+    data: bytes
+
+    @property
+    def version(self) -> int:
+        return self.data[0] if self.data else 0  # left out: 0
+
+    def extension(self) -> Extension | None:
+        """The extension of a peer of ours, or None."""
+        body = self.header[HEADER.size :]
+        if len(body) < EXTENSION.size:
+            return None
+        magic, version, flags, _, nonce, identity, ordinal, clock = EXTENSION.unpack_from(body)
+        if magic != MAGIC or version < 1:
+            return None
+        return Extension(flags, nonce, identity, ordinal, clock)
+
+
+class FrameReader:
+    """Puts one frame together from exactly the bytes it asks for."""
+
+    def __init__(self, max_data: int = MAX_HANDSHAKE_DATA) -> None:
+        self._max_data = max_data
+        self._buffer = bytearray()
+        self._size = 2  # of what is being waited for
+
+    @property
+    def needs(self) -> int:
+        """How many bytes to feed at most."""
+        return self._size - len(self._buffer)
+
+    def feed(self, data: bytes) -> Frame | None:
+        """A frame, once it is whole. ``ProtocolError`` says what is wrong with it."""
+        if len(data) > self.needs:
+            raise ValueError(f"feed at most the {self.needs} bytes that are needed, not {len(data)}")
+        self._buffer += data
+        while not self.needs:
+            header_size = int.from_bytes(self._buffer[:2], "little")
+            if header_size < 2:
+                raise ProtocolError(f"header_size {header_size} cannot be: a header holds at least its own size")
+            if len(self._buffer) < header_size:
+                self._size = header_size
+                continue
+            header = bytes(self._buffer[:header_size])
+            _, kind, _, data_size = HEADER.unpack(header[: HEADER.size].ljust(HEADER.size, b"\0"))
+            if data_size > self._max_data:
+                raise ProtocolError(f"{data_size} bytes announced where a handshake has at most {self._max_data}")
+            if len(self._buffer) < header_size + data_size:
+                self._size = header_size + data_size
+                continue
+            whole = Frame(kind, header, bytes(self._buffer[header_size:]))
+            self._buffer.clear()
+            self._size = 2
+            return whole
+        return None
+
+
+class Negotiation:
+    """What both sides share: frames come in, bytes go out, in the end there is an agreement."""
+
+    def __init__(self, token: bytes | None, identity: bytes = NO_NONCE) -> None:
+        self._reader = FrameReader()
+        self._token = token
+        self._identity = identity
+        self._nonce = os.urandom(16)
+        self._frames = 0
+        self.outgoing = bytearray()
+
+    @property
+    def needs(self) -> int:
+        """How many bytes to feed at most."""
+        return self._reader.needs
+
+    def feed(self, data: bytes) -> Agreed | None:
+        """The agreement, once it is reached. ``ProtocolError``, ``RefusedError``: it cannot be."""
+        whole = self._reader.feed(data)
+        if whole is None:
+            return None
+        self._frames += 1
+        if self._frames > 16:
+            raise ProtocolError("16 frames and no handshake")
+        return self._handle(whole)
+
+    def _handle(self, whole: Frame) -> Agreed | None:
+        raise NotImplementedError
+
+
+class Request(Negotiation):
+    """The subscriber's side. ``outgoing`` holds the request from the start."""
+
+    def __init__(
+        self, token: bytes | None = None, *, extended: bool = True, identity: bytes = NO_NONCE, clock_ns: int = 0
+    ) -> None:
+        super().__init__(token, identity)
+        if token is not None and not extended:
+            raise ValueError("a token needs the extended handshake")
+        flags = WANTS_TOKEN if token is not None else 0
+        ours = Extension(flags, self._nonce, identity, 0, clock_ns) if extended else None
+        self.outgoing += handshake(VERSION, ours)
+
+    def _handle(self, whole: Frame) -> Agreed | None:
+        if whole.kind == FrameType.REFUSED:
+            reason = whole.data[:200].decode("utf-8", "replace")
+            raise RefusedError(f"the publisher refused: {reason}")
+        if whole.kind == FrameType.PROOF:
+            self._answer(whole.data)
+            return None
+        if whole.kind == FrameType.PAYLOAD:
+            raise ProtocolError("data came before the handshake was answered")
+        if whole.kind != FrameType.HANDSHAKE:
+            return None
+        return self._agree(whole)
+
+    def _answer(self, challenge: bytes) -> None:
+        """The publisher wants proof; the challenge is its nonce."""
+        if self._token is None:
+            raise RefusedError("the publisher asks for a token; open the subscriber with token=")
+        if len(challenge) != len(NO_NONCE):
+            raise ProtocolError(f"a challenge of {len(challenge)} bytes is not one of {len(NO_NONCE)}")
+        self._challenge = challenge
+        self.outgoing += frame(FrameType.PROOF, prove(self._token, b"subscriber", self._nonce, challenge))
+
+    def _agree(self, whole: Frame) -> Agreed:
+        if whole.version > VERSION:
+            raise ProtocolError(f"the publisher offers version {whole.version} where {VERSION} was asked for")
+        extension = whole.extension()
+        if self._token is not None:
+            self._check_publisher(whole.data[1 : 1 + PROOF_SIZE])
+        if extension is None:
+            return Agreed(whole.version, False)
+        return Agreed(whole.version, True, extension.identity, extension.next_ordinal, extension.clock_ns)
+
+    def _check_publisher(self, proof: bytes) -> None:
+        challenge = getattr(self, "_challenge", NO_NONCE)
+        assert self._token is not None
+        right = prove(self._token, b"publisher", self._nonce, challenge)
+        if not hmac.compare_digest(right, proof) or challenge == NO_NONCE:
+            raise RefusedError("the publisher did not prove that it knows the token")
+
+
+class Answer(Negotiation):
+    """The publisher's side."""
+
+    def __init__(self, token: bytes | None = None, *, identity: bytes = NO_NONCE) -> None:
+        super().__init__(token, identity)
+        self._asked: Frame | None = None
+        self._proof = b""
+
+    def _handle(self, whole: Frame) -> Agreed | None:
+        if whole.kind == FrameType.HANDSHAKE and self._asked is None:
+            return self._ask(whole)
+        if whole.kind == FrameType.PROOF and self._asked is not None:
+            return self._check_subscriber(whole.data)
+        if whole.kind == FrameType.PAYLOAD:
+            raise ProtocolError("a subscriber sends no data")
+        return None
+
+    def _ask(self, whole: Frame) -> Agreed | None:
+        self._asked = whole
+        extension = whole.extension()
+        wants_token = extension is not None and bool(extension.flags & WANTS_TOKEN)
+        if self._token is None:
+            if wants_token:
+                self._refuse("this publisher has no token; open the subscriber without token=")
+            return self._agree(b"")
+        if not wants_token:
+            self._refuse("this publisher asks for a token; open the subscriber with token=")
+        self.outgoing += frame(FrameType.PROOF, self._nonce)
+        return None
+
+    def _check_subscriber(self, proof: bytes) -> Agreed:
+        assert self._asked is not None
+        extension = self._asked.extension()
+        if self._token is None or extension is None:
+            raise ProtocolError("a proof that nobody asked for")
+        right = prove(self._token, b"subscriber", extension.nonce, self._nonce)
+        if not hmac.compare_digest(right, proof):
+            self._refuse("wrong token")
+        return self._agree(prove(self._token, b"publisher", extension.nonce, self._nonce))
+
+    def _refuse(self, reason: str) -> None:
+        self.outgoing += frame(FrameType.REFUSED, reason.encode())
+        raise RefusedError(reason)
+
+    def _agree(self, proof: bytes) -> Agreed:
+        """What is agreed. The answer itself is made by ``answer``, when its numbers are known."""
+        assert self._asked is not None
+        extension = self._asked.extension()
+        self._proof = proof
+        version = min(self._asked.version, VERSION)
+        if extension is None:
+            return Agreed(version, False)
+        return Agreed(version, True, extension.identity, 0, extension.clock_ns)
+
+    def answer(self, agreed: Agreed, clock_ns: int, next_ordinal: int = 0) -> bytes:
+        """The publisher's handshake: the last bytes before data."""
+        if not agreed.extended:
+            return handshake(agreed.version)
+        ours = Extension(0, self._nonce, self._identity, next_ordinal, clock_ns)
+        whole = bytearray(handshake(agreed.version, ours)) + self._proof
+        HEADER.pack_into(whole, 0, EXTENDED_SIZE, FrameType.HANDSHAKE, 0, 1 + len(self._proof))
+        return bytes(whole)

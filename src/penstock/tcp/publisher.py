@@ -1,0 +1,337 @@
+"""Publisher: offers one stream of messages at a port; whoever connects gets everything from then on.
+
+Rules:
+
+- ``publish`` may be called by any thread; callers take turns. With no subscriber it does nothing but count.
+- Each subscriber has a bounded queue. ``overflow`` says what happens when it is full: ``block`` (wait for it, at most
+  ``timeout`` seconds, then ``TimeoutError`` with nothing published), ``drop_oldest`` or ``drop_newest`` (counted).
+- It binds loopback unless told otherwise. ``port=0`` lets the system choose; ``port`` tells it.
+- Connections are accepted and greeted by the executor's threads; messages never pass through those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock._core import tcp as native
+from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.channel import Publisher as PublisherContract
+from penstock.errors import ClosedError, InvalidArgument
+from penstock.tcp import sockets
+from penstock.tcp.executor import READ, Executor, default_executor
+from penstock.tcp.joining import Joining
+from penstock.tcp.log import logger
+from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer
+
+if TYPE_CHECKING:
+    import ssl
+
+    from penstock._core import Draft
+    from penstock.tcp.tls import Pump
+
+MAX_JOINING = 1024
+BACKLOG = 1024
+OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriberState:
+    """One connected subscriber, as its publisher sees it."""
+
+    address: str
+    extended: bool
+    ledger: Ledger
+    queued_messages: int
+    queued_bytes: int
+
+
+class Publisher(PublisherContract):
+    """One port, one stream, any number of subscribers."""
+
+    def __init__(
+        self,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        path: str | None = None,
+        overflow: Overflow | str = Overflow.BLOCK,
+        timeout: float | None = None,
+        depth: int = 32768,
+        depth_bytes: int = 16 << 20,
+        tls: ssl.SSLContext | None = None,
+        token: str | bytes | None = None,
+        handshake_timeout: float = 10.0,
+        close_timeout: float = 5.0,
+        keepalive: float | None = 15.0,
+        executor: Executor | None = None,
+    ) -> None:
+        self.overflow = choose(Overflow, overflow, "overflow")
+        if depth < 1 or depth_bytes < 1:
+            raise InvalidArgument(f"depth={depth} and depth_bytes={depth_bytes} must be 1 or more")
+        block = check_timeout(timeout)
+        self.handshake_timeout = check_timeout(handshake_timeout, "handshake_timeout") or 10.0
+        self._close_timeout = check_timeout(close_timeout, "close_timeout") or 0.0
+        self._keepalive = check_timeout(keepalive, "keepalive")
+        self._token = token.encode() if isinstance(token, str) else token
+        self._tls = tls
+        self._path = path
+        self._identity = os.urandom(16)
+        self._executor = executor if executor is not None else default_executor()
+        sockets.check_port(port)
+        self._listener = sockets.listen_unix(path, BACKLOG) if path else sockets.listen(host, port, BACKLOG)
+        self._owner_pid = os.getpid()
+        self.host = host
+        self.port: int = 0 if path else self._listener.getsockname()[1]
+        self._outlet = native.Outlet(
+            self._executor.loop,
+            self.overflow.value,
+            depth,
+            depth_bytes,
+            -1.0 if block is None else block,
+            self.address,
+        )
+        # The native method itself, so that a message costs no Python frame.
+        vars(self)["publish"] = self._outlet.publish
+        vars(self)["reserve"] = self._outlet.reserve
+        self._changed = threading.Condition()
+        self._names: dict[int, str] = {}
+        self._joining: dict[Joining, None] = {}
+        self._pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
+        self._closing = False
+        self._watch_silence()
+        self._executor.handles.add(self)
+        self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
+        self._executor.watch(self._listener.fileno(), READ, self._accept)
+        logger.info("publisher listens at %s", self.address)
+
+    # -- publishing
+
+    def publish(
+        self,
+        data: Any,
+        *,
+        properties: Mapping[str, str] | None = None,
+        vchan_id: int | None = None,
+        ordinal: int | None = None,
+        timestamp_ns: int | None = None,
+        drops: int = 0,
+    ) -> int:
+        """Publish a copy of ``data``; gives its ordinal.
+
+        What else is known of the message (a bridge knows its ordinal and time) goes to our own peers; those of plain
+        version 0 get the bytes.
+        """
+        return self._outlet.publish(
+            data,
+            properties=properties,
+            vchan_id=vchan_id,
+            ordinal=ordinal,
+            timestamp_ns=timestamp_ns,
+            drops=drops,
+        )
+
+    def publish_many(self, batch: Iterable[Any]) -> int:
+        """Publish each of them, in order, gathered; gives how many."""
+        return self._outlet.publish_many(batch)
+
+    def forward(self, batch: Any) -> int:
+        """Publish a batch as it is: ordinals, times, virtual channels and properties stay."""
+        return self._outlet.publish_many(batch, True)
+
+    def send(self, data: Any) -> int:
+        """``publish`` by the reference's name; a list of buffers is gathered to one message."""
+        if not isinstance(data, list | tuple):
+            return self._outlet.publish(data)
+        return self._send_gathered(data)
+
+    def _send_gathered(self, parts: Sequence[Any]) -> int:
+        views = [memoryview(part).cast("B") for part in parts]
+        draft = self._outlet.reserve(sum(view.nbytes for view in views))
+        offset = 0
+        for view in views:
+            offset = draft.write(view, offset)
+        ordinal = draft.publish()
+        return int(ordinal or 0)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        return self._outlet.reserve(size)
+
+    # -- who listens
+
+    @property
+    def address(self) -> str:
+        """What a subscriber is opened with."""
+        if self._path:
+            return f"tcp://{self._path}"
+        return f"tcp://{sockets.name_of((self.host, self.port))}"
+
+    @property
+    def subscriber_count(self) -> int:
+        """How many subscribers have finished their handshake and are still there."""
+        return self._outlet.subscriber_count
+
+    @property
+    def subscribers(self) -> list[SubscriberState]:
+        """Each subscriber with its own counts."""
+        return [self._state(*row) for row in self._outlet.peers()]
+
+    def _state(
+        self, number: int, extended: bool, matched: int, delivered: int, full: int, closed: int, depth: int, size: int
+    ) -> SubscriberState:
+        dropped = {name: n for name, n in (("overflow", full), ("closed", closed)) if n}
+        ledger = Ledger(matched, delivered, dropped, 0, matched - delivered - full - closed)
+        return SubscriberState(self._names.get(number, "?"), extended, ledger, depth, size)
+
+    @property
+    def memory_bytes(self) -> int:
+        """What the queues hold now."""
+        return self._outlet.memory_bytes
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many have joined: everything published later is queued for each of them."""
+        check_timeout(timeout)
+        if self._closing:
+            raise ClosedError("this publisher is closed")
+        with self._changed:
+            return self._changed.wait_for(lambda: self._outlet.subscriber_count >= subscribers, timeout)
+
+    @property
+    def ledger(self) -> Ledger:
+        matched, delivered, dropped, in_flight = self._outlet.ledger()
+        return Ledger(matched, delivered, dropped, 0, in_flight)
+
+    # -- connections, in the executor's threads
+
+    def _accept(self) -> None:
+        delay = 0.0
+        for _ in range(64):
+            try:
+                connection, address = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as error:
+                if self._closing:
+                    return
+                if error.errno in OUT_OF_DESCRIPTORS:
+                    logger.warning("%s cannot accept: %s", self.address, error.strerror)
+                    delay = 0.1
+                    break
+                continue  # gone before it was accepted
+            self._greet(connection, sockets.name_of(address))
+        if not self._closing:
+            self._listen_again(delay)
+
+    def _listen_again(self, delay: float) -> None:
+        if delay:
+            self._executor.call_later(delay, lambda: self._listen_again(0))
+            return
+        with self._changed:
+            if not self._closing:
+                self._executor.watch(self._listener.fileno(), READ, self._accept)
+
+    def _greet(self, connection: socket.socket, name: str) -> None:
+        logger.debug("%s: connection from %s", self.address, name)
+        with contextlib.suppress(OSError):
+            sockets.prepare(connection, self._keepalive)
+        if self._tls is not None:
+            from penstock.tcp import tls
+
+            try:
+                pump = tls.serve(self._executor, connection, self._tls, name)
+            except OSError as error:
+                connection.close()
+                logger.warning("%s: %s closed: %s", self.address, name, error)
+                return
+            self._pumps.add(pump)
+            connection = pump.inner
+        joining = Joining(self, connection, name, self._executor)
+        with self._changed:
+            self._joining[joining] = None
+            oldest = next(iter(self._joining)) if len(self._joining) > MAX_JOINING else None
+        if oldest is not None:
+            oldest.abandon(f"more than {MAX_JOINING} unfinished handshakes")
+        joining.begin()
+
+    def new_answer(self) -> Answer:
+        """The protocol's side of a new connection."""
+        return Answer(self._token, identity=self._identity)
+
+    def joined(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
+        """A handshake has ended well: the native core takes over."""
+        offset = NEXT_ORDINAL_OFFSET if agreed.extended else 0
+        with self._changed:
+            self._joining.pop(joining, None)
+            number = self._outlet.add(connection.detach(), agreed.extended, answer, offset)
+            if number:
+                self._names[number] = joining.name
+            self._changed.notify_all()
+        logger.debug("%s: %s joined, %s", self.address, joining.name, "extended" if agreed.extended else "plain")
+
+    def failed(self, joining: Joining, error: BaseException) -> None:
+        """A handshake has not: the offender is closed, everybody else goes on."""
+        with self._changed:
+            self._joining.pop(joining, None)
+        if not self._closing:
+            self._outlet.error()
+            logger.warning("%s: %s closed: %s", self.address, joining.name, error)
+
+    def _note_gone(self) -> None:
+        with self._changed:
+            for number, error, lost in self._outlet.take_gone():
+                name = self._names.pop(number, "?")
+                why = os.strerror(error) if error else "closed by it"
+                logger.debug("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
+            self._changed.notify_all()
+            if not self._closing:
+                self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
+
+    def _watch_silence(self) -> None:
+        """Peers that have not acknowledged anything for too long, though something was sent: a cut cable."""
+        if self._keepalive is None or self._closing:
+            return
+        self._outlet.drop_silent(2 * self._keepalive)
+        with contextlib.suppress(Exception):
+            self._silence = self._executor.call_later(self._keepalive / 2, self._watch_silence)
+
+    # -- the end
+
+    @property
+    def closed(self) -> bool:
+        return self._closing
+
+    def close(self, timeout: float | None = None) -> None:
+        """No more subscribers; what is queued is sent, for ``timeout`` (``close_timeout``) seconds at most."""
+        with self._changed:
+            if self._closing or self._owner_pid != os.getpid():
+                return
+            self._closing = True
+            joining = list(self._joining)
+        self._executor.unwatch(self._listener.fileno())
+        self._listener.close()
+        if self._path:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+        if self._keepalive is not None:
+            self._silence.cancel()
+        for one in joining:
+            one.abandon("the publisher was closed")
+        deadline = time.monotonic() + (self._close_timeout if timeout is None else timeout)
+        flushed = self._outlet.drain(max(0.0, deadline - time.monotonic()))
+        self._executor.unwatch(self._outlet.gone_fileno())
+        self._outlet.close()
+        for pump in list(self._pumps):
+            pump.done.wait(max(0.0, deadline - time.monotonic()))
+        logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
+
+    def __repr__(self) -> str:
+        return f"<tcp.Publisher {self.address}, {self.subscriber_count} subscriber(s)>"

@@ -1,0 +1,374 @@
+"""Session: one subscriber's connection to one publisher, kept up: connect, greet, read, and again when it breaks.
+
+Rules:
+
+- Hosts are tried in turn, on any failure to connect. After the whole list has failed there is a pause that doubles up
+  to ``reconnect_delay_max``, with jitter. ``max_reconnects`` failures in a row end the session (-1: never); the count
+  begins anew after a message came.
+- The executor's threads connect; the reader reads. What a broken connection had still delivered is read before
+  anything of the next one.
+- ``cancel`` may be called by any thread, also inside a callback; elsewhere it waits for a callback that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import PenstockError, ProtocolError
+from penstock.tcp import sockets
+from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
+from penstock.tcp.log import logger
+from penstock.tcp.protocol import NO_NONCE, Agreed, Request
+
+if TYPE_CHECKING:
+    from penstock.tcp.subscriber import Subscriber
+    from penstock.tcp.tls import Pump
+
+Target = tuple[str, int]  # a port of 0 and a path: a unix socket
+
+
+class SessionState(enum.StrEnum):
+    """Where a session stands."""
+
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    WAITING = "waiting"  # for the next try
+    ENDED = "ended"  # cancelled, or tried often enough
+
+
+class Session:
+    """One of a subscriber's connections."""
+
+    def __init__(self, subscriber: Subscriber, number: int, targets: Sequence[Target], max_reconnects: int) -> None:
+        self.number = number
+        self.targets = list(targets)
+        self.max_reconnects = max_reconnects
+        self.last_error: str | None = None
+        self.connections = 0
+        self.clock_offset_ns: int | None = None
+        self._subscriber = subscriber
+        self._executor = subscriber.executor
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._state = SessionState.CONNECTING
+        self._target = 0
+        self._failures = 0
+        self._attempt: _Attempt | None = None
+        self._timer: Timer | None = None
+        self._open: dict[int, socket.socket] = {}  # by the serial that the native core gave
+        self._current = 0
+        self._identity = NO_NONCE
+        self._address = ""
+
+    # -- what users ask
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    @property
+    def connected(self) -> bool:
+        return self._state is SessionState.CONNECTED
+
+    @property
+    def publisher(self) -> str:
+        """The publisher's address, as connected or as tried now."""
+        return self._address or self._name(self.targets[self._target])
+
+    def wait_connected(self, timeout: float | None = None) -> bool:
+        """Wait until it is connected; False when the time is over or the session has ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._state in (SessionState.CONNECTED, SessionState.ENDED), timeout)
+            return self.connected
+
+    def cancel(self) -> None:
+        """End it. Afterwards no callback runs for it (but the one that calls this)."""
+        with self._lock:
+            self._end("cancelled")
+        self._subscriber.forget(self)
+
+    # -- connecting
+
+    def connect(self) -> None:
+        """Try the next target."""
+        with self._lock:
+            if self._state is SessionState.ENDED:
+                return
+            self._set(SessionState.CONNECTING)
+            self._attempt = _Attempt(self, self.targets[self._target])
+            attempt = self._attempt
+        attempt.begin()
+
+    def failed(self, attempt: _Attempt, error: BaseException) -> None:
+        """An attempt came to nothing: the next host now, or the whole list after a pause."""
+        with self._lock:
+            if attempt is not self._attempt or self._state is SessionState.ENDED:
+                return
+            self._attempt = None
+            self.last_error = str(error)
+            logger.debug("session to %s: %s", self._name(attempt.target), error)
+            self._target = (self._target + 1) % len(self.targets)
+            if self._target:
+                self._executor.call_soon(self.connect)
+            else:
+                self._pause()
+
+    def _pause(self) -> None:
+        self._failures += 1
+        if 0 <= self.max_reconnects < self._failures:
+            self._end(f"{self._failures} attempts failed, the last one: {self.last_error}")
+            self._subscriber.ended(self)
+            return
+        self._set(SessionState.WAITING)
+        self._timer = self._executor.call_later(self._delay(), self.connect)
+
+    def _delay(self) -> float:
+        first, most = self._subscriber.reconnect_delay, self._subscriber.reconnect_delay_max
+        return min(most, first * 2.0 ** min(self._failures - 1, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
+
+    def agreed(self, attempt: _Attempt, connection: socket.socket, agreement: Agreed) -> None:
+        """The handshake is done: the native core reads it from here on."""
+        with self._lock:
+            if attempt is not self._attempt or self._state is SessionState.ENDED:
+                connection.close()
+                return
+            self._attempt = None
+            self._address = self._name(attempt.target)
+            fresh = agreement.peer_identity != self._identity or not agreement.extended
+            self._identity = agreement.peer_identity
+            if agreement.extended:
+                self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
+            self.connections += 1
+            serial = self._subscriber.attach(self, connection, agreement, fresh)
+            self._open[serial] = connection
+            self._current = serial
+            self._set(SessionState.CONNECTED)
+            self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
+        logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
+
+    # -- the end of a connection
+
+    def _hung_up(self, serial: int) -> None:
+        """The publisher has gone; what it sent before is still to be read."""
+        with self._lock:
+            if serial == self._current:
+                self._current = 0
+                self._again()
+
+    def lost(self, serial: int, reason: str, error: int, messages: int) -> None:
+        """The reader has read a connection to its end. Called in the reader's thread."""
+        with self._lock:
+            connection = self._open.pop(serial, None)
+            if connection is None:
+                return
+            self._executor.unwatch(connection.fileno())
+            connection.close()
+            if messages:
+                self._failures = 0
+            self._tell(reason, error)
+            if serial == self._current:
+                self._current = 0
+                self._again()
+
+    def _tell(self, reason: str, error: int) -> None:
+        texts = {
+            "closed": "closed by the publisher",
+            "bad_header": "a header that cannot be: closed",
+            "too_large": f"a message of more than max_message_size={self._subscriber.max_message_size}: closed",
+        }
+        text = texts.get(reason) or os.strerror(error)
+        self.last_error = text
+        bad = reason in ("bad_header", "too_large")
+        if bad:
+            self._subscriber.count_error()
+        (logger.warning if bad else logger.debug)("session to %s: %s", self._address, text)
+
+    def _again(self) -> None:
+        if self._state is SessionState.ENDED:
+            return
+        if self.max_reconnects == 0:
+            self._end("the connection broke")
+            self._subscriber.ended(self)
+            return
+        self._target = 0
+        self._set(SessionState.WAITING)
+        first = self._subscriber.reconnect_delay
+        self._timer = self._executor.call_later(first * random.uniform(0.0, 1.0), self.connect)  # noqa: S311
+
+    def _end(self, why: str) -> None:
+        """The lock is held. Sockets that the reader still reads stay open until it has."""
+        if self._state is SessionState.ENDED:
+            return
+        self._set(SessionState.ENDED)
+        logger.debug("session to %s ended: %s", self.publisher, why)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._attempt is not None:
+            self._attempt.abandon()
+            self._attempt = None
+
+    def close_sockets(self) -> None:
+        """After the native core has let go of them."""
+        with self._lock:
+            for connection in self._open.values():
+                self._executor.unwatch(connection.fileno())
+                connection.close()
+            self._open.clear()
+
+    def end_quietly(self) -> None:
+        """The subscriber is being closed."""
+        with self._lock:
+            self._end("the subscriber was closed")
+
+    def _set(self, state: SessionState) -> None:
+        self._state = state
+        self._changed.notify_all()
+
+    @staticmethod
+    def _name(target: Target) -> str:
+        host, port = target
+        return f"tcp://{host}" if host.startswith("/") else f"tcp://{sockets.name_of((host, port))}"
+
+    def __repr__(self) -> str:
+        return f"<tcp.Session {self.publisher}, {self._state}>"
+
+
+class _Attempt:
+    """One try to connect and greet: each address of a host in turn, all within the handshake's time."""
+
+    def __init__(self, session: Session, target: Target) -> None:
+        self.target = target
+        self._session = session
+        self._subscriber = session._subscriber
+        self._executor = session._executor
+        self._lock = threading.RLock()
+        self._socket: socket.socket | None = None
+        self._addresses: list[tuple[int, Any]] = []
+        self._request: Request | None = None
+        self._pump: Pump | None = None
+        self._ended = False
+        self._error: BaseException = OSError(errno.EHOSTUNREACH, "no address")
+        self._timer = self._executor.call_later(self._subscriber.handshake_timeout, self._too_late)
+
+    def begin(self) -> None:
+        host, port = self.target
+        try:
+            if host.startswith("/"):
+                self._addresses = [(socket.AF_UNIX, host)]
+            else:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                self._addresses = [(family, address) for family, _, _, _, address in found]
+        except OSError as error:
+            self._error = error
+        self._next()
+
+    def _next(self) -> None:
+        with self._lock:
+            if self._ended:
+                return
+            self._drop_socket()
+            if not self._addresses:
+                self._fail(self._error)
+                return
+            family, address = self._addresses.pop(0)
+            try:
+                self._socket = socket.socket(family, socket.SOCK_STREAM)
+                sockets.prepare(self._socket, self._subscriber.keepalive)
+                error = self._socket.connect_ex(address)
+                if error not in (0, errno.EINPROGRESS):
+                    raise OSError(error, os.strerror(error))
+                self._executor.watch(self._socket.fileno(), WRITE, self._connected)
+            except OSError as error:
+                self._error = error
+                self._next()
+
+    def _connected(self) -> None:
+        with self._lock:
+            if self._ended or self._socket is None:
+                return
+            error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error:
+                self._error = OSError(error, os.strerror(error))
+                self._next()
+                return
+            if self._subscriber.tls is not None:
+                from penstock.tcp import tls
+
+                self._executor.unwatch(self._socket.fileno())
+                self._pump = tls.connect(self._executor, self._socket, self._subscriber.tls, self.target[0])
+                self._socket = self._pump.inner
+            self._request = self._subscriber.new_request()
+        self._step()  # without the lock: it may end in the session, whose lock comes first
+
+    def _step(self) -> None:
+        """Send what is to be sent, take what is needed, until it is agreed or there is nothing more to read."""
+        with self._lock:
+            if self._ended or self._socket is None or self._request is None:
+                return
+            try:
+                agreement = self._exchange(self._socket, self._request)
+            except (PenstockError, OSError) as error:
+                why = self._pump.error if self._pump is not None else None
+                self._error = ProtocolError(why) if why else error
+                self._addresses.clear()  # somebody answered: it is no matter of the address
+                self._next()
+                return
+            if agreement is None:
+                self._executor.watch(self._socket.fileno(), READ, self._step)
+                return
+            connection, self._socket = self._socket, None
+            self._executor.unwatch(connection.fileno())
+            self._finish()
+        self._session.agreed(self, connection, agreement)
+
+    @staticmethod
+    def _exchange(connection: socket.socket, request: Request) -> Agreed | None:
+        while True:
+            if request.outgoing:
+                connection.sendall(request.outgoing)
+                request.outgoing.clear()
+            try:
+                data = connection.recv(request.needs)
+            except BlockingIOError:
+                return None
+            if not data:
+                raise ProtocolError("closed before the handshake was answered")
+            agreement = request.feed(data)
+            if agreement is not None:
+                return agreement
+
+    def _too_late(self) -> None:
+        with self._lock:
+            if not self._ended:
+                self._fail(TimeoutError(f"no handshake within {self._subscriber.handshake_timeout:g} s"))
+
+    def _fail(self, error: BaseException) -> None:
+        self._finish()
+        self._drop_socket()
+        self._executor.call_soon(lambda: self._session.failed(self, error))
+
+    def _finish(self) -> None:
+        self._ended = True
+        self._timer.cancel()
+
+    def _drop_socket(self) -> None:
+        if self._socket is not None:
+            self._executor.unwatch(self._socket.fileno())
+            with contextlib.suppress(OSError):
+                self._socket.close()
+            self._socket = None
+
+    def abandon(self) -> None:
+        with self._lock:
+            if not self._ended:
+                self._finish()
+                self._drop_socket()
