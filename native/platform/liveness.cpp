@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <set>
 #include <string>
 #include <system_error>
@@ -51,7 +52,8 @@ State &state() {
                            for (Mark &mark : state().marks) close(mark.file);
                            state().marks.clear();
                            state().mutex.unlock();
-                           state().fork_mutex.unlock();
+                           // A recursive mutex knows its owner by thread id, which is another one in the child.
+                           new (&state().fork_mutex) std::recursive_mutex;
                        });
         std::atexit([] {
             std::lock_guard lock(state().mutex);
@@ -64,8 +66,8 @@ State &state() {
 }
 
 std::string file_name(std::uint64_t token) {
-    char text[40];
-    std::snprintf(text, sizeof text, "process.%016llx", static_cast<unsigned long long>(token));
+    char text[48];
+    std::snprintf(text, sizeof text, "alive.%u.%08x", unsigned(token >> 32), unsigned(token));
     return text;
 }
 
@@ -73,9 +75,9 @@ std::string file_name(std::uint64_t token) {
 
 // Locked before it has a name, so that nobody ever sees it unlocked while its owner lives.
 void make(State &s) {
-    std::uint64_t token = 0;
-    while (token == 0)
-        if (getrandom(&token, sizeof token, 0) != sizeof token) fail("getrandom");
+    std::uint32_t random = 0;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
+    std::uint64_t token = std::uint64_t(getpid()) << 32 | random;  // the pid tells people, the rest tells lives apart
     int directory = shared_directory();
     std::string name = file_name(token), early = name + ".new";
     int file = openat(directory, early.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -146,7 +148,7 @@ int process_sweep() {
     DIR *listing = opendir(shared_directory_path().c_str());
     if (!listing) return 0;
     while (dirent *entry = readdir(listing)) {
-        if (std::strncmp(entry->d_name, "process.", 8) != 0 || own.count(entry->d_name)) continue;
+        if (std::strncmp(entry->d_name, "alive.", 6) != 0 || own.count(entry->d_name)) continue;
         bool early = std::strstr(entry->d_name, ".new") != nullptr;
         if (early) {  // between making and locking: only an old one is surely dead
             struct stat status {};

@@ -1,6 +1,6 @@
 // Whether a process that left its mark in shared memory still lives, without trusting pids.
 //
-// Each process has one file, process.TOKEN, with a POSIX record lock held for as long as it lives. The lock is the
+// Each process has one file, alive.PID.RANDOM, with a POSIX record lock held for as long as it lives. The lock is the
 // only kind that a forked child does not inherit, and it vanishes at any kind of death. It would also vanish when any
 // descriptor of that file is closed in its own process: so it is opened once, here, and never again by its owner.
 //
@@ -17,7 +17,7 @@ namespace penstock {
 extern std::atomic<std::uint32_t> fork_generation_now;
 inline std::uint32_t fork_generation() noexcept { return fork_generation_now.load(std::memory_order_relaxed); }
 
-// This process's token, random and never 0; made at the first call (and anew in a forked child).
+// This process's token (pid and random bits), never 0; made at the first call (and anew in a forked child).
 // Throws std::system_error when the file cannot be made.
 std::uint64_t process_token();
 

@@ -573,9 +573,10 @@ void Membership::grow(std::uint64_t size) {
     PENSTOCK_STEP("grow.after_count");
 }
 
-void Membership::free_segments() {
+bool Membership::free_segments() {
     FileLock lock(control_file_, describe(), false);
-    if (!lock.held()) return;
+    if (!lock.held()) return false;
+    bool all_gone = true;
     for (std::uint32_t k = 0; k < newest_segment(); ++k) {
         if (channel.header->segment[k].gone.load()) {
             if (k < segments_.size()) segments_[k] = SegmentMap();
@@ -587,6 +588,7 @@ void Membership::free_segments() {
             referred = channel.slots[s].segment.load() == k && kind_of(channel.slots[s].state.load()) != slot_free;
         if (referred) {
             channel.header->segment[k].gone.store(0);
+            all_gone = false;
             continue;
         }
         if (!map_segment(k)) continue;
@@ -596,6 +598,7 @@ void Membership::free_segments() {
         remove_file(file_name("payload") + "." + std::to_string(k));
         segments_[k] = SegmentMap();
     }
+    return all_gone;
 }
 
 // ---------------------------------------------------------------------------------------------- bells

@@ -73,8 +73,8 @@ class Membership {
     // Makes slots of at least `size` bytes; throws where the channel is of fixed size or there is no room.
     void grow(std::uint64_t size);
     static std::uint64_t grown_size(std::uint64_t now, std::uint64_t wanted);
-    // Gives back the memory of sizes that no slot refers to any more.
-    void free_segments();
+    // Gives back the memory of sizes that no slot refers to any more; true when only the newest is left.
+    bool free_segments();
 
     // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
     bool recover();

@@ -28,15 +28,16 @@ void Publisher::use_segment(std::uint32_t segment) {
     base_ = member.payload(segment, 0);
     if (!base_) throw Error(Fault::corruption, member.describe() + ": its payload " + std::to_string(segment) + " is gone");
     segment_ = segment;
+    older_segments_ = segment > 0;
     segment_size_ = member.segment_size(segment);
     counters->memory_bytes.set(segment_size_ * member.channel.slot_count);
 }
 
-// Once every slot may have moved to a newer size, look whether an older one can go.
-void Publisher::moved() {
-    if (++moved_ < member.channel.slot_count) return;
-    moved_ = 0;
-    member.free_segments();
+// Once every slot may have moved to the newest size, look whether the older ones can go.
+void Publisher::try_free_segments() {
+    if (++taken_since_ < member.channel.slot_count) return;
+    taken_since_ = 0;
+    older_segments_ = !member.free_segments();
 }
 
 void Publisher::refuse_reserve() const {

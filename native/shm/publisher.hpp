@@ -104,17 +104,16 @@ class Publisher {
     void use_segment(std::uint32_t segment);
     void set_segment(Place &place) {
         Slot &slot = member.channel.slots[place.slot];
-        std::uint32_t before = slot.segment.load(std::memory_order_relaxed);
         slot_size();
         for (;;) {
             slot.segment.store(segment_);
             if (!member.channel.header->segment[segment_].gone.load()) [[likely]] break;
             use_segment(member.newest_segment());
         }
-        if (before != segment_) [[unlikely]] moved();
+        if (older_segments_) [[unlikely]] try_free_segments();
         place.data = base_ + std::uint64_t(place.slot) * segment_size_;
     }
-    void moved();
+    void try_free_segments();
     [[noreturn]] void refuse_reserve() const;
     bool is_retired(std::uint64_t sequence, std::uint32_t slot) const;
 
@@ -122,7 +121,8 @@ class Publisher {
     std::uint64_t segment_size_ = 0;
     std::uint8_t *base_ = nullptr;
     std::uint32_t metadata_size_ = 0;
-    std::uint32_t moved_ = 0;
+    bool older_segments_ = false;
+    std::uint32_t taken_since_ = 0;
     bool retiring_ = false;
     std::deque<std::pair<std::uint64_t, std::uint32_t>> outstanding_;
 };
