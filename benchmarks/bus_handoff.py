@@ -113,7 +113,9 @@ def throughput(arguments: Any) -> None:
     )
 
 
-def round_trips(send: Callable[[Any], Any], receive: Callable[[], Any], echo: Callable[[], None]) -> Callable[[int], float]:
+def round_trips(
+    send: Callable[[Any], Any], receive: Callable[[], Any], echo: Callable[[], None]
+) -> Callable[[int], float]:
     """Median seconds from sending to having the answer; the other thread sleeps in between."""
 
     def run(count: int) -> float:
