@@ -117,6 +117,7 @@ class Reader {
     bool open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
+    bool may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const;
     void close_unused(const Segment &keep);
     void walk_topics();
 

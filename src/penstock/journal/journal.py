@@ -85,6 +85,7 @@ class Journal:
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
+        self._unsealed: list[tuple[layout.SegmentHeader, int]] = []
         self.recovery = recovery.Recovery()
         if mode == "write":
             self._open_writer(sync)
@@ -175,6 +176,8 @@ class Journal:
     ) -> tuple[int, int]:
         """``append`` that gives the position and the ordinal."""
         number = self._topic_ids.get(topic) or self._topic(topic)
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
         if properties is None and message_id is None and key is None and timestamp_ns is None:
             numbers = self.writer.append(number, data)
         else:
@@ -186,8 +189,6 @@ class Journal:
                 (key or "").encode(),
                 timestamp_ns or 0,
             )
-        if self.writer.end >= self.segment_bytes:
-            self._roll()
         return numbers
 
     def append_many(
@@ -203,12 +204,9 @@ class Journal:
         items = batch if isinstance(batch, list | tuple) else list(batch)
         if not items:
             return self.writer.next_position, self.writer.next_position - 1
-        first, last = self.writer.stage_buffers(
-            number, items, layout.encode_properties(properties), timestamp_ns or 0, True
-        )
         if self.writer.end >= self.segment_bytes:
             self._roll()
-        return first, last
+        return self.writer.stage_buffers(number, items, layout.encode_properties(properties), timestamp_ns or 0, True)
 
     def transaction(self) -> Transaction:
         """Messages of many topics and state records that are stored together or not at all."""
@@ -227,10 +225,10 @@ class Journal:
         return None if transaction.first is None else (transaction.first, transaction.last or 0)
 
     def commit_staged(self) -> None:
-        """Write and sync what was staged through ``writer``, then begin a new segment when this one is full."""
-        self.writer.commit()
+        """Write and sync what was staged through ``writer``, in a new segment when this one is full."""
         if self.writer.end >= self.segment_bytes:
             self._roll()
+        self.writer.commit()
 
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
@@ -311,8 +309,21 @@ class Journal:
             self.directory, self.uuid, self.writer, first, self._state_for_roll(), self._disk
         )
         self.writer.publish_frontier(self._first_kept(), 1)
-        segments.seal(old, first, self._disk)
         old.close()
+        self._unsealed.append((old.header, first))
+        self._seal()
+
+    def _seal(self) -> None:
+        """Sync the caches of segments that are full and say so in their headers. What fails is tried again later."""
+        try:
+            while self._unsealed:
+                header, following = self._unsealed[0]
+                recovery.seal_from_log(
+                    self.directory, (header.first, header.revision), header, following, self._disk
+                )
+                self._unsealed.pop(0)
+        except OSError as error:
+            LOG.warning("cannot seal a segment yet: %s", error)
 
     def _first_kept(self) -> int:
         found = layout.latest_segments(os.listdir(self.directory))
@@ -417,6 +428,13 @@ class Journal:
 
         self._live_reader()
         return open_directory(self.directory).holes()
+
+    def verify(self) -> list[recovery.Damage]:
+        """Every byte against its checksums; empty when the journal is whole."""
+        from penstock.journal.verify import verify
+
+        self._live_reader()
+        return verify(self.directory)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 

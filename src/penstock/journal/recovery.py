@@ -131,7 +131,22 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
         return result
     result.first = segments[0][0]
     _read_last(directory, segments[-1], frontier, disk, result)
+    _seal_older(directory, segments, disk)
     return result
+
+
+def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) -> None:
+    """A crash may have come between the beginning of a segment and the sealing of those before it."""
+    for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
+        path = directory / layout.segment_name(*segment)
+        try:
+            with path.open("rb") as file:
+                header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            if header.seal is not None:
+                return
+            seal_from_log(directory, segment, header, following[0], disk)
+        except CorruptionError:
+            return  # told when it is read or verified
 
 
 def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
@@ -223,6 +238,15 @@ def write_caches(
         finally:
             disk.close(file)
     return unfinished
+
+
+def seal_from_log(
+    directory: Path, segment: tuple[int, int], header: layout.SegmentHeader, following: int, disk: Disk
+) -> None:
+    """Seal a segment that the one beginning at ``following`` has succeeded."""
+    data = read_all(directory / layout.segment_name(*segment))
+    scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
+    seal_segment(directory, segment, header, data, scan, following, disk)
 
 
 def seal_segment(
