@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, Restart
 from tests.gateway.conftest import Collector, eventually
 
@@ -114,6 +115,8 @@ def test_shutdown_drains_through_the_process(gateway: Gateway) -> None:
 
 @pytest.mark.parametrize(("args", "why"), [("refuse", "could not make"), ("die", r"ended while .* \(status 3\)")])
 def test_a_module_that_cannot_be_made_leaves_nothing(gateway: Gateway, args: str, why: str) -> None:
+    with penstock.publisher(f"shm:/gateway-test-{os.getpid()}"):
+        pass  # what a process opens once, at its first channel, is open
     before = gateway.module_list(), threading.active_count(), len(os.listdir("/proc/self/fd"))
     with pytest.raises(ModuleError, match=why):
         gateway.add_module("echo", f"{HERE}:Echo", args, loader="process")

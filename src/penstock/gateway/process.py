@@ -110,6 +110,7 @@ class ProcessModule(Module):
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
         self._closed = False
+        self._handled = 0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -128,7 +129,7 @@ class ProcessModule(Module):
             descriptor = os.memfd_create("handled")
             undo.callback(os.close, descriptor)
             os.truncate(descriptor, mmap.PAGESIZE)
-            self._counter = mmap.mmap(descriptor, mmap.PAGESIZE)
+            self._counter = undo.enter_context(mmap.mmap(descriptor, mmap.PAGESIZE))
             undo.callback(self._end_process)
             self._connection = self._connect()
             undo.callback(self._connection.close)
@@ -167,8 +168,9 @@ class ProcessModule(Module):
     @property
     def handled(self) -> int:
         """Messages that the process has handled."""
-        number: int = struct.unpack_from("<Q", self._counter)[0]
-        return number
+        if not self._closed:
+            self._handled = struct.unpack_from("<Q", self._counter)[0]
+        return self._handled
 
     def unhandled(self) -> list[GatewayMessage]:
         """What a process that has died leaves for the next one: everything sent after the message in hand."""
@@ -209,7 +211,9 @@ class ProcessModule(Module):
         self.end()
         if self._closed:
             return
+        self._handled = self.handled  # for whoever asks what was left
         self._closed = True
+        self._counter.close()
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
         for number in (self._wake_read, self._wake_write):
