@@ -3,7 +3,7 @@
     python examples/thermostat.py
 
 The sensors publish temperatures on a bus; the controller heats or rests, and warns (a delayed message to itself) when
-heating takes too long; the display reads its queue in a thread of its own. Time is virtual, so the run is always the same.
+heating takes too long; the display reads its queue in a thread of its own. Time is virtual: every run is the same.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Controller(StateMachine):
         self.bus = bus
         self.working = State("working")
         self.resting = State("resting", self.working, on_message=self.when_resting)
-        self.heating = State(
-            "heating", self.working, on_enter=self.start_heating, on_exit=self.stop_heating, on_message=self.when_heating
-        )
+        self.heating = State("heating", self.working, on_message=self.when_heating)
+        self.heating.on_enter(self.start_heating)
+        self.heating.on_exit(self.stop_heating)
         self.warnings = 0
         super().__init__(self.resting)
         self.subscriber = bus.subscribe(TEMPERATURE, kind="callback", handler=self)
