@@ -106,6 +106,8 @@ def throughput(arguments: Any) -> None:
                 wanted_ratio=3.0,
                 wanted_of="Queue(1000)",
             ),
+            Candidate("penstock publish_many, read_many, depth 1000000", timed(*bus_batched(1_000_000)), count),
+            Candidate("penstock publish_many, read_many, depth 1000", timed(*bus_batched(1000)), count),
             Candidate("penstock one by one, depth 1000000", timed(*bus_one_by_one(1_000_000)), count),
         ],
         "SimpleQueue",

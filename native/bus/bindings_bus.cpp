@@ -106,14 +106,14 @@ void keep_error(Frame *frame) {
     keep_error(frame);
 }
 
-void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message, double given = own_timeout) {
+void push_to(Frame *frame, SubscriberObject *subscriber, Item item, double given = own_timeout) {
     if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
-        push(subscriber, message, true);
+        push(subscriber, item, true);
         return;
     }
     PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
     double timeout = given == own_timeout ? subscriber->timeout : given;
-    Pushed pushed = push(subscriber, message, true, given);
+    Pushed pushed = push(subscriber, item, true, given);
     if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
     if (pushed == Pushed::failed) keep_error(frame);
     Py_DECREF(name);
@@ -149,17 +149,17 @@ void dispatch(Frame *frame, Header *header) {
     for (std::uint32_t i = 0; i < route->count; ++i) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
-        if (!message && !(message = another(frame, header))) [[unlikely]] break;
         if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
+            if (!message && !(message = another(frame, header))) break;
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
             if (!untouched(message)) Py_CLEAR(message);
             if (matching <= 0 || !route->entries[i]) continue;
-            if (!message && !(message = another(frame, header))) break;
         }
-        subscriber->counters->matched.add();
         if (subscriber->kind == Kind::callback) {
+            if (!message && !(message = another(frame, header))) [[unlikely]] break;
+            subscriber->counters->matched.add();
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             Counters *counters = subscriber->counters;
             counters->delivered.add();
@@ -169,8 +169,9 @@ void dispatch(Frame *frame, Header *header) {
             if (!untouched(message)) Py_CLEAR(message);
         } else {
             bool last = subscriber->kind == Kind::fifo;  // it goes on from there to the next fifo subscriber
-            push_to(frame, subscriber, message);
-            message = nullptr;
+            subscriber->counters->matched.add();
+            acquire(header);
+            push_to(frame, subscriber, Item::of(header));
             if (last) break;
         }
     }
@@ -882,7 +883,7 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
             }
         }
         subscriber->counters->matched.add();
-        push_to(&frame, subscriber, Py_NewRef(message), timeout);
+        push_to(&frame, subscriber, Item::of(Py_NewRef(message)), timeout);
     }
     frame.route = nullptr;
     drop_route(route);
@@ -910,6 +911,7 @@ bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
         return false;
     }
     subscriber->bus = reinterpret_cast<BusObject *>(Py_NewRef(as_object(bus)));
+    Py_XSETREF(subscriber->channel, Py_NewRef(bus->name));
     if (subscriber->kind == Kind::callback) Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
     bus_subscriptions_changed(bus, -1);
     return true;
@@ -941,8 +943,8 @@ void bus_subscriptions_changed(BusObject *bus, std::int32_t id) {
     bus->changed.wake_all();
 }
 
-void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
-    auto id = static_cast<std::uint16_t>(reinterpret_cast<Message *>(message)->envelope.id);
+void forward(BusObject *bus, SubscriberObject *subscriber, Item item) {
+    auto id = static_cast<std::uint16_t>(item.id());
     IdState *state = state_of(bus, id);
     Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
     if (!route) PyErr_Clear();
@@ -952,11 +954,11 @@ void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
         if (entry && entry->kind == Kind::fifo && before(subscriber, entry)) next = entry;
     }
     if (!next) {
-        Py_DECREF(message);
+        item.give_back();
         return;
     }
     next->counters->matched.add();
-    push(next, message, false);
+    push(next, item, false);
 }
 
 bool bus_types(PyObject *module) { return ready_type(module, "Bus", &bus_spec, &bus_type); }
