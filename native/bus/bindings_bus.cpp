@@ -766,6 +766,50 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
 
 }  // namespace
 
+namespace {
+
+// Headers of a list that wait to be handed out together: no Python code runs between the first and the last of them.
+struct Gathered {
+    static constexpr std::size_t most = 128;
+    Header *headers[most];
+    std::size_t count = 0;
+};
+
+// The one queue subscriber of a route, if that is all it has.
+SubscriberObject *only_queue(Route *route) {
+    SubscriberObject *subscriber = route && route->count == 1 ? route->entries[0] : nullptr;
+    return subscriber && subscriber->kind == Kind::queue && !subscriber->predicate ? subscriber : nullptr;
+}
+
+// Publishes what was gathered; how many. After an error the rest is given back unpublished.
+std::size_t hand_out(Frame *frame, IdState *state, Gathered *gathered, std::int64_t now_ns) {
+    const std::size_t count = std::exchange(gathered->count, 0);
+    SubscriberObject *queue = count > 1 ? only_queue(state->route) : nullptr;
+    if (queue && has_room(queue, count)) {
+        for (std::size_t i = 0; i < count; ++i) {
+            stamp(state, gathered->headers[i], now_ns);
+            number(frame->bus, state, gathered->headers[i]);
+        }
+        push_many(queue, gathered->headers, count);
+        return count;
+    }
+    std::size_t published = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (frame->error) {
+            drop(gathered->headers[i]);
+            continue;
+        }
+        stamp(state, gathered->headers[i], now_ns);
+        number(frame->bus, state, gathered->headers[i]);
+        dispatch(frame, gathered->headers[i]);
+        while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
+        ++published;
+    }
+    return published;
+}
+
+}  // namespace
+
 PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
                       PyObject *items) {
     constexpr std::size_t turn = 4096;  // few enough that other threads are not kept waiting
@@ -776,15 +820,17 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     if (!iterator) return nullptr;
     bool direct = !bus->queued && !frame_of(bus);
     const std::int64_t now_ns = realtime_ns();
-    std::size_t count = 0;
+    constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
+    std::size_t taken = 0, count = 0;
     Frame frame{bus};
+    Gathered gathered;
     Py_INCREF(as_object(bus));
     if (direct) enter(&frame);
     while (true) {
         PyObject *item;
         if (!listed) item = PyIter_Next(iterator);
-        else if (static_cast<Py_ssize_t>(count) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
-            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(count)));
+        else if (static_cast<Py_ssize_t>(taken) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
+            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(taken)));
         else item = nullptr;
         if (!item) break;
         if (publisher && publisher->closed) raise_error("ClosedError", "this publisher was closed");
@@ -792,16 +838,13 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
                                                                                    : copy_in(bus, allocator, id, item);
         Py_DECREF(item);
         if (!header) [[unlikely]] break;
-        ++count;
-        if (publisher) {
-            publisher->counters->matched.add();
-            publisher->counters->delivered.add();
-        }
+        ++taken;
         if (direct) {
-            stamp(state, header, now_ns);
-            number(bus, state, header);
-            dispatch(&frame, header);
-            while (!frame.pending.empty()) dispatch(&frame, frame.pending.pop());
+            gathered.headers[gathered.count++] = header;
+            // Handlers must have each message before the next one is copied; a queue may have them together.
+            if (!listed || gathered.count == Gathered::most || header->size > small || taken % turn == 0 ||
+                !only_queue(state->route))
+                count += hand_out(&frame, state, &gathered, now_ns);
             if (frame.error) [[unlikely]] break;
         } else {
             bool committed = true;
@@ -809,16 +852,22 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
                 if (!committed) drop(header);
                 break;
             }
+            ++count;
         }
-        if (count % turn == 0) give_way();
+        if (taken % turn == 0) give_way();
     }
     bool fine = !PyErr_Occurred();
     if (direct) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
+        count += hand_out(&frame, state, &gathered, now_ns);
         if (!fine) Py_CLEAR(frame.error);
         fine = finish(&frame) && fine;
         if (type) PyErr_Restore(type, value, trace);
+    }
+    if (publisher) {
+        publisher->counters->matched.add(count);
+        publisher->counters->delivered.add(count);
     }
     Py_DECREF(as_object(bus));
     Py_DECREF(iterator);

@@ -357,6 +357,30 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
     }
 }
 
+// Fills the list from a queue that has enough, counting once; how far it came.
+Py_ssize_t take_all(SubscriberObject *self, PyObject *list) {
+    PyObject *channel = self->channel ? self->channel : self->name;
+    std::uint64_t bytes = 0;
+    Py_ssize_t filled = 0;
+    for (const Py_ssize_t size = PyList_GET_SIZE(list); filled < size; ++filled) {
+        Item item = self->ring.pop();
+        item.mark_queued(false);
+        PyObject *message = item.object();
+        if (!message && !(message = wrap(item.header(), channel))) [[unlikely]] {
+            self->counters->drop(DropReason::error);
+            item.give_back();
+            break;
+        }
+        bytes += static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size);
+        PyList_SET_ITEM(list, filled, message);
+    }
+    self->counters->delivered.add(static_cast<std::uint64_t>(filled));
+    self->counters->bytes.add(bytes);
+    self->counters->depth.set(self->ring.size());
+    if (self->writers.head) self->writers.wake_first();
+    return filled;
+}
+
 PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     SubscriberObject *self = as_subscriber(object);
     Deadline deadline;
@@ -378,7 +402,8 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_
     PyObject *list = PyList_New(most < there ? most : there);
     if (!list) return nullptr;
     Py_ssize_t filled = 0, size = PyList_GET_SIZE(list);
-    while (filled < size) {
+    if (self->kind == Kind::queue && static_cast<std::size_t>(size) <= self->ring.size()) filled = take_all(self, list);
+    while (filled < size && !PyErr_Occurred()) {
         PyObject *message = pop(self);
         if (!message) break;
         PyList_SET_ITEM(list, filled++, message);
@@ -747,6 +772,17 @@ Pushed push(SubscriberObject *self, Item item, bool wait, double timeout) {
         return Pushed::queued;
     }
     return push_full(self, item, wait, timeout);
+}
+
+bool has_room(SubscriberObject *self, std::size_t count) {
+    return self->ring.size() + count <= self->capacity && !self->writers.head && self->ring.reserve(count);
+}
+
+void push_many(SubscriberObject *self, Header *const *headers, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) self->ring.push(Item::of(headers[i]));
+    self->counters->matched.add(count);
+    self->counters->depth.set(self->ring.size());
+    if (self->readers.head || self->armed) wake_reader(self);
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {

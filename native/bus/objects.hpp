@@ -160,6 +160,9 @@ enum class Pushed { queued, dropped, timed_out, failed };
 // A `timeout` that is not own_timeout takes the place of the subscriber's.
 inline constexpr double own_timeout = -2;
 Pushed push(SubscriberObject *subscriber, Item item, bool wait, double timeout = own_timeout);
+// Whether `count` messages can be queued at once: room for all of them, and nobody waits.
+bool has_room(SubscriberObject *subscriber, std::size_t count);
+void push_many(SubscriberObject *subscriber, Header *const *headers, std::size_t count);  // only where it has
 void signal_descriptor(SubscriberObject *subscriber);
 // Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
 // false, with it set.
