@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
+from tests.spark.journals import make
 
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal
 from penstock.spark.failure import unwrap
 from penstock.spark.pipelines.declared import check, load
-from tests.spark.journals import make
 
 GOOD = """
 name = "speeds"
@@ -102,7 +102,17 @@ def command(*arguments):
 
 def test_the_command(tmp_path):
     make(tmp_path / "j", 500)
-    code, out, err = command("quality", "--from", str(tmp_path / "j"), "--to", str(tmp_path / "report"), "--set", "window=1 hour", "--master", "local[1]")
+    code, out, err = command(
+        "quality",
+        "--from",
+        str(tmp_path / "j"),
+        "--to",
+        str(tmp_path / "report"),
+        "--set",
+        "window=1 hour",
+        "--master",
+        "local[1]",
+    )
     assert code == 0, err
     assert (tmp_path / "report" / "quality.html").read_text().startswith("<!doctype html>")
     assert "Worst windows" in out and "500 rows" in err
