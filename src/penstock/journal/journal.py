@@ -260,6 +260,14 @@ class Journal:
         """The queue has notes to be stored with the next commit."""
         self._dirty.add(state.name)
 
+    def roll(self) -> None:
+        """Begin a new segment now if the active one is full, as committing would do before it writes.
+
+        For who stages and changes its state at the same time: right after a commit its state is what is on disk.
+        """
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
+
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
         return self._topic_ids.get(name) or self._topic(name)
