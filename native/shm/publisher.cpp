@@ -40,6 +40,12 @@ void Publisher::try_free_segments() {
     older_segments_ = !member.free_segments();
 }
 
+// The newest size is never given back: the control block is damaged.
+void Publisher::lose_segment(const Place &place) {
+    cancel(place.slot);
+    throw Error(Fault::corruption, member.describe() + ": its control block says that its payload is gone");
+}
+
 void Publisher::refuse_reserve() const {
     throw Error(Fault::capacity, member.describe() + ": this publisher has " + std::to_string(reserved) +
                                      " messages reserved and max_reserved is " + std::to_string(member.most_held) +
