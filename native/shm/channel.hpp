@@ -43,7 +43,7 @@ struct Reader {
 };
 
 enum class Taken { yes, unread, held, none };
-enum class Found { message, nothing, limit };
+enum class Found { message, nothing, limit, damaged };
 
 struct Channel {
     Header *header = nullptr;
@@ -455,13 +455,14 @@ struct Channel {
             if (lap_in(entry) < lap_of(n)) break;
             if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
                 std::uint64_t end = tail();
+                if (end <= n) return Found::damaged;
                 std::uint64_t to = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
                 reader.lost += to - n;
                 n = to;
                 continue;
             }
             std::uint32_t s = slot_in(entry);
-            if (s >= slot_count) break;
+            if (s >= slot_count) return Found::damaged;
             if (reader.vchan >= 0) {
                 std::uint64_t state = slots[s].state.load();
                 if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
@@ -499,8 +500,8 @@ struct Channel {
             std::uint64_t entry = entry_at(n).load();
             if (lap_in(entry) < lap_of(n)) break;
             std::uint32_t s = slot_in(entry);
-            found = reader.vchan < 0 || lap_in(entry) > lap_of(n);
-            if (found || s >= slot_count) break;
+            found = reader.vchan < 0 || lap_in(entry) > lap_of(n) || s >= slot_count;
+            if (found) break;
             std::uint64_t state = slots[s].state.load();
             if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
             found = !is_foreign(reader, n, s);

@@ -195,6 +195,10 @@ bool Subscriber::arm() {
 
 void Subscriber::wake() { member.ring_own_bell(); }
 
+void Subscriber::refuse_damage() const {
+    throw Error(Fault::corruption, member.describe() + ": its ring of messages is damaged; open the channel anew");
+}
+
 void Subscriber::finish() noexcept {
     if (reader.held) {
         member.wake_publishers();

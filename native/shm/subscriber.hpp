@@ -46,6 +46,7 @@ class Subscriber {
             std::uint32_t slot;
             Found found = member.channel.next(reader, slot);
             if (found != Found::message) {
+                if (found == Found::damaged) [[unlikely]] refuse_damage();
                 if (reader.vchan < 0 && reader.cursor != expected_) [[unlikely]] account(reader.cursor);
                 return found;
             }
@@ -88,6 +89,7 @@ class Subscriber {
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
     void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
     void drop(std::uint64_t count, DropReason reason);
+    [[noreturn]] void refuse_damage() const;
     void finish() noexcept;
 
     bool ready_ = false;

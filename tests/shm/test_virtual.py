@@ -117,7 +117,7 @@ def test_wait_wakes_for_its_own_only(name: str) -> None:
 def test_a_reliable_reader_of_one_does_not_stop_the_other(name: str) -> None:
     mux = f"{name}/mux"
     options = {"mux": mux, "reliable": True}
-    with shm.Publisher("/slow", slots=16, timeout=0.05, **options) as slow, shm.Publisher("/fast", timeout=LONG, **options) as fast:  # type: ignore[arg-type]  # noqa: E501
+    with shm.Publisher("/slow", slots=16, timeout=0.05, **options) as slow, shm.Publisher("/fast", timeout=LONG, **options) as fast:  # type: ignore[arg-type]
         sleeper = shm.Subscriber("/slow", max_active_messages=1, **options)  # type: ignore[arg-type]
         reader = shm.Subscriber("/fast", max_active_messages=1, **options)  # type: ignore[arg-type]
         slow.publish(b"kept")
