@@ -138,7 +138,7 @@ def test_a_file_of_ids(tmp_path: Path) -> None:
     shm.write_vchans(path, {3: "/c", 1: "/a b"})
     assert shm.read_vchans(path) == {1: "/a b", 3: "/c"}
     path.write_text("# ours\n1 /a\n1 /b\n")
-    with pytest.raises(penstock.InvalidArgument, match=":3: .*second time"):
+    with pytest.raises(penstock.InvalidArgument, match=r":3: .*second time"):
         shm.read_vchans(path)
     path.write_text("x /a\n")
     with pytest.raises(penstock.InvalidArgument, match=":1:"):
