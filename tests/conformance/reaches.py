@@ -120,6 +120,12 @@ class SharedMemory(Reach):
         return options, {"overflow": overflow}
 
 
+@joins("shm-virtual")
+class VirtualChannel(SharedMemory):
+    def make_address(self) -> str:
+        return f"shm:/{unique()}?mux=/{unique('mux')}"
+
+
 @joins("tcp")
 class Tcp(Reach):
     flood_count = 200_000  # the kernel's socket buffers must be full before our bound is reached
