@@ -115,7 +115,8 @@ class Demo:
         self._begin("readers", {"addresses": reading})
         self._begin("recorder", {"directory": str(self.place / "recording"), "topics": recording})
         links = [[sensor, one["write"]] for reach, one in addresses.items() for sensor in SOURCES[reach]]
-        self._begin("edge", {"links": links})
+        awaited = [one["write"] for reach, one in addresses.items() if reach in ("shm", "tcp")]
+        self._begin("edge", {"links": links, "awaited": awaited})
         self.began = time.monotonic()
         if self.spark:
             lake = {"directory": str(self.place / "lake"), "recording": str(self.place / "recording")}

@@ -27,6 +27,9 @@ def run(stage: Stage) -> None:
             gateway.add_module(name, sensor)
         for start, end in links:
             gateway.add_link(start, end)
+        for address in stage.configuration["awaited"]:
+            if not gateway.module(address).wait_ready(2, 30.0):  # the reader and the recorder
+                raise TimeoutError(f"{address}: its readers did not come")
         gateway.start()
         reader.start()
         sensors = {name: gateway.module(name) for name in SENSORS}
