@@ -31,11 +31,10 @@ def run(stage: Stage) -> None:
     began = time.monotonic()
     spark = session("penstock-demo", master="local[2]", **SETTINGS)
     spark.sparkContext.setLogLevel("ERROR")
-    counters = _core.Counters("spark", "pipeline", "archive")
     stage.tell(ready=True, started_s=time.monotonic() - began)
     place = Path(stage.configuration["directory"])
+    archive = _Archive(spark, stage, place, _core.Counters("spark", "pipeline", "archive"))
     try:
-        archive = _Archive(spark, stage, place, counters)
         query = archive.start(once=False)
         while not stage.stop.wait(0.5):
             if query.exception() is not None:
@@ -45,7 +44,7 @@ def run(stage: Stage) -> None:
         stage.tell(archive=archive.report(), finishing="rollup")
         stage.tell(**_finish(spark, place), finished=True)
     finally:
-        counters.close()
+        archive.close()
         spark.stop()
 
 
@@ -77,6 +76,11 @@ class _Archive:
         self._counters.set("last_ns", time.time_ns())
         self._counters.state(f"batch {batch}: {count} rows")
         self._stage.tell(archive=self.report())
+
+    def close(self) -> None:
+        """Give the counters back: Spark keeps this object until the process ends."""
+        self._counters.close()
+        self._counters = None
 
     def report(self) -> dict[str, Any]:
         return {"rows": self._rows, "batches": self._batches}
