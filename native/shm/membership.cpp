@@ -130,7 +130,9 @@ bool Membership::try_join() {
     PENSTOCK_STEP("join.after_lock");
     if (channel.header->ready.load()) attach_tables(true);
     recover_locked();
-    if (!anyone_left() && channel.header->takings.load()) {  // all have died: their life of the channel ends here
+    const Header &header = *channel.header;
+    bool begun = header.takings.load() || header.ready.load() || header.vchans_ready.load() || header.flags.load();
+    if (!anyone_left() && begun) {  // all have died: their life of the channel ends here
         remove_files();
         return false;
     }

@@ -535,7 +535,7 @@ class Session:
     def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
         statistics = self.broker.store.statistics()
         batch, following = self.broker.store.read(start, count, most_bytes, tuple(patterns))
-        index = fetch_index(batch)
+        index, size = fetch_index(batch)
         head = {
             "count": len(batch),
             "next": following,
@@ -545,7 +545,7 @@ class Session:
             "topics": {str(number): name for number, name in enumerate(batch_names(batch)) if name},
         }
         text = json.dumps(head).encode() + b"\n"
-        self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + batch.total_bytes, text))
+        self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + size, text))
         self.outbox.lent(index)
         self.outbox.payloads(batch)
         self.outbox.text(b"\n")

@@ -128,13 +128,13 @@ class Server:
     def stop(self) -> None:
         """End gracefully: take no more, deliver what is under way, close. Any thread, any signal handler."""
         self._stop = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
     def reload(self) -> None:
         """Read the tokens again at the next turn. Any thread, any signal handler."""
         self._reload = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
@@ -168,12 +168,12 @@ class Server:
     def _close(self) -> None:
         if self._wake < 0:
             return
+        wake, self._wake = self._wake, -1
+        self._stop_accepting()
         for connection in list(self.connections.values()):
             self._drop(connection)
-        self._stop_accepting()
         self._epoll.close()
-        os.close(self._wake)
-        self._wake = -1
+        os.close(wake)
         self.broker.close()
 
     # --- the loop
