@@ -49,10 +49,14 @@ def run(stage: Stage) -> None:
 
 def _read(display: penstock.Subscriber | None, latencies: Latencies, done: threading.Event) -> None:
     while display is not None and not done.is_set():
-        batch = display.read_many(512, 0.2)
-        now_ns = time.time_ns()
-        for message in batch:
-            latencies.add(now_ns - message.timestamp_ns)
+        _take(display, latencies)
+
+
+def _take(display: penstock.Subscriber, latencies: Latencies) -> None:
+    batch = display.read_many(512, 0.2)
+    now_ns = time.time_ns()
+    for message in batch:
+        latencies.add(now_ns - message.timestamp_ns)
 
 
 def _drain(display: penstock.Subscriber | None) -> None:

@@ -23,18 +23,19 @@ class _Reader:
         self._thread.start()
 
     def _run(self) -> None:
-        while True:
-            batch = self.subscriber.read_many(256, 0.2)
-            now_ns = time.time_ns()
-            for message in batch:
-                self.latencies.add(now_ns - message.timestamp_ns)
-                if message.ordinal <= self._last:
-                    self.wrong_order += 1
-                self._last = message.ordinal
-            empty = not len(batch)
-            del batch
-            if empty and self._stop.is_set():
-                return
+        while self._step() or not self._stop.is_set():
+            pass
+
+    def _step(self) -> int:
+        """Take what is there; the messages are given back when this returns."""
+        batch = self.subscriber.read_many(256, 0.2)
+        now_ns = time.time_ns()
+        for message in batch:
+            self.latencies.add(now_ns - message.timestamp_ns)
+            if message.ordinal <= self._last:
+                self.wrong_order += 1
+            self._last = message.ordinal
+        return len(batch)
 
     def report(self) -> dict[str, Any]:
         ledger = self.subscriber.ledger
