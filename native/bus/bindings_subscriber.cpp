@@ -646,7 +646,9 @@ int set_priority(PyObject *object, PyObject *value, void *) {
 }
 PyObject *get_bus(PyObject *self, void *) { return optional(reinterpret_cast<PyObject *>(as_subscriber(self)->bus)); }
 PyObject *get_name(PyObject *self, void *) { return optional(as_subscriber(self)->name); }
-PyObject *get_closed(PyObject *self, void *) { return PyBool_FromLong(as_subscriber(self)->closed); }
+PyObject *get_closed(PyObject *self, void *) {
+    return PyBool_FromLong(as_subscriber(self)->closed || as_subscriber(self)->finished);
+}
 PyObject *get_queued(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->ring.size()); }
 PyObject *get_capacity(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->capacity); }
 PyObject *get_max_public(PyObject *self, void *) { return PyLong_FromLong(as_subscriber(self)->max_public_id); }
@@ -679,7 +681,7 @@ PyGetSetDef subscriber_getset[] = {
     {"priority", get_priority, set_priority, "0 is served first; read when the subscriber is added.", nullptr},
     {"bus", get_bus, nullptr, "The bus it was added to, or None.", nullptr},
     {"name", get_name, nullptr, "Name for people.", nullptr},
-    {"closed", get_closed, nullptr, "Whether close was called.", nullptr},
+    {"closed", get_closed, nullptr, "Whether it, or the bus it was on, was closed.", nullptr},
     {"queued", get_queued, nullptr, "Messages that wait in its queue.", nullptr},
     {"depth", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
     {"max_public_id", get_max_public, nullptr, "Ids up to this are public.", nullptr},

@@ -213,6 +213,7 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
         }
         std::memcpy(&segment.flags, segment.log->data() + 12, 4);
         std::memcpy(&segment.nonce, segment.log->data() + 32, 8);
+        segment.sealed_next = sealed(segment.log->data()) ? copy<std::uint64_t>(segment.log->data() + 520) : 0;
         std::uint32_t checksum;
         std::memcpy(&checksum, segment.log->data() + 60, 4);
         if (checksum != crc32c(0, segment.log->data(), 60)) {
@@ -314,7 +315,10 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
                                       : std::lower_bound(view.entries, view.entries + view.count, start, below);
         const IndexEntry *stop = view.entries + view.count;
         std::uint64_t expected = start, bytes = 0;
-        bool gaps = view.segment->flags & 1;
+        bool gaps = view.segment->flags & 3;
+        // Past what a sealed segment says it has, a segment is missing: that is no hole.
+        std::uint64_t stop_at = gaps && view.segment->sealed_next ? std::min(end, view.segment->sealed_next) : end;
+        bool missing = start >= stop_at;
         for (; entry < stop && result.found.size() < most; ++entry) {
             bool in_order = entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt));
             if (in_order && entry->position > expected && !gaps) break;  // damaged in between: told below
@@ -341,7 +345,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         }
         result.mapping = view.segment->log;
         bool stopped_early = result.found.size() >= most || (entry < stop && !result.found.empty());
-        if (!stopped_early && (entry < stop || (!gaps && expected < end))) {  // neither all read nor enough: damage
+        if (!stopped_early && (missing || entry < stop || (!gaps && expected < end))) {  // neither all read nor enough: damage
             if (result.found.empty()) {
                 std::uint64_t until = entry < stop ? entry->position : end;
                 if (until == expected) until = expected + 1;
@@ -358,7 +362,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
             result.next = expected;
             return result;
         }
-        result.next = stopped_early ? expected : std::max(expected, end);
+        result.next = stopped_early ? expected : std::max(expected, stop_at);
         start = result.next;
     }
     return result;

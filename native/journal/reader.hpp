@@ -102,6 +102,7 @@ class Reader {
         std::unique_ptr<Scan> rebuilt;  // where the index was no good
         std::uint64_t nonce = 0;
         std::uint32_t flags = 0;
+        std::uint64_t sealed_next = 0;
         std::uint64_t used = 0;         // for closing the least recently used
     };
     struct View {  // what reading one segment needs

@@ -34,12 +34,13 @@ def verify(directory: str | os.PathLike[str]) -> list[Damage]:
         last = number == len(segments) - 1
         following = 2**63 if last else segments[number + 1][0]
         limit = min(following, durable) if durable else following
-        damage += _verify_segment(path, segment, limit, last, identity.bytes)
+        end = words.end if words and words.segment == segment[0] else 0
+        damage += _verify_segment(path, segment, limit, last, identity.bytes, end)
     return damage
 
 
 def _verify_segment(
-    directory: Path, segment: tuple[int, int], limit: int, active: bool, identity: bytes
+    directory: Path, segment: tuple[int, int], limit: int, active: bool, identity: bytes, end: int
 ) -> list[Damage]:
     path = directory / layout.segment_name(*segment)
     data = read_all(path)
@@ -55,9 +56,14 @@ def _verify_segment(
         Damage(str(path), offset, size, first, following - 1, text)
         for offset, size, first, following, text in scan["damage"]
     ]
+    if header.seal and header.seal.next < limit < 2**63:
+        damage.append(Damage(str(directory), 0, 0, header.seal.next, limit - 1, "a segment is missing"))
     if not damage and durable and scan["next_position"] < durable and not header.gaps:
         lost = scan["next_position"], durable - 1
         damage.append(Damage(str(path), scan["end"], 0, *lost, "the segment ends too early"))
+    if not damage and scan["end"] < end:
+        text = "the segment ends before its durable end"
+        damage.append(Damage(str(path), scan["end"], end - scan["end"], 1, 0, text))
     return damage + _verify_caches(directory, segment, header, data, scan, active)
 
 
