@@ -530,13 +530,15 @@ struct Channel {
     // Calls ring_bell(index) for each sleeper that wants the virtual channel; the bell comes before the mark is taken
     // away, so that a waker's death in between costs one bell too many and never one too few.
     template <typename Bell>
-    static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, Bell &&ring_bell) {
+    static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, std::uint64_t cursor,
+                     Bell &&ring_bell) {
         for (std::uint32_t word = 0; word < words; ++word)
             for (std::uint64_t bits = sleepers[word].load(); bits; bits &= bits - 1) {
                 std::uint32_t index = word * 64 + unsigned(std::countr_zero(bits));
                 Member &member = members[index];
                 std::uint64_t sleep = member.sleep.load();
                 if (!(sleep & 1) || (vchan >= 0 && member.vchan >= 0 && member.vchan != vchan)) continue;
+                if (cursor < member.wanted_cursor.load()) continue;
                 PENSTOCK_STEP("wake.before_bell");
                 ring_bell(index);
                 PENSTOCK_STEP("wake.after_bell");
@@ -545,11 +547,12 @@ struct Channel {
     }
     template <typename Bell>
     void wake_readers(std::int32_t vchan, Bell &&ring_bell) {
-        wake(reader_sleepers, subscriber_words(), subscribers, vchan, ring_bell);
+        wake(reader_sleepers, subscriber_words(), subscribers, vchan, ~0ull, ring_bell);
     }
+    // `cursor`: how far the reader who wakes has come; all ones: something else has changed.
     template <typename Bell>
-    void wake_publishers(Bell &&ring_bell) {
-        wake(publisher_sleepers, publisher_words(), publishers, -1, ring_bell);
+    void wake_publishers(std::uint64_t cursor, Bell &&ring_bell) {
+        wake(publisher_sleepers, publisher_words(), publishers, -1, cursor, ring_bell);
     }
 
     // ------------------------------------------------------------------------------------------ recovery

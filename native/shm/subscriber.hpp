@@ -64,11 +64,11 @@ class Subscriber {
         if (!member.belongs_here() || !member.joined()) [[unlikely]] return;
         if (!member.channel.unpin(reader, slot)) return;
         if (retiring_) [[unlikely]] return finish();
-        member.wake_publishers();
+        member.wake_publishers(reader.cursor);
     }
     void release_many(const std::uint64_t *slots, std::size_t count) noexcept;
     // After reading: reliable publishers may go on.
-    void tell_publishers() { member.wake_publishers(); }
+    void tell_publishers() { member.wake_publishers(reader.cursor); }
 
     bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
     bool at_limit() const { return reader.held >= reader.most_held; }
