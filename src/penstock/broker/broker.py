@@ -410,6 +410,11 @@ class Broker:
         """Whether something waits for a commit that must not wait."""
         return bool(self._first_staged)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the next turn has something to do already."""
+        return bool(self._first_staged or self._ready)
+
     def lazy_due(self) -> bool:
         """Whether state has waited long enough for a commit of its own."""
         return self._dirty and time.monotonic() - self._dirty_since >= LAZY_S

@@ -73,7 +73,10 @@ class Subscription:
 
     def room(self) -> bool:
         """Whether the connection takes more output now."""
-        return self.session.outbox.pending_bytes < self.session.output_bytes
+        if self.session.outbox.pending_bytes < self.session.output_bytes:
+            return True
+        self.session.starved = True
+        return False
 
     def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
         """Send these."""
@@ -120,6 +123,7 @@ class Session:
         self.confirms = False  # replies of this turn depend on the commit
         self.waits_for_commit = 0  # publishes whose confirm is still to come
         self._last_ok: list[int] | None = None
+        self.starved = False  # messages wait for the client to read what it was sent
         self.failed = False  # a commit failed with messages of this connection in it
 
     # --- events
@@ -608,8 +612,10 @@ class Session:
             for subscription, first, last in self.written:
                 self.broker.acknowledge(subscription.queue, subscription, first, last)
             self.written.clear()
-        for subscription in self.subscriptions.values():
-            self.broker.wake(subscription.queue)
+        if self.starved and self.outbox.pending_bytes < self.output_bytes:
+            self.starved = False
+            for subscription in self.subscriptions.values():
+                self.broker.wake(subscription.queue)
 
     def fail_replies(self, code: str, text: str) -> None:
         """The commit failed: nothing of this turn is confirmed."""

@@ -197,7 +197,7 @@ class Server:
         self._output()
 
     def _timeout(self) -> float:
-        if self.broker.staged_anything or self._touched:
+        if self.broker.busy or self._touched:
             return 0.0
         if self._paused:
             return PAUSE_S
