@@ -43,7 +43,6 @@ class Limits:
     max_staged_bytes: int = 256 << 20
     staged_idle_s: float = 3600.0
     quota_bytes: int = 0
-    quota_policy: str = "refuse"
     deduplication_ids: int = 100_000
     deduplication_s: float = 120.0
 
@@ -226,6 +225,11 @@ class Broker:
         quota = self.limits.quota_bytes
         if quota and self.store.statistics().stored_bytes + more_bytes > quota:
             raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
+
+    def full(self) -> bool:
+        """Whether the disk quota is reached."""
+        quota = self.limits.quota_bytes
+        return bool(quota) and self.store.statistics().stored_bytes >= quota
 
     def publish(self, batch: Batch, **more: Any) -> tuple[int, int]:
         """Stage messages; first and last position. They count as published after the next commit."""

@@ -71,6 +71,8 @@ class Dialogue:
         producer: str | None = None,
         max_message_bytes: int = 64 << 20,
     ) -> None:
+        if token is not None and (not token.isprintable() or " " in token):
+            raise InvalidArgument("a token has no blanks or control characters")
         self.token = token
         self.name = name
         self.producer = producer if producer is not None else uuid.uuid4().hex
