@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from penstock._core import Batch, Message
+    from penstock.journal.commands import JournalInfo
     from penstock.journal.follow import Follower
     from penstock.journal.format import Hole
     from penstock.journal.queue import Queue
@@ -544,6 +545,13 @@ class Journal:
 
         self._live_reader()
         return open_directory(self.directory).holes()
+
+    def info(self) -> JournalInfo:
+        """Topics, segments, queues, sizes."""
+        from penstock.journal.commands import info
+
+        self._live_reader()
+        return info(self.directory)
 
     def verify(self) -> list[recovery.Damage]:
         """Every byte against its checksums; empty when the journal is whole."""
