@@ -115,9 +115,14 @@ class Executor:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process whose threads these were."""
+        return self._pid != os.getpid()
+
     def close(self) -> None:
         """End the threads. Handles that still use it stop working; close them first."""
-        if self._pid != os.getpid():
+        if self.forked:
             return
         with self._lock:
             if self._closed:
@@ -142,7 +147,7 @@ class Executor:
     # -- the threads
 
     def _check_open(self) -> None:
-        if self._closed or self._pid != os.getpid():
+        if self._closed or self.forked:
             raise ClosedError("this executor is closed (or was made before a fork); use another one")
 
     def _need_worker(self) -> None:
@@ -237,6 +242,8 @@ def default_executor() -> Executor:
 def _close_all() -> None:
     """At exit: publishers flush for a moment, then the threads end while the interpreter still stands."""
     for executor in list(_executors):
+        if executor.forked:
+            continue
         for handle in list(executor.handles):
             handle.close()
         executor.close()

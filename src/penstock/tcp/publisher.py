@@ -311,8 +311,10 @@ class Publisher(PublisherContract):
 
     def close(self, timeout: float | None = None) -> None:
         """No more subscribers; what is queued is sent, for ``timeout`` (``close_timeout``) seconds at most."""
+        if self._owner_pid != os.getpid():
+            return  # a child's copy: nothing of it is ours to end
         with self._changed:
-            if self._closing or self._owner_pid != os.getpid():
+            if self._closing:
                 return
             self._closing = True
             joining = list(self._joining)

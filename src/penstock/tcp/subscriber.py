@@ -260,8 +260,10 @@ class Subscriber(SubscriberContract):
 
     def close(self) -> None:
         """End all sessions. A callback that runs is waited for, unless this is called inside it."""
+        if self._owner_pid != os.getpid():
+            return  # a child's copy: nothing of it is ours to end
         with self._lock:
-            if self._closing or self._owner_pid != os.getpid():
+            if self._closing:
                 return
             self._closing = True
             sessions = list(self._sessions.values())
