@@ -78,7 +78,7 @@ class Executor:
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
         """Call ``callback`` once when ``descriptor`` has one of ``events``; call again to go on watching."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._callbacks[descriptor] = callback
             try:
                 self._epoll.modify(descriptor, events | select.EPOLLONESHOT)
@@ -96,7 +96,7 @@ class Executor:
     def call_soon(self, callback: Callback) -> None:
         """Call ``callback`` in one of the threads."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._soon.append(callback)
             self._need_worker()
         self._wake()
@@ -105,7 +105,7 @@ class Executor:
         """Call ``callback`` in one of the threads, ``delay`` seconds from now."""
         timer = Timer(time.monotonic() + delay, callback)
         with self._lock:
-            self._check_open()
+            self.check_open()
             heapq.heappush(self._timers, (timer.due, next(self._numbers), timer))
             self._need_worker()
         self._wake()
@@ -146,7 +146,8 @@ class Executor:
 
     # -- the threads
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """``ClosedError`` where it can do nothing any more."""
         if self._closed or self.forked:
             raise ClosedError("this executor is closed (or was made before a fork); use another one")
 

@@ -86,6 +86,7 @@ class Publisher(PublisherContract):
         self._path = path
         self._identity = os.urandom(16)
         self._executor = executor if executor is not None else default_executor()
+        self._executor.check_open()
         sockets.check_port(port)
         self._listener = sockets.listen_unix(path, BACKLOG) if path else sockets.listen(host, port, BACKLOG)
         self._owner_pid = os.getpid()

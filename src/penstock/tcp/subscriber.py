@@ -76,6 +76,7 @@ class Subscriber(SubscriberContract):
         self.reconnect_delay = check_timeout(reconnect_delay, "reconnect_delay") or 0.001
         self.reconnect_delay_max = max(self.reconnect_delay, reconnect_delay_max)
         self.executor = executor if executor is not None else default_executor()
+        self.executor.check_open()
         self._token = token.encode() if isinstance(token, str) else token
         self._extended = extended
         self._identity = os.urandom(16)
