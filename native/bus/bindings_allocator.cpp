@@ -253,7 +253,13 @@ PyObject *get_most(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(
 PyObject *get_failed(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_allocator(self)->pool->failed); }
 PyObject *get_bytes(PyObject *self, void *) { return PyLong_FromUnsignedLong(as_allocator(self)->pool->most_bytes()); }
 
+PyObject *allocator_places(PyObject *self, PyObject *) {
+    PyObject *places = as_allocator(self)->places;
+    return PyLong_FromSsize_t(places ? PyDict_GET_SIZE(places) : 0);
+}
+
 PyMethodDef allocator_methods[] = {
+    {"_places", allocator_places, METH_NOARGS, nullptr},
     {"allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(allocator_allocate)),
      METH_VARARGS | METH_KEYWORDS,
      "allocate(id, size, timeout=0)\n--\n\nA draft, or None where there was no memory in time."},
@@ -327,8 +333,23 @@ struct BusDraftOwner final : DraftOwner {
     void cancel(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
 } the_draft_owner;
 
+// Forgets where messages were taken that are back.
+void prune_places(AllocatorObject *allocator) {
+    PyObject *kept = PyDict_New();
+    for (Header *header : allocator->pool->list_out()) {
+        PyObject *key = kept ? PyLong_FromUnsignedLong(header->taken) : nullptr;
+        PyObject *place = key ? PyDict_GetItem(allocator->places, key) : nullptr;
+        if (place && PyDict_SetItem(kept, key, place) != 0) Py_CLEAR(kept);
+        Py_XDECREF(key);
+    }
+    if (!kept) return PyErr_Clear();
+    Py_SETREF(allocator->places, kept);
+}
+
 // In debug mode: who took it. Out of line, for it costs a stack walk.
 [[gnu::cold]] void note_place(AllocatorObject *allocator, Header *header) {
+    if (static_cast<std::uint64_t>(PyDict_GET_SIZE(allocator->places)) > 2 * allocator->pool->out + 256)
+        prune_places(allocator);
     PyObject *key = PyLong_FromUnsignedLong(header->taken);
     PyObject *place = PyObject_CallMethod(reinterpret_cast<PyObject *>(allocator), "_place", nullptr);
     if (!key || !place || PyDict_SetItem(allocator->places, key, place) != 0) PyErr_WriteUnraisable(nullptr);
@@ -363,7 +384,8 @@ Header *allocate(AllocatorObject *allocator, std::uint16_t id, std::int64_t size
         if (header) pool->waiting.wake_first();
         Py_DECREF(reinterpret_cast<PyObject *>(allocator));
     }
-    if (header && allocator->places) note_place(allocator, header);
+    if (!header) ++pool->failed;
+    else if (allocator->places) note_place(allocator, header);
     return header;
 }
 

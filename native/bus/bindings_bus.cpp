@@ -106,14 +106,14 @@ void keep_error(Frame *frame) {
     keep_error(frame);
 }
 
-void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message) {
+void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message, double given = own_timeout) {
     if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
         push(subscriber, message, true);
         return;
     }
     PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
-    double timeout = subscriber->timeout;
-    Pushed pushed = push(subscriber, message, true);
+    double timeout = given == own_timeout ? subscriber->timeout : given;
+    Pushed pushed = push(subscriber, message, true, given);
     if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
     if (pushed == Pushed::failed) keep_error(frame);
     Py_DECREF(name);
@@ -777,6 +777,42 @@ std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed) {
     enter(&frame);
     dispatch(&frame, header);
     return finish(&frame) ? ordinal : 0;
+}
+
+bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms) {
+    IdState *state = state_of(bus, id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
+    if (!route) return false;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    if (!route->count) return true;
+    // Who waits here already (a signal handler interrupted him, or his predicate publishes) must not wait for himself.
+    const double first_timeout = thread_frames && frame_of(bus) ? 0 : own_timeout;
+    Frame frame{bus};
+    enter(&frame);
+    ++route->users;
+    frame.route = route;
+    for (std::uint32_t i = 0; i < route->count; ++i) {
+        SubscriberObject *subscriber = route->entries[i];
+        if (!subscriber || subscriber->kind != Kind::queue) continue;
+        double timeout = first_timeout;
+        if (terms) {
+            const Terms::Answer answer = terms->ask(subscriber, message, &timeout);
+            if (!(subscriber = route->entries[i])) continue;  // it went while it was asked for
+            if (answer != Terms::Answer::yes) {
+                const bool failed = answer == Terms::Answer::failed;
+                subscriber->counters->matched.add();
+                subscriber->counters->drop(failed ? DropReason::error : DropReason::filtered);
+                if (failed) subscriber->counters->errors.add();
+                continue;
+            }
+        }
+        subscriber->counters->matched.add();
+        push_to(&frame, subscriber, Py_NewRef(message), timeout);
+    }
+    frame.route = nullptr;
+    drop_route(route);
+    return finish(&frame);
 }
 
 bool bus_add(BusObject *bus, SubscriberObject *subscriber) {

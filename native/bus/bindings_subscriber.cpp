@@ -192,11 +192,12 @@ Pushed drop_old(SubscriberObject *self, PyObject *message) {
     return Pushed::queued;
 }
 
-Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
+Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) {
     Writer writer;
     writer.subscriber = self;
     BusObject *bus = self->bus;
-    Deadline deadline = self->timeout < 0 ? Deadline{} : Deadline::after(self->timeout);
+    const double seconds = timeout == own_timeout ? self->timeout : timeout;
+    Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
     self->writers.join(&writer);
     Pushed result;
     while (true) {
@@ -235,12 +236,12 @@ Pushed wait_for_room(SubscriberObject *self, PyObject *message) {
     return result;
 }
 
-[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait) {
+[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->full == Full::drop_newest) return drop_new(self, message, DropReason::overflow);
     if (self->full == Full::drop_oldest) return drop_old(self, message);
     std::int32_t id = reinterpret_cast<Message *>(message)->envelope.id;
     if (!wait || (self->drop_above >= 0 && id > self->drop_above)) return drop_new(self, message, DropReason::overflow);
-    return wait_for_room(self, message);
+    return wait_for_room(self, message, timeout);
 }
 
 bool check_readable(SubscriberObject *self) {
@@ -473,13 +474,16 @@ PyObject *subscriber_subscribed(PyObject *object, PyObject *) {
     return list;
 }
 
-// _deliver(item, writable): publish_to. The item is a draft, a static message or (data, id).
+// _deliver(item, writable, wait): publish_to. The item is a draft or a static message. False: full, and not to wait.
 PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     SubscriberObject *self = as_subscriber(object);
-    if (count != 2) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and a flag");
+    if (count != 3) return PyErr_Format(PyExc_TypeError, "_deliver takes a message and two flags");
     if (self->closed) return raise_closed(self);
-    int writable = PyObject_IsTrue(arguments[1]);
-    if (writable < 0) return nullptr;
+    int writable = PyObject_IsTrue(arguments[1]), wait = PyObject_IsTrue(arguments[2]);
+    if (writable < 0 || wait < 0) return nullptr;
+    if (!wait && self->kind != Kind::callback && self->full == Full::block &&
+        (self->ring.size() >= self->capacity || self->writers.head))
+        Py_RETURN_FALSE;  // nothing was taken; the caller tries again
     PyObject *item = arguments[0];
     Header *header = nullptr;
     Draft *draft = nullptr;
@@ -525,7 +529,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         self->counters->bytes.add(header->size);
         Py_DECREF(message);
         Py_DECREF(object);
-        return fine ? Py_NewRef(Py_None) : nullptr;
+        return fine ? Py_NewRef(Py_True) : nullptr;
     }
     Pushed pushed;
     if (self->kind == Kind::fifo) {  // private messages are not forwarded
@@ -535,7 +539,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
             return raise_error("CapacityError", "subscriber %R is full (%zu messages)", self->name, self->capacity);
         }
         enqueue(self, reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(message) | forwarded_bit));
-        Py_RETURN_NONE;
+        Py_RETURN_TRUE;
     }
     PyObject *name = Py_NewRef(self->name);
     double timeout = self->timeout;
@@ -547,7 +551,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
         Py_XDECREF(seconds);
     }
     Py_DECREF(name);
-    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_None);
+    return pushed == Pushed::timed_out || pushed == Pushed::failed ? nullptr : Py_NewRef(Py_True);
 }
 
 PyObject *subscriber_close(PyObject *object, PyObject *) {
@@ -747,12 +751,12 @@ void forward_queued(BusObject *bus, SubscriberObject *self) {
     }
 }
 
-Pushed push(SubscriberObject *self, PyObject *message, bool wait) {
+Pushed push(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
     if (self->ring.size() < self->capacity && !self->writers.head) [[likely]] {
         enqueue(self, message);
         return Pushed::queued;
     }
-    return push_full(self, message, wait);
+    return push_full(self, message, wait, timeout);
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {

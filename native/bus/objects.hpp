@@ -123,7 +123,9 @@ inline bool matches(const SubscriberObject *subscriber, std::uint32_t id) {
 enum class Pushed { queued, dropped, timed_out, failed };
 // Puts `message` (taken over) in the queue; may sleep without the GIL where the overflow is block and `wait` is set.
 // failed: with an error set. The subscriber may be gone afterwards.
-Pushed push(SubscriberObject *subscriber, PyObject *message, bool wait);
+// A `timeout` that is not own_timeout takes the place of the subscriber's.
+inline constexpr double own_timeout = -2;
+Pushed push(SubscriberObject *subscriber, PyObject *message, bool wait, double timeout = own_timeout);
 void signal_descriptor(SubscriberObject *subscriber);
 // Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
 // false, with it set.
@@ -182,6 +184,18 @@ extern PyTypeObject *bus_type;
 // Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
 // message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
 std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed);
+// What a room above says of each subscriber while a message of its own is handed out. `timeout` may be changed: how long
+// to wait for room, in seconds. failed: the error was told already.
+struct Terms {
+    enum class Answer { yes, no, failed };
+    virtual Answer ask(SubscriberObject *subscriber, PyObject *message, double *timeout) = 0;
+
+   protected:
+    ~Terms() = default;
+};
+// Hands `message`, an object of a room above whose token is a header, by reference to the queue subscribers of `id`, in
+// the caller's thread. False, with an error set, where one of them stayed full; the others have it.
+bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms);
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
 void bus_remove(BusObject *bus, SubscriberObject *subscriber);
 void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids

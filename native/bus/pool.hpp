@@ -34,10 +34,7 @@ struct Pool {
 
     Header *take(std::uint16_t message_id, std::uint32_t size) noexcept {
         Header *header = get(size);
-        if (!header) {
-            ++failed;
-            return nullptr;
-        }
+        if (!header) return nullptr;
         header->reference_count = 1;
         header->id = message_id;
         header->allocator_id = id;

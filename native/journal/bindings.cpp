@@ -208,6 +208,42 @@ class BoundWriter {
         return nb::make_tuple(first, first + count - 1);
     }
 
+    // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
+    // Python for each. Properties and message id, where given, are those of every message.
+    nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id) {
+        if (!batch_check(batch.ptr())) throw nb::type_error("stage_batch takes a Batch");
+        const std::vector<Envelope> *entries = batch_entries(batch.ptr());
+        if (!entries) throw nb::python_error();
+        View topic_view(topic_ids), encoded(properties), identity(message_id);
+        auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
+        const std::uint64_t more = encoded.size() + identity.size();
+        std::vector<std::uint32_t> topics(entries->size());
+        std::vector<std::uint64_t> addresses(entries->size()), lengths(entries->size());
+        std::uint64_t total = 0;
+        for (std::size_t i = 0; i < entries->size(); ++i) {
+            const Envelope &entry = (*entries)[i];
+            const std::size_t channel = id_count == 1 ? 0 : entry.channel;
+            if (channel >= id_count) fail("InvalidArgument", "a message's channel has no topic id");
+            topics[i] = ids[channel];
+            addresses[i] = reinterpret_cast<std::uint64_t>(entry.data);
+            lengths[i] = static_cast<std::uint64_t>(entry.size);
+            check_length(lengths[i]);
+            total += padded(sizeof(RecordHeader) + lengths[i] + more);
+        }
+        std::lock_guard lock(writer_->staging_lock());
+        check_room(total);
+        for (std::size_t i = 0; i < id_count; ++i) check_topic(ids[i]);
+        std::uint64_t first = writer_->next_position();
+        if (more) {
+            for (std::size_t i = 0; i < lengths.size(); ++i)
+                put(topics[i], {reinterpret_cast<const std::uint8_t *>(addresses[i]), lengths[i], encoded.text(), identity.text(),
+                                {}, 0});
+        } else {
+            first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());
+        }
+        return nb::make_tuple(first, first + lengths.size() - 1);
+    }
+
     // Messages (topic id, data, properties, message id, key, time) and states (kind, flags, data) in one batch.
     nb::tuple stage_all(nb::handle messages, nb::handle states) {
         std::vector<View> views;
@@ -625,6 +661,8 @@ void bind_journal(nb::module_ &module) {
         .def("stage_buffers", &BoundWriter::stage_buffers, nb::arg("topic_id"), nb::arg("buffers"),
              nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0, nb::arg("commit") = false)
         .def("stage_many", &BoundWriter::stage_many, nb::arg("topic_ids"), nb::arg("buffer"), nb::arg("offsets"), nb::arg("lengths"))
+        .def("stage_batch", &BoundWriter::stage_batch, nb::arg("batch"), nb::arg("topic_ids"),
+             nb::arg("properties") = nb::bytes("", 0), nb::arg("message_id") = nb::bytes("", 0))
         .def("stage_all", &BoundWriter::stage_all, nb::arg("messages"), nb::arg("states"))
         .def("stage_state", &BoundWriter::stage_state, nb::arg("kind"), nb::arg("data"), nb::arg("flags") = 0)
         .def("commit", &BoundWriter::commit, nb::arg("ticket") = 0)

@@ -8,9 +8,15 @@ here may be called from any thread.
 from __future__ import annotations
 
 from penstock.address import Address
-from penstock.bus.bus import Bus, publish_to
+from penstock.bus.allocator import CustomAllocator, HeapAllocator, Outstanding, SlabAllocator, static_slab
+from penstock.bus.bus import Bus, declare, publish_to
+from penstock.bus.clock import SystemClock, VirtualClock
+from penstock.bus.default import default_bus, disable_default_bus, enable_default_bus
+from penstock.bus.delayed import Caught, DelayedMessage
 from penstock.bus.named import named_bus
 from penstock.bus.publisher import Publisher
+from penstock.bus.state_machine import PASS, State, StateMachine
+from penstock.bus.static import CallbackMessage, StaticMessage
 from penstock.bus.subscriber import (
     DEFAULT_DEPTH,
     DEFAULT_MAX_PUBLIC_ID,
@@ -22,14 +28,32 @@ from penstock.channel import Overflow
 
 __all__ = [
     "Bus",
+    "CallbackMessage",
     "CallbackSubscriber",
+    "Caught",
+    "CustomAllocator",
+    "DelayedMessage",
     "FifoSubscriber",
+    "HeapAllocator",
+    "Outstanding",
+    "PASS",
     "Publisher",
     "QueueSubscriber",
+    "SlabAllocator",
+    "State",
+    "StateMachine",
+    "StaticMessage",
+    "SystemClock",
+    "VirtualClock",
+    "declare",
+    "default_bus",
+    "disable_default_bus",
+    "enable_default_bus",
     "named_bus",
     "open_publisher",
     "open_subscriber",
     "publish_to",
+    "static_slab",
 ]
 
 

@@ -36,7 +36,7 @@ from penstock.bus.subscriber import (
     _Subscriber,
 )
 from penstock.channel import Ledger, Overflow, check_timeout, choose
-from penstock.errors import ClosedError, InvalidArgument, nearest
+from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -94,9 +94,7 @@ class Bus(_native.Bus):
 
     def subscribe(self, *ids: int, kind: str = "queue", handler: Any = None, **options: Any) -> Any:
         """Make a subscriber of these ids and add it. Kinds: ``callback``, ``queue``, ``fifo``."""
-        if kind not in KINDS:
-            raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
-        return self.add(KINDS[kind](handler, ids=ids, **options))
+        return self.add(_make(kind, handler, ids, options))
 
     def on(self, *ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
         """Decorator: the function becomes the handler of a subscriber of these ids, kept as ``function.subscriber``."""
@@ -106,6 +104,14 @@ class Bus(_native.Bus):
             return function
 
         return decorate
+
+    def add_declared(self, *functions: Any) -> None:
+        """Add the subscribers of functions that ``declare`` decorated."""
+        for function in functions:
+            subscriber = getattr(function, "subscriber", None)
+            if subscriber is None:
+                raise StateError(f"{function!r} has no subscriber; decorate it with declare() first")
+            self.add(subscriber)
 
     def add_allocator(self, allocator: _native.Allocator) -> int:
         """Assign the allocator its id, so that messages can be allocated from it; gives the id."""
@@ -179,6 +185,22 @@ class Bus(_native.Bus):
         return f"<Bus {self.name!r}, {self.mode}{', closed' if self.closed else ''}>"
 
 
+def _make(kind: str, handler: Any, ids: tuple[int, ...], options: dict[str, Any]) -> _Subscriber:
+    if kind not in KINDS:
+        raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
+    return KINDS[kind](handler, ids=ids, **options)
+
+
+def declare(*ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
+    """Decorator for module level: makes the function a handler before there is a bus; ``bus.add_declared`` adds it."""
+
+    def decorate(function: Any) -> Any:
+        function.subscriber = _make(kind, function, ids, options)
+        return function
+
+    return decorate
+
+
 def _detached(allocator: _native.Allocator, bus: Bus) -> bool:
     if allocator.in_use:
         return False
@@ -194,7 +216,7 @@ def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False)
     """
     if not isinstance(subscriber, _native.Subscriber):
         raise TypeError(f"publish_to takes a subscriber of a bus, not {type(subscriber).__name__}")
-    subscriber._deliver(message, writable)
+    subscriber._deliver(message, writable, True)
 
 
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()

@@ -1,0 +1,351 @@
+#include "broker/queue_state.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace penstock::broker {
+
+void Runs::add(std::int64_t first, std::int64_t last) {
+    if (first > last) return;
+    auto at = runs_.upper_bound(first);
+    if (at != runs_.begin()) {
+        auto before = std::prev(at);
+        if (before->second >= first - 1) {
+            first = before->first;
+            last = std::max(last, before->second);
+            at = runs_.erase(before);
+        }
+    }
+    while (at != runs_.end() && at->first <= last + 1) {
+        last = std::max(last, at->second);
+        at = runs_.erase(at);
+    }
+    runs_.emplace(first, last);
+}
+
+bool Runs::holds(std::int64_t position) const {
+    auto at = runs_.upper_bound(position);
+    return at != runs_.begin() && std::prev(at)->second >= position;
+}
+
+std::int64_t Runs::skip(std::int64_t position) const {
+    auto at = runs_.upper_bound(position);
+    if (at == runs_.begin() || std::prev(at)->second < position) return position;
+    return std::prev(at)->second + 1;
+}
+
+void Runs::drop_below(std::int64_t position) {
+    while (!runs_.empty() && runs_.begin()->second < position) runs_.erase(runs_.begin());
+}
+
+std::size_t QueueState::find(std::int64_t position) const {
+    return static_cast<std::size_t>(
+        std::lower_bound(entries_.begin(), entries_.end(), position,
+                         [](const Entry &entry, std::int64_t wanted) { return entry.position < wanted; }) -
+        entries_.begin());
+}
+
+QueueState::Entry *QueueState::live(std::int64_t position) {
+    const std::size_t at = find(position);
+    if (at == entries_.size() || entries_[at].position != position) return nullptr;
+    return entries_[at].place == static_cast<std::uint8_t>(Place::done) ? nullptr : &entries_[at];
+}
+
+void QueueState::add(const Entry &entry) {
+    entries_.push_back(entry);
+    ++live_;
+    cursor_ = entry.position + 1;
+    settle_floor();
+}
+
+bool QueueState::deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns,
+                         std::uint32_t &deliveries) {
+    if (position < cursor_) return false;
+    if (done_before_.holds(position)) {
+        pass(position);
+        return false;
+    }
+    Entry entry{position, deadline_ns, consumer, 1, static_cast<std::uint8_t>(Place::in_flight)};
+    if (position < delivered_before_) {
+        auto found = counts_before_.find(position);
+        entry.deliveries = (found == counts_before_.end() ? 1 : found->second) + 1;
+    }
+    deadlines_.emplace_back(deadline_ns, position);
+    ++held_[consumer];
+    add(entry);
+    note_deliveries(entry);
+    deliveries = entry.deliveries;
+    return true;
+}
+
+bool QueueState::hold(std::int64_t position, std::int64_t due_ns) {
+    if (position < cursor_) return false;
+    if (done_before_.holds(position)) {
+        pass(position);
+        return false;
+    }
+    add({position, due_ns, 0, 0, static_cast<std::uint8_t>(Place::waiting)});
+    waiting_.emplace(due_ns, position);
+    return true;
+}
+
+void QueueState::pass(std::int64_t position) {
+    look_from(position + 1);
+    changed_ = true;
+}
+
+void QueueState::leave_place(Entry &entry) {
+    if (entry.place == static_cast<std::uint8_t>(Place::waiting)) {
+        waiting_.erase({entry.time_ns, entry.position});
+    } else if (entry.place == static_cast<std::uint8_t>(Place::in_flight)) {
+        auto found = held_.find(entry.consumer);
+        if (--found->second == 0) held_.erase(found);
+    }
+}
+
+void QueueState::finish(Entry &entry) {
+    leave_place(entry);
+    entry.place = static_cast<std::uint8_t>(Place::done);
+    --live_;
+    counts_.erase(entry.position);
+}
+
+std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact) {
+    std::size_t count = 0, at = find(first);
+    std::int64_t run = -1;
+    const auto close = [&](std::int64_t end) {
+        if (run >= 0) acked_.emplace_back(run, end);
+        run = -1;
+    };
+    std::int64_t previous = 0;
+    for (; at < entries_.size() && entries_[at].position <= last; ++at) {
+        Entry &entry = entries_[at];
+        const bool done = entry.place == static_cast<std::uint8_t>(Place::done);
+        const bool meant = exact || entry.deliveries <= 1 || entry.position == first || entry.position == last;
+        if (!done && meant && (consumer == 0 || entry.consumer == consumer)) {
+            finish(entry);
+            ++count;
+            if (run < 0) run = entry.position;
+            previous = entry.position;
+        } else if (!done) {
+            close(previous);
+        }
+    }
+    close(previous);
+    if (count) {
+        changed_ = true;
+        settle_floor();
+        tidy();
+    }
+    return count;
+}
+
+void QueueState::wait(Entry &entry, std::int64_t due_ns) {
+    leave_place(entry);
+    entry.place = static_cast<std::uint8_t>(Place::waiting);
+    entry.time_ns = due_ns;
+    entry.consumer = 0;
+    waiting_.emplace(due_ns, entry.position);
+}
+
+bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns) {
+    Entry *entry = live(position);
+    if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight)) return false;
+    if (consumer != 0 && entry->consumer != consumer) return false;
+    wait(*entry, due_ns);
+    return true;
+}
+
+std::size_t QueueState::drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered) {
+    std::size_t count = 0;
+    for (Entry &entry : entries_) {
+        if (entry.place != static_cast<std::uint8_t>(Place::in_flight) || entry.consumer != consumer) continue;
+        if (!delivered && entry.deliveries > 0) entry.deliveries = entry.deliveries - 1;  // it never reached anyone
+        wait(entry, now_ns);
+        ++count;
+    }
+    return count;
+}
+
+std::size_t QueueState::expire(std::int64_t now_ns) {
+    std::size_t count = 0;
+    while (!deadlines_.empty() && deadlines_.front().first <= now_ns) {
+        const auto [deadline, position] = deadlines_.front();
+        deadlines_.pop_front();
+        Entry *entry = live(position);
+        if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight) || entry->time_ns != deadline) continue;
+        wait(*entry, now_ns);
+        ++count;
+    }
+    return count;
+}
+
+std::vector<Waiting> QueueState::due(std::int64_t now_ns, std::size_t most) const {
+    std::vector<Waiting> found;
+    for (const auto &[due, position] : waiting_) {
+        if (due > now_ns || found.size() >= most) break;
+        const Entry &entry = entries_[find(position)];
+        found.push_back({position, entry.deliveries});
+    }
+    return found;
+}
+
+bool QueueState::redeliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns,
+                           std::uint32_t &deliveries) {
+    Entry *entry = live(position);
+    if (!entry || entry->place != static_cast<std::uint8_t>(Place::waiting)) return false;
+    leave_place(*entry);
+    ++held_[consumer];
+    entry->place = static_cast<std::uint8_t>(Place::in_flight);
+    entry->consumer = consumer;
+    entry->time_ns = deadline_ns;
+    entry->deliveries = entry->deliveries + 1;
+    deadlines_.emplace_back(deadline_ns, position);
+    note_deliveries(*entry);
+    deliveries = entry->deliveries;
+    return true;
+}
+
+std::int64_t QueueState::next_time_ns() const {
+    std::int64_t next = INT64_MAX;
+    if (!deadlines_.empty()) next = deadlines_.front().first;
+    if (!waiting_.empty()) next = std::min(next, waiting_.begin()->first);
+    return next;
+}
+
+void QueueState::settle_floor() {
+    while (!entries_.empty() && entries_.front().place == static_cast<std::uint8_t>(Place::done)) entries_.pop_front();
+    floor_ = entries_.empty() ? cursor_ : entries_.front().position;
+    if (!done_before_.empty()) {
+        done_before_.drop_below(cursor_);
+        if (entries_.empty()) floor_ = cursor_ = done_before_.skip(cursor_);
+    }
+    if (cursor_ > delivered_before_ && !counts_before_.empty()) counts_before_.clear();
+    while (!deadlines_.empty() && deadlines_.front().second < floor_) deadlines_.pop_front();
+}
+
+// Entries that are done behind one that is not must not pile up.
+void QueueState::tidy() {
+    if (entries_.size() < 1024 || entries_.size() < 2 * live_) return;
+    std::erase_if(entries_, [](const Entry &entry) { return entry.place == static_cast<std::uint8_t>(Place::done); });
+    std::erase_if(deadlines_, [this](const auto &item) { return live(item.second) == nullptr; });
+}
+
+void QueueState::reset(std::int64_t start) {
+    ++epoch_;
+    floor_ = cursor_ = start;
+    entries_.clear();
+    live_ = 0;
+    held_.clear();
+    waiting_.clear();
+    deadlines_.clear();
+    done_before_.clear();
+    counts_before_.clear();
+    delivered_before_ = 0;
+    acked_.clear();
+    counts_.clear();
+    changed_ = was_reset_ = true;
+}
+
+// Records: u8 kind (1 delta, 2 whole), 7 bytes zero, u64 epoch, i64 floor, i64 delivered (positions below it were
+// delivered once at least), u32 runs, u32 counts, then runs (i64 first, i64 last), then counts (i64 position, i64 n).
+namespace {
+
+constexpr char kind_delta = 1, kind_whole = 2;
+constexpr std::size_t head_bytes = 8 + 8 + 8 + 8 + 8;
+
+void put(std::string &out, std::int64_t value) { out.append(reinterpret_cast<const char *>(&value), 8); }
+
+void put_head(std::string &out, char kind, std::uint64_t epoch, std::int64_t floor, std::int64_t delivered,
+              std::size_t runs, std::size_t counts) {
+    out.append(1, kind).append(7, 0);
+    put(out, static_cast<std::int64_t>(epoch));
+    put(out, floor);
+    put(out, delivered);
+    const std::uint32_t sizes[2] = {static_cast<std::uint32_t>(runs), static_cast<std::uint32_t>(counts)};
+    out.append(reinterpret_cast<const char *>(sizes), 8);
+}
+
+}  // namespace
+
+std::string QueueState::delta() {
+    std::string out;
+    std::erase_if(acked_, [this](const Run &run) { return run.second < floor_; });  // the floor says it
+    put_head(out, was_reset_ ? kind_whole : kind_delta, epoch_, floor_, std::max(cursor_, delivered_before_), acked_.size(),
+             counts_.size());
+    for (const auto &[first, last] : acked_) {
+        put(out, first);
+        put(out, last);
+    }
+    for (const auto &[position, count] : counts_) {
+        put(out, position);
+        put(out, count);
+    }
+    acked_.clear();
+    counts_.clear();
+    changed_ = was_reset_ = false;
+    return out;
+}
+
+std::string QueueState::snapshot() const {
+    std::vector<Run> runs;
+    std::vector<std::pair<std::int64_t, std::uint32_t>> counts;
+    std::int64_t from = floor_;
+    for (const Entry &entry : entries_) {
+        if (entry.place == static_cast<std::uint8_t>(Place::done)) continue;
+        if (entry.position > from) runs.emplace_back(from, entry.position - 1);
+        from = entry.position + 1;
+        if (entry.deliveries > 1) counts.emplace_back(entry.position, entry.deliveries);
+    }
+    if (cursor_ > from) runs.emplace_back(from, cursor_ - 1);
+    for (const auto &[first, last] : done_before_.all()) runs.emplace_back(first, last);
+    for (const auto &[position, count] : counts_before_)
+        if (position >= cursor_) counts.emplace_back(position, count);
+    std::string out;
+    put_head(out, kind_whole, epoch_, floor_, std::max(cursor_, delivered_before_), runs.size(), counts.size());
+    for (const auto &[first, last] : runs) {
+        put(out, first);
+        put(out, last);
+    }
+    for (const auto &[position, count] : counts) {
+        put(out, position);
+        put(out, count);
+    }
+    return out;
+}
+
+bool QueueState::apply(std::string_view record) {
+    if (record.size() < head_bytes || (record[0] != kind_delta && record[0] != kind_whole)) return false;
+    std::int64_t numbers[3];
+    std::uint32_t sizes[2];
+    std::memcpy(numbers, record.data() + 8, sizeof numbers);
+    std::memcpy(sizes, record.data() + 32, sizeof sizes);
+    if (record.size() != head_bytes + 16 * (std::size_t{sizes[0]} + sizes[1])) return false;
+    const auto epoch = static_cast<std::uint64_t>(numbers[0]);
+    if (epoch < epoch_) return true;
+    if (epoch > epoch_) {
+        const std::int64_t start = numbers[1];
+        reset(start);
+        epoch_ = epoch;
+    }
+    floor_ = std::max(floor_, numbers[1]);
+    delivered_before_ = std::max(delivered_before_, numbers[2]);
+    const char *at = record.data() + head_bytes;
+    for (std::uint32_t i = 0; i < sizes[0] + sizes[1]; ++i, at += 16) {
+        std::int64_t pair[2];
+        std::memcpy(pair, at, sizeof pair);
+        if (i < sizes[0]) done_before_.add(pair[0], pair[1]);
+        else counts_before_[pair[0]] = std::max(counts_before_[pair[0]], static_cast<std::uint32_t>(pair[1]));
+    }
+    return true;
+}
+
+void QueueState::recovered() {
+    done_before_.drop_below(floor_);
+    cursor_ = floor_ = done_before_.skip(floor_);
+    changed_ = was_reset_ = false;
+    acked_.clear();
+    counts_.clear();
+}
+
+}  // namespace penstock::broker

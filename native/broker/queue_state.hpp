@@ -1,0 +1,132 @@
+// QueueState: which messages of one queue are done, in flight or waiting to be delivered again. No I/O, no Python.
+//
+//         done            |        looked at         |   not looked at yet
+//   ----------------------+--------------------------+---------------------->  positions
+//                       floor                      cursor
+//
+// Between floor and cursor every position is done (or was never this queue's) unless it has an entry. Memory is
+// bounded by what is outstanding, never by the backlog.
+//
+// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one.
+// delta() gives what changed since the last call, snapshot() all of it; apply() takes either, in the order written, and
+// changes nothing where it was applied before. A change of epoch (seek, purge) voids what older epochs said.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <set>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace penstock::broker {
+
+using Run = std::pair<std::int64_t, std::int64_t>;  // closed
+
+class Runs {
+   public:
+    void add(std::int64_t first, std::int64_t last);
+    bool holds(std::int64_t position) const;
+    void drop_below(std::int64_t position);
+    std::int64_t skip(std::int64_t position) const;  // the first one not held, from here on
+    bool empty() const { return runs_.empty(); }
+    void clear() { runs_.clear(); }
+    const std::map<std::int64_t, std::int64_t> &all() const { return runs_; }
+
+   private:
+    std::map<std::int64_t, std::int64_t> runs_;
+};
+
+struct Waiting {
+    std::int64_t position;
+    std::uint32_t deliveries;  // so far
+};
+
+class QueueState {
+   public:
+    explicit QueueState(std::int64_t start) : floor_(start), cursor_(start) {}
+
+    // A message found while looking forward. False: it was done before a restart. Else `deliveries` counts this one.
+    bool deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries);
+    // The same, but it is to wait until due_ns (delayed) or counts as done at once.
+    bool hold(std::int64_t position, std::int64_t due_ns);
+    void pass(std::int64_t position);
+    void look_from(std::int64_t cursor) {
+        if (cursor > cursor_) cursor_ = cursor;
+        settle_floor();
+    }
+
+    // What `consumer` (0: anybody) holds from first to last is done. First deliveries go out in order, so a range that
+    // ends at one that was read covers only what was read before it; a message delivered again may be on its way while
+    // the range is, so it counts only where it is the first or last one, or where the range is known to be `exact`.
+    std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
+    bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns);
+    std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
+    std::size_t expire(std::int64_t now_ns);
+    // The next that are due, in order of due time and position; they stay until redeliver or acknowledge.
+    std::vector<Waiting> due(std::int64_t now_ns, std::size_t most) const;
+    bool redeliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries);
+    std::int64_t next_time_ns() const;  // when expire() or due() has something to do; INT64_MAX: never
+
+    void reset(std::int64_t start);
+
+    std::int64_t floor() const { return floor_; }
+    std::int64_t cursor() const { return cursor_; }
+    std::size_t outstanding() const { return live_; }
+    std::size_t in_flight() const { return live_ - waiting_.size(); }
+    std::size_t waiting() const { return waiting_.size(); }
+    std::size_t in_flight_of(std::uint32_t consumer) const {
+        auto found = held_.find(consumer);
+        return found == held_.end() ? 0 : found->second;
+    }
+
+    bool changed() const { return changed_; }
+    std::string delta();
+    std::string snapshot() const;
+    bool apply(std::string_view record);  // false: not a record of this kind
+    void recovered();                     // after the last apply()
+
+   private:
+    enum class Place : std::uint8_t { done, in_flight, waiting };
+    struct Entry {
+        std::int64_t position;
+        std::int64_t time_ns;  // deadline, or when due
+        std::uint32_t consumer;
+        std::uint32_t deliveries : 30;
+        std::uint32_t place : 2;
+    };
+
+    std::size_t find(std::int64_t position) const;  // first entry at or after it
+    Entry *live(std::int64_t position);
+    void add(const Entry &entry);
+    void finish(Entry &entry);
+    void leave_place(Entry &entry);
+    void wait(Entry &entry, std::int64_t due_ns);
+    void settle_floor();
+    void tidy();
+    void note_deliveries(const Entry &entry) {
+        if (entry.deliveries > 1) counts_[entry.position] = entry.deliveries;
+        changed_ = true;
+    }
+
+    std::uint64_t epoch_ = 1;
+    std::int64_t floor_, cursor_;
+    std::deque<Entry> entries_;
+    std::size_t live_ = 0;
+    std::unordered_map<std::uint32_t, std::size_t> held_;                   // in flight, by consumer
+    std::set<std::pair<std::int64_t, std::int64_t>> waiting_;               // (due, position)
+    std::deque<std::pair<std::int64_t, std::int64_t>> deadlines_;           // (deadline, position), in time order
+    // From before a restart, used up while the cursor passes.
+    Runs done_before_;
+    std::int64_t delivered_before_ = 0;
+    std::map<std::int64_t, std::uint32_t> counts_before_;
+    // Since the last delta().
+    std::vector<Run> acked_;
+    std::map<std::int64_t, std::uint32_t> counts_;
+    bool changed_ = false, was_reset_ = false;
+};
+
+}  // namespace penstock::broker

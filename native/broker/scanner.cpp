@@ -1,0 +1,243 @@
+#include "broker/scanner.hpp"
+
+#include <charconv>
+#include <cstring>
+
+namespace penstock::broker {
+
+namespace {
+
+constexpr std::size_t max_topics = 65536;
+
+// The next word of `rest`, which loses it and the blanks before it.
+std::string_view word(std::string_view &rest) {
+    std::size_t begin = 0;
+    while (begin < rest.size() && rest[begin] == ' ') ++begin;
+    std::size_t end = begin;
+    while (end < rest.size() && rest[end] != ' ') ++end;
+    std::string_view found = rest.substr(begin, end - begin);
+    rest.remove_prefix(end);
+    return found;
+}
+
+void strip_front(std::string_view &text) {
+    while (!text.empty() && text.front() == ' ') text.remove_prefix(1);
+}
+
+bool number(std::string_view text, std::uint64_t &value) {
+    if (text.empty() || text.size() > 19) return false;
+    value = 0;
+    for (char c : text) {
+        if (c < '0' || c > '9') return false;
+        value = value * 10 + static_cast<std::uint64_t>(c - '0');
+    }
+    return true;
+}
+
+bool starts(std::string_view text, std::string_view verb) {
+    return text.size() >= verb.size() && std::memcmp(text.data(), verb.data(), verb.size()) == 0 &&
+           (text.size() == verb.size() || text[verb.size()] == ' ');
+}
+
+}  // namespace
+
+Event Scanner::fail(std::string_view reason) {
+    failed_ = true;
+    return finish(Event::fatal, reason);
+}
+
+std::uint32_t Scanner::find(std::string_view topic) {
+    if (last_index_ != unknown_topic && topic == last_topic_) return last_index_;
+    auto found = index_.find(topic);
+    if (found == index_.end()) return unknown_topic;
+    last_topic_.assign(topic);
+    return last_index_ = found->second;
+}
+
+void Scanner::add(std::string_view topic, std::uint32_t index) {
+    index_.insert_or_assign(std::string(topic), index);
+    last_index_ = unknown_topic;
+}
+
+std::uint32_t Scanner::allow(std::string_view topic) {
+    if (index_.size() >= max_topics) forget_topics();
+    auto index = static_cast<std::uint32_t>(topics_.size());
+    topics_.emplace_back(topic);
+    ++generation_;
+    add(topic, index);
+    return index;
+}
+
+void Scanner::forget_topics() {
+    topics_.clear();
+    ++generation_;
+    index_.clear();
+    last_index_ = unknown_topic;
+}
+
+bool Scanner::find_line(const std::uint8_t *at, const std::uint8_t *end, std::string_view &text,
+                        std::size_t &consumed) {
+    const auto *stop = static_cast<const std::uint8_t *>(std::memchr(at, '\n', static_cast<std::size_t>(end - at)));
+    if (!stop) return false;
+    consumed = static_cast<std::size_t>(stop - at) + 1;
+    text = {reinterpret_cast<const char *>(at), consumed - 1};
+    while (!text.empty() && (text.back() == ' ' || text.back() == '\r' || text.back() == '\t')) text.remove_suffix(1);
+    return true;
+}
+
+Scanner::Kind Scanner::publish_header(std::string_view text, Header &header) {
+    text.remove_prefix(3);
+    if (grammar_ == Grammar::hello) header.topic = word(text);
+    if (!number(word(text), header.length)) return Kind::bad;
+    strip_front(text);
+    header.shared = text;
+    if (grammar_ == Grammar::raw && !text.empty()) return Kind::bad;
+    return Kind::data;
+}
+
+Scanner::Kind Scanner::stage_header(std::string_view text, Header &header) {
+    text.remove_prefix(5);
+    header.shared = word(text);
+    header.topic = word(text);
+    if (!number(word(text), header.length)) return Kind::bad;
+    return word(text).empty() ? Kind::data : Kind::bad;
+}
+
+Scanner::Kind Scanner::delivery_header(std::string_view text, Header &header) {
+    const char *line = text.data();
+    text.remove_prefix(3);
+    header.shared = word(text);
+    header.topic = word(text);
+    std::uint64_t numbers[4];
+    for (std::uint64_t &value : numbers)
+        if (!number(word(text), value)) return Kind::bad;
+    if (!number(word(text), header.length) || numbers[3] > 0xffffffff) return Kind::bad;
+    header.range.position = static_cast<std::int64_t>(numbers[0]);
+    header.range.ordinal = numbers[1];
+    header.range.timestamp_ns = static_cast<std::int64_t>(numbers[2]);
+    header.range.deliveries = static_cast<std::uint32_t>(numbers[3]);
+    header.range.properties = reinterpret_cast<const std::uint8_t *>(line);
+    return Kind::data;
+}
+
+Scanner::Kind Scanner::header_of(std::string_view text, Header &header) {
+    if (grammar_ == Grammar::deliveries) {
+        if (starts(text, "MSG")) return delivery_header(text, header);
+        if (!starts(text, "DATA")) return Kind::line;
+        text.remove_prefix(4);
+        return number(word(text), header.length) ? Kind::data : Kind::bad;
+    }
+    if (starts(text, "PUB")) return publish_header(text, header);
+    if (grammar_ == Grammar::hello && starts(text, "STAGE")) return stage_header(text, header);
+    return Kind::line;
+}
+
+// Whether one more publish belongs to the run under way; run_ is "VERB shared".
+bool Scanner::same_run(std::string_view verb, std::string_view shared) const {
+    std::string_view run = run_;
+    return run.size() == verb.size() + 1 + shared.size() && run.substr(0, verb.size()) == verb &&
+           run.substr(verb.size() + 1) == shared;
+}
+
+Event Scanner::take_line(std::string_view text, std::size_t consumed) {
+    if (grammar_ == Grammar::raw && starts(text, "HELLO")) {
+        grammar_ = Grammar::hello;
+        forget_topics();  // from here on each topic is asked for
+    }
+    head_.assign(text);
+    inbox_.consume(consumed);
+    after_data_ = false;
+    return Event::line;
+}
+
+bool Scanner::skip_rest() {
+    const std::size_t now = skip_ < inbox_.size() ? static_cast<std::size_t>(skip_) : inbox_.size();
+    inbox_.consume(now);
+    skip_ -= now;
+    wanted_ = static_cast<std::size_t>(skip_ < Inbox::block_bytes ? skip_ : Inbox::block_bytes);
+    return skip_ == 0;
+}
+
+Event Scanner::next(std::size_t most) {
+    ranges_.clear();
+    wanted_ = 0;
+    if (failed_) return Event::fatal;
+    if (skip_ && !skip_rest()) return Event::more;
+    const std::uint8_t *const begin = inbox_.data();
+    const std::uint8_t *const end = begin + inbox_.size();
+    const std::uint8_t *at = begin;
+    while (at < end && ranges_.size() < most) {
+        const std::uint8_t *start = at;
+        if (after_data_ && *start == '\n') {
+            if (++start == end) {
+                at = end;
+                after_data_ = false;
+                break;
+            }
+        }
+        std::string_view text;
+        std::size_t consumed;
+        if (!find_line(start, end, text, consumed)) {
+            if (static_cast<std::size_t>(end - start) > max_line_bytes_ && ranges_.empty()) return fail("line too long");
+            break;
+        }
+        Header header;
+        Kind kind = consumed > max_line_bytes_ ? Kind::bad : header_of(text, header);
+        const std::size_t skipped = static_cast<std::size_t>(start - begin);
+        if (kind != Kind::data) {
+            if (!ranges_.empty()) break;
+            if (kind == Kind::bad) return fail(consumed > max_line_bytes_ ? "line too long" : "bad length");
+            return take_line(text, skipped + consumed);
+        }
+        const std::string_view verb = text.substr(0, text.find(' '));
+        const bool alone = verb == "DATA";
+        if (!ranges_.empty() && !same_run(verb, header.shared)) break;
+        std::uint32_t topic = 0;
+        if (!header.topic.empty() || grammar_ == Grammar::hello) {
+            topic = find(header.topic);
+            if (topic == unknown_topic) {
+                if (!ranges_.empty()) break;
+                if (grammar_ != Grammar::deliveries) return finish(Event::topic, header.topic);
+                topic = allow(header.topic);
+            }
+        }
+        const bool too_large = header.length > max_message_bytes_;
+        if (topic == refused_topic || too_large) {
+            if (!ranges_.empty()) break;
+            if (grammar_ != Grammar::hello || header.length > 0xffffffff) return fail("message too large");
+            skip_ = header.length;
+            head_.assign(too_large ? "too_large " : "denied ").append(text);
+            inbox_.consume(skipped + consumed);
+            after_data_ = true;
+            skip_rest();
+            return Event::refused;
+        }
+        const std::uint8_t *data = start + consumed;
+        if (static_cast<std::uint64_t>(end - data) < header.length) {
+            wanted_ = header.length - static_cast<std::size_t>(end - data);
+            break;
+        }
+        if (ranges_.empty()) run_.assign(verb).append(1, ' ').append(header.shared);
+        header.range.data = data;
+        header.range.size = static_cast<std::uint32_t>(header.length);
+        header.range.topic = topic;
+        if (header.range.properties) {  // the header line has been read: its place takes the encoded properties
+            auto *place = const_cast<char *>(reinterpret_cast<const char *>(header.range.properties));
+            constexpr char name[] = "deliveries";
+            std::memcpy(place, name, sizeof name);
+            char *stop = std::to_chars(place + sizeof name, place + sizeof name + 10, header.range.deliveries).ptr;
+            *stop++ = 0;
+            header.range.properties_size = static_cast<std::uint32_t>(stop - place);
+        }
+        ranges_.push_back(header.range);
+        at = data + header.length;
+        after_data_ = true;
+        if (alone) break;
+    }
+    inbox_.consume(static_cast<std::size_t>(at - begin));
+    if (ranges_.empty()) return Event::more;
+    head_ = run_;
+    return Event::run;
+}
+
+}  // namespace penstock::broker

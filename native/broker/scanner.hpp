@@ -1,0 +1,116 @@
+// Scanner: the broker's text protocol, from bytes to runs of messages and command lines. No I/O, no Python.
+//
+//   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
+//   HELLO mode     PUB <topic> <length> [options]\n<data>      STAGE <transaction> <topic> <length>\n<data>
+//                  any other verb: a line
+//   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <length>\n<data>
+//                  DATA <length>\n<data>          any other verb: a line
+//
+// One '\n' after data is passed over; blanks and '\r' at a line's end too. A run is a row of publishes (or deliveries of
+// one queue) with the same options: one step gives thousands of them as ranges of the inbox. A topic seen for the first
+// time stops the scan, so that who may publish to it is decided once a topic and not once a message.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "broker/inbox.hpp"
+
+namespace penstock::broker {
+
+struct Range {
+    const std::uint8_t *data;
+    std::uint32_t size;
+    std::uint32_t topic;  // index into topics()
+    // Deliveries only.
+    std::uint64_t ordinal;
+    std::int64_t timestamp_ns;
+    std::int64_t position;
+    std::uint32_t deliveries;
+    const std::uint8_t *properties;  // encoded in place of the header line
+    std::uint32_t properties_size;
+};
+
+enum class Event : std::uint8_t {
+    more,     // wait for more bytes
+    run,      // ranges(): publishes or deliveries; head() is what they share
+    line,     // head() is the line without its end; data in ranges()[0] where the verb has data
+    topic,    // head() is a topic not seen before: allow() or refuse() it, then go on
+    refused,  // a publish to a refused topic, or too large a one, was passed over; head() is its line
+    fatal,    // head() is the reason; the connection is to be closed
+};
+
+enum class Grammar : std::uint8_t { raw, hello, deliveries };
+
+class Scanner {
+   public:
+    Scanner(Grammar grammar, std::uint32_t max_message_bytes, std::uint32_t max_line_bytes = 4096)
+        : grammar_(grammar), max_message_bytes_(max_message_bytes), max_line_bytes_(max_line_bytes) {
+        if (grammar == Grammar::raw) allow("default");
+    }
+
+    Inbox &inbox() noexcept { return inbox_; }
+    Event next(std::size_t most = 16384);
+
+    const std::vector<Range> &ranges() const noexcept { return ranges_; }
+    std::string_view head() const noexcept { return head_; }
+    Grammar grammar() const noexcept { return grammar_; }
+    // Bytes still missing of the command under way, as far as known.
+    std::size_t wanted() const noexcept { return wanted_; }
+
+    std::uint32_t allow(std::string_view topic);
+    void refuse(std::string_view topic) { add(topic, refused_topic); }
+    void forget_topics();
+    const std::vector<std::string> &topics() const noexcept { return topics_; }
+    std::uint64_t generation() const noexcept { return generation_; }  // changes whenever topics() does
+
+   private:
+    static constexpr std::uint32_t unknown_topic = 0xffffffff, refused_topic = 0xfffffffe;
+
+    struct Header {
+        std::string_view shared;  // what a run has in common: STAGE's transaction, PUB's options, MSG's queue
+        std::string_view topic;
+        std::uint64_t length = 0;
+        Range range{};
+    };
+    enum class Kind : std::uint8_t { line, data, bad };
+
+    Event finish(Event event, std::string_view head) {
+        head_.assign(head);
+        return event;
+    }
+    Event fail(std::string_view reason);
+    bool skip_rest();
+    bool find_line(const std::uint8_t *at, const std::uint8_t *end, std::string_view &text, std::size_t &consumed);
+    Kind header_of(std::string_view text, Header &header);
+    Kind publish_header(std::string_view text, Header &header);
+    Kind stage_header(std::string_view text, Header &header);
+    Kind delivery_header(std::string_view text, Header &header);
+    bool same_run(std::string_view verb, std::string_view shared) const;
+    Event take_line(std::string_view text, std::size_t consumed);
+    std::uint32_t find(std::string_view topic);
+    void add(std::string_view topic, std::uint32_t index);
+
+    Inbox inbox_;
+    Grammar grammar_;
+    std::uint32_t max_message_bytes_, max_line_bytes_;
+    std::vector<Range> ranges_;
+    std::string head_, run_;
+    std::size_t wanted_ = 0;
+    bool after_data_ = false, failed_ = false;
+    std::uint64_t skip_ = 0;  // bytes of a refused message still to pass over
+    std::vector<std::string> topics_;
+    std::uint64_t generation_ = 0;
+    struct Hash {
+        using is_transparent = void;
+        std::size_t operator()(std::string_view text) const noexcept { return std::hash<std::string_view>{}(text); }
+    };
+    std::unordered_map<std::string, std::uint32_t, Hash, std::equal_to<>> index_;
+    std::string last_topic_;
+    std::uint32_t last_index_ = unknown_topic;
+};
+
+}  // namespace penstock::broker

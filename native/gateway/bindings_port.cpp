@@ -1,0 +1,226 @@
+// Port: how a module's messages enter the broker's bus, by reference and without a lock.
+#include <Python.h>
+#include <structmember.h>
+
+#include "gateway/objects.hpp"
+
+namespace penstock::gateway {
+
+PyTypeObject *port_type = nullptr;
+
+namespace {
+
+PortObject *as_port(PyObject *self) { return reinterpret_cast<PortObject *>(self); }
+
+// What the rules say of each sink while one message is handed out.
+struct LinkTerms final : bus::Terms {
+    PortObject *port;
+    PyObject *rules;  // held: they may be replaced while a predicate runs
+    bool inside;      // the caller is in the module's receive
+
+    LinkTerms(PortObject *from, PyObject *held, bool in) : port(from), rules(held), inside(in) {}
+
+    Answer ask(bus::SubscriberObject *subscriber, PyObject *message, double *timeout) override {
+        PyObject *rule = PyDict_GetItemWithError(rules, reinterpret_cast<PyObject *>(subscriber));
+        if (!rule) return PyErr_Occurred() ? tell() : Answer::yes;
+        PyObject *predicate = PyTuple_GET_ITEM(rule, 0), *seconds = PyTuple_GET_ITEM(rule, 1);
+        if (inside && seconds != Py_None) *timeout = PyFloat_AsDouble(seconds);
+        if (predicate == Py_None) return Answer::yes;
+        Py_INCREF(predicate);
+        PyObject *said = PyObject_CallOneArg(predicate, message);
+        Py_DECREF(predicate);
+        const int yes = said ? PyObject_IsTrue(said) : -1;
+        Py_XDECREF(said);
+        return yes < 0 ? tell() : yes ? Answer::yes : Answer::no;
+    }
+
+    // A predicate that raises costs its own link the message and nobody else anything.
+    Answer tell() {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        PyErr_NormalizeException(&type, &value, &trace);
+        if (port->on_error) {
+            PyObject *told = PyObject_CallOneArg(port->on_error, value);
+            if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject *>(port));
+            Py_XDECREF(told);
+        }
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return Answer::failed;
+    }
+};
+
+// A message that was published before goes out under a new envelope over the same memory.
+PyObject *stamped(PortObject *self, PyObject *message) {
+    Message *base = reinterpret_cast<Message *>(message);
+    if (base->envelope.ordinal) {
+        message = share(message);
+        if (!message) return nullptr;
+        base = reinterpret_cast<Message *>(message);
+    } else {
+        Py_INCREF(message);
+    }
+    Envelope &envelope = base->envelope;
+    envelope.id = self->id;
+    envelope.ordinal = ++self->ordinal;
+    if (envelope.timestamp_ns < self->timestamp) envelope.timestamp_ns = self->timestamp;
+    self->timestamp = envelope.timestamp_ns;
+    Py_XSETREF(base->channel, Py_NewRef(self->name));
+    Py_XSETREF(base->source, Py_NewRef(reinterpret_cast<PyObject *>(self)));
+    return message;
+}
+
+PyObject *port_publish(PyObject *object, PyObject *message) {
+    PortObject *self = as_port(object);
+    if (!PyObject_TypeCheck(message, message_type)) {
+        if (message == Py_None) return raise_error("InvalidArgument", "publish takes a message, not None");
+        return PyErr_Format(PyExc_TypeError, "publish takes a GatewayMessage, not %s", Py_TYPE(message)->tp_name);
+    }
+    if (!bus::check_bus_open(self->bus)) return nullptr;
+    message = stamped(self, message);
+    if (!message) return nullptr;
+    bool fine;
+    if (!self->rules) {
+        fine = bus::publish_reference(self->bus, self->id, message, nullptr);
+    } else {
+        LinkTerms terms(self, Py_NewRef(self->rules), self->worker == PyThread_get_thread_ident());
+        fine = bus::publish_reference(self->bus, self->id, message, &terms);
+        Py_DECREF(terms.rules);
+    }
+    Py_DECREF(message);
+    if (fine) Py_RETURN_NONE;
+    ++self->refused;
+    return nullptr;
+}
+
+PyObject *port_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
+    PyObject *bus, *name;
+    int id;
+    if (!PyArg_ParseTuple(arguments, "O!iU", bus::bus_type, &bus, &id, &name)) return nullptr;
+    if (id < 0 || id > bus::max_id) return raise_error("InvalidArgument", "source id %d is not one of 0 to 65535", id);
+    auto *self = as_port(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    self->bus = reinterpret_cast<bus::BusObject *>(Py_NewRef(bus));
+    self->name = Py_NewRef(name);
+    self->id = static_cast<std::uint16_t>(id);
+    return reinterpret_cast<PyObject *>(self);
+}
+
+int port_traverse(PyObject *object, visitproc visit, void *argument) {
+    PortObject *self = as_port(object);
+    auto look = [&](PyObject *held) { return held ? visit(held, argument) : 0; };
+    for (PyObject *held : {reinterpret_cast<PyObject *>(Py_TYPE(object)), reinterpret_cast<PyObject *>(self->bus),
+                           self->rules, self->on_error})
+        if (int stop = look(held)) return stop;
+    return 0;
+}
+
+int port_clear(PyObject *object) {
+    PortObject *self = as_port(object);
+    Py_CLEAR(self->rules);
+    Py_CLEAR(self->on_error);
+    return 0;
+}
+
+void port_dealloc(PyObject *object) {
+    PortObject *self = as_port(object);
+    PyTypeObject *type = Py_TYPE(object);
+    PyObject_GC_UnTrack(object);
+    if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    port_clear(object);
+    Py_CLEAR(self->bus);
+    Py_CLEAR(self->name);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+bool valid_rule(PyObject *key, PyObject *value) {
+    if (PyObject_TypeCheck(key, bus::subscriber_type) && PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 2) {
+        PyObject *predicate = PyTuple_GET_ITEM(value, 0), *seconds = PyTuple_GET_ITEM(value, 1);
+        if ((predicate == Py_None || PyCallable_Check(predicate)) && (seconds == Py_None || PyFloat_Check(seconds)))
+            return true;
+    }
+    PyErr_SetString(PyExc_TypeError, "a rule is subscriber: (predicate or None, seconds as float or None)");
+    return false;
+}
+
+PyObject *get_rules(PyObject *self, void *) { return Py_NewRef(as_port(self)->rules ? as_port(self)->rules : Py_None); }
+int set_rules(PyObject *self, PyObject *value, void *) {
+    if (!value || value == Py_None) {
+        Py_CLEAR(as_port(self)->rules);
+        return 0;
+    }
+    if (!PyDict_CheckExact(value)) {
+        PyErr_SetString(PyExc_TypeError, "rules are a dict or None");
+        return -1;
+    }
+    PyObject *key, *rule;
+    Py_ssize_t at = 0;
+    while (PyDict_Next(value, &at, &key, &rule))
+        if (!valid_rule(key, rule)) return -1;
+    PyObject *copy = PyDict_Copy(value);
+    if (!copy) return -1;
+    Py_XSETREF(as_port(self)->rules, copy);
+    return 0;
+}
+PyObject *get_on_error(PyObject *self, void *) {
+    return Py_NewRef(as_port(self)->on_error ? as_port(self)->on_error : Py_None);
+}
+int set_on_error(PyObject *self, PyObject *value, void *) {
+    Py_XSETREF(as_port(self)->on_error, !value || value == Py_None ? nullptr : Py_NewRef(value));
+    return 0;
+}
+PyObject *get_worker(PyObject *self, void *) { return PyLong_FromUnsignedLong(as_port(self)->worker); }
+int set_worker(PyObject *self, PyObject *value, void *) {
+    const unsigned long worker = value ? PyLong_AsUnsignedLong(value) : 0;
+    if (worker == static_cast<unsigned long>(-1) && PyErr_Occurred()) return -1;
+    as_port(self)->worker = worker;
+    return 0;
+}
+PyObject *get_id(PyObject *self, void *) { return PyLong_FromLong(as_port(self)->id); }
+PyObject *get_name(PyObject *self, void *) { return Py_NewRef(as_port(self)->name); }
+PyObject *get_published(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->ordinal); }
+PyObject *get_refused(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->refused); }
+PyObject *port_repr(PyObject *self) {
+    return PyUnicode_FromFormat("<Port %U, id %d>", as_port(self)->name, static_cast<int>(as_port(self)->id));
+}
+
+PyMethodDef methods[] = {
+    {"publish", port_publish, METH_O, "publish(message)\n--\n\nHand a message to every sink of this source, by reference."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef getset[] = {
+    {"rules", get_rules, set_rules, "What is special about links: queue to (predicate, seconds), or None.", nullptr},
+    {"on_error", get_on_error, set_on_error, "Called with what a predicate raised, or None.", nullptr},
+    {"worker", get_worker, set_worker, "The thread that calls the module's receive, or 0.", nullptr},
+    {"id", get_id, nullptr, "The source's number on the broker's bus.", nullptr},
+    {"name", get_name, nullptr, "The module's name.", nullptr},
+    {"published", get_published, nullptr, "Messages published.", nullptr},
+    {"refused", get_refused, nullptr, "Publishes that a full sink ended.", nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyMemberDef members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(PortObject, weakrefs), READONLY, nullptr},
+                         {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot slots[] = {{Py_tp_doc, const_cast<char *>("A module as a source of messages.")},
+                       {Py_tp_new, reinterpret_cast<void *>(port_new)},
+                       {Py_tp_dealloc, reinterpret_cast<void *>(port_dealloc)},
+                       {Py_tp_traverse, reinterpret_cast<void *>(port_traverse)},
+                       {Py_tp_clear, reinterpret_cast<void *>(port_clear)},
+                       {Py_tp_repr, reinterpret_cast<void *>(port_repr)},
+                       {Py_tp_methods, methods},
+                       {Py_tp_getset, getset},
+                       {Py_tp_members, members},
+                       {0, nullptr}};
+
+PyType_Spec spec = {"penstock._core.gateway.Port", sizeof(PortObject), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, slots};
+
+}  // namespace
+
+bool port_types(PyObject *module) {
+    port_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&spec));
+    return port_type && PyModule_AddObjectRef(module, "Port", reinterpret_cast<PyObject *>(port_type)) == 0;
+}
+
+}  // namespace penstock::gateway

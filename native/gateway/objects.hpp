@@ -1,0 +1,38 @@
+// The Python objects of the gateway and what its binding files share. All of it is guarded by the GIL.
+#pragma once
+
+#include <Python.h>
+
+#include "bus/objects.hpp"
+#include "message/message.hpp"
+
+namespace penstock::gateway {
+
+// ---- messages (bindings_message.cpp)
+
+extern PyTypeObject *message_type;
+// A new message over the memory of `message`, not yet published. Null with an error set.
+PyObject *share(PyObject *message);
+bool message_types(PyObject *module);
+
+// ---- ports (bindings_port.cpp)
+
+// A module as a source: its id on the broker's bus and what is special about its links. Messages in flight hold their
+// port (Message::source), so an id is free again only when its port is gone.
+struct PortObject {
+    PyObject_HEAD
+    bus::BusObject *bus;  // strong
+    PyObject *name;
+    PyObject *rules;     // dict: subscriber to (predicate or None, seconds or None); or null: nothing is special
+    PyObject *on_error;  // told when a predicate raised, or null
+    PyObject *weakrefs;
+    std::uint64_t ordinal;    // of the last message
+    std::int64_t timestamp;   // of the last message
+    std::uint64_t refused;    // publishes that ended in a time-out
+    unsigned long worker;     // thread that calls the module's receive; 0: none
+    std::uint16_t id;
+};
+extern PyTypeObject *port_type;
+bool port_types(PyObject *module);
+
+}  // namespace penstock::gateway

@@ -1,0 +1,177 @@
+"""Connection: one client's socket with the scanner, the outbox and the session around it. The loop thread only.
+
+Nothing here waits. Input is read as long as the session can take it; output is bounded by the session, which hands out
+no more while much is pending; a client that does not read its replies is not read from.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock._core.broker import Outbox, Scanner
+from penstock.broker import words
+from penstock.broker.protocol import Host, Session
+from penstock.broker.words import Disconnect
+
+REPLY_BYTES = 4 << 20  # past this much unread output a client is not read from
+RECEIVE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Bounds on one connection."""
+
+    max_message_bytes: int = 64 << 20
+    max_unacknowledged: int = 65_536
+    max_rate: float = 0.0  # messages per second; 0: none
+    output_bytes: int = 1 << 20
+
+
+class Connection:
+    """One client."""
+
+    def __init__(
+        self,
+        host: Host,
+        sock: socket.socket,
+        peer: str,
+        loopback: bool,
+        limits: ConnectionLimits,
+        numbers: Callable[[], int],
+        touched: Callable[[Connection], None],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        sock.setblocking(False)
+        self.descriptor = sock.fileno()
+        self.socket = sock
+        self.peer = peer
+        self.limits = limits
+        self.opened = time.monotonic()
+        self.scanner = Scanner("raw", limits.max_message_bytes)
+        self.outbox = Outbox()
+        self.session = Session(
+            host,
+            self.scanner,
+            self.outbox,
+            numbers,
+            loopback=loopback,
+            touched=lambda: touched(self),
+            output_bytes=limits.output_bytes,
+            max_unacknowledged=limits.max_unacknowledged,
+        )
+        self.tls: ssl.SSLSocket | None = None
+        self.secure = tls is None
+        if tls is not None:
+            self.tls = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+            self.socket = self.tls
+        self.wants_write = False
+        self.ending = False  # close when the output is out
+        self.paused_until = 0.0
+        self.received_messages = 0
+        self._allowance = limits.max_rate
+
+    # --- input
+
+    def readable(self) -> None:
+        """There is input. Disconnect or OSError when the connection is over."""
+        if not self.secure and not self._handshake():
+            return
+        if not self._receive():
+            raise Disconnect
+        self.scan()
+
+    def _handshake(self) -> bool:
+        assert self.tls is not None
+        try:
+            self.tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return False
+        except ssl.SSLWantWriteError:
+            self.wants_write = True
+            return False
+        self.secure = True
+        return True
+
+    def _receive(self) -> bool:
+        """False at the end of the stream."""
+        if self.tls is None:
+            return self.scanner.receive(self.descriptor) != 0
+        while True:
+            try:
+                data = self.tls.recv(RECEIVE_BYTES)
+            except ssl.SSLWantReadError:
+                return True
+            except ssl.SSLWantWriteError:
+                self.wants_write = True
+                return True
+            if not data:
+                return False
+            self.scanner.feed(data)
+            if not self.tls.pending():
+                return True
+
+    def scan(self) -> None:
+        """Handle what has come in, as far as it is allowed to go."""
+        while not self.ending and not self.paused():
+            event = self.scanner.next()
+            if event is None:
+                return
+            verb, rest, batch = event
+            if batch is not None:
+                self._count(len(batch))
+            self.session.handle(verb, rest, batch)
+
+    def _count(self, messages: int) -> None:
+        self.received_messages += messages
+        rate = self.limits.max_rate
+        if rate:
+            now = time.monotonic()
+            self._allowance = min(rate, self._allowance + (now - self.opened) * rate)
+            self.opened = now
+            self._allowance -= messages
+            if self._allowance < 0:
+                self.paused_until = now - self._allowance / rate
+
+    def paused(self) -> bool:
+        """Whether input has to wait: for the rate, or for the client to read its replies."""
+        return self.outbox.pending_bytes > REPLY_BYTES or self.paused_until > time.monotonic()
+
+    # --- output
+
+    def send(self) -> None:
+        """Write what the socket takes. OSError when the connection is over."""
+        if not self.secure:
+            return
+        self.wants_write = False
+        if self.tls is None:
+            self.outbox.send(self.descriptor)
+        else:
+            self._send_tls(self.tls)
+        if self.outbox.pending_bytes:
+            self.wants_write = True
+        self.session.settle()
+
+    def _send_tls(self, tls: ssl.SSLSocket) -> None:
+        while self.outbox.pending_bytes:
+            try:
+                self.outbox.advance(tls.send(self.outbox.front()))
+            except ssl.SSLWantWriteError:
+                return
+            except ssl.SSLWantReadError:
+                return
+
+    def end(self, reason: str = "") -> None:
+        """Tell why, where the client understands it, and close when that is out."""
+        if reason and self.session.hello:
+            self.session.reply(words.error_line("closing", reason))
+        self.ending = True
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.session.end()
+        self.outbox.clear()
+        self.socket.close()

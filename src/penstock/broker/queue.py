@@ -1,0 +1,213 @@
+"""Queue: a name, the topics it is bound to, who consumes it, and how far they are. The broker's loop thread only.
+
+Which messages are done stands in the native ``QueueState``; here is who gets the next one. A queue is pumped: it
+hands out what is due again first, then what is new, to the consumers that have room, in turn. A queue that nobody
+consumes costs nothing but its state.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock._core import Counters
+from penstock._core.broker import QueueState, batch_names
+from penstock.broker import words
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+    from penstock.broker.store import Store
+
+TAKE_MESSAGES = 1024
+TAKE_BYTES = 256 * 1024
+NO_DEADLINE = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class QueueOptions:
+    """What a queue was created with. Times in seconds; 0 switches a rule off."""
+
+    topics: tuple[str, ...] = (words.DEFAULT_TOPIC,)
+    ack_timeout_s: float = 30.0
+    max_deliveries: int = 0
+    ttl_s: float = 0.0
+    exclusive: bool = False
+    temporary: bool = False
+    dead_letter: str = ""
+
+    @classmethod
+    def load(cls, fields: dict[str, Any]) -> QueueOptions:
+        """From what ``dump`` gave."""
+        return cls(**{**fields, "topics": tuple(fields["topics"])})
+
+    def dump(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+class Consumer(Protocol):
+    """Who takes messages of a queue: a connection's side of it."""
+
+    number: int
+    credit: int
+    automatic: bool  #: a message counts as acknowledged when it was written
+
+    def room(self) -> bool:
+        """Whether its connection takes more output now."""
+
+    def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
+        """Send these."""
+
+
+class Queue:
+    """One queue."""
+
+    def __init__(self, name: str, options: QueueOptions, start: int, store: Store) -> None:
+        self.name = name
+        self.wire_name = name.encode()
+        self.options = options
+        self.start = start
+        self.state = QueueState(start)
+        self.consumers: list[Consumer] = []
+        self.raw = False  # held by a client of the compatible mode
+        self.caught_up = False
+        self.counters = Counters("broker", "queue", name)
+        self.dead_lettered = 0
+        self.whole = False  # the next record is the whole state, not a change
+        self._store = store
+        self._turn = 0
+        self._internal: tuple[str, ...] = ()
+        self.rebind(options)
+
+    def rebind(self, options: QueueOptions) -> None:
+        """Take new options; messages looked at before stay as they are."""
+        self.options = options
+        own = tuple(topic for topic in options.topics if topic.startswith("$"))
+        self._internal = (f"$queue.{self.name}", *own)
+        self.patterns = (*options.topics, f"$queue.{self.name}")
+        self.caught_up = False
+
+    def wants(self, topic: str) -> bool:
+        """Whether messages of ``topic`` are this queue's."""
+        return any(words.matches(pattern, topic) for pattern in self.patterns)
+
+    # --- consumers
+
+    def add(self, consumer: Consumer) -> None:
+        """One more consumer."""
+        self.consumers.append(consumer)
+        self.counters.set("peers", len(self.consumers))
+
+    def remove(self, consumer: Consumer, now_ns: int, delivered: bool = True) -> None:
+        """A consumer has gone: what it held is due again at once."""
+        if consumer in self.consumers:
+            self.consumers.remove(consumer)
+        self.counters.set("peers", len(self.consumers))
+        self.state.drop_consumer(consumer.number, now_ns, delivered)
+
+    # --- delivery
+
+    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+        """Hand out what can be handed out. Messages delivered too often are put on ``exhausted``."""
+        if self.state.next_time_ns <= now_ns:
+            self.state.expire(now_ns)
+            self._again(now_ns, exhausted)
+        while not self.caught_up and (consumer := self._next()) is not None:
+            self._forward(consumer, now_ns)
+
+    def _next(self) -> Consumer | None:
+        """The next consumer, in turn, that has credit and room."""
+        for _ in range(len(self.consumers)):
+            self._turn = (self._turn + 1) % len(self.consumers)
+            consumer = self.consumers[self._turn]
+            if consumer.credit > self.state.in_flight_of(consumer.number) and consumer.room():
+                return consumer
+        return None
+
+    def _deadline(self, consumer: Consumer, now_ns: int) -> int:
+        timeout_s = self.options.ack_timeout_s
+        return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
+
+    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+        """What is due again: first to those with room, or off to the dead letters."""
+        most = self.options.max_deliveries
+        for position, deliveries in self.state.due(now_ns, TAKE_MESSAGES):
+            if most and deliveries >= most:
+                exhausted.append((self, position))
+                continue
+            consumer = self._next()
+            if consumer is None:
+                return
+            batch, _ = self._store.read(position, 1, 1 << 62)
+            if len(batch) != 1 or batch.positions[0] != position:  # freed by retention while it waited
+                self.state.acknowledge(0, position, position)
+                self.counters.drop("expired")
+                continue
+            count = self.state.redeliver(position, consumer.number, self._deadline(consumer, now_ns))
+            consumer.deliver(self, batch, struct.pack("<I", count))
+            self.counters.add("redelivered")
+
+    def _forward(self, consumer: Consumer, now_ns: int) -> None:
+        """The next new messages to one consumer."""
+        room = consumer.credit - self.state.in_flight_of(consumer.number)
+        end = self._store.next
+        batch, following = self._store.read(self.state.cursor, min(room, TAKE_MESSAGES), TAKE_BYTES, self.patterns)
+        deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
+        sent, counts, expired = self.state.take(batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal)
+        if expired:
+            self.counters.add("expired", expired)
+            self.counters.add("matched", expired)
+        if sent is not None:
+            consumer.deliver(self, sent, counts)
+            self.counters.add("matched", len(sent))
+            self.counters.add("delivered", len(sent))
+            self.counters.add("bytes", sent.total_bytes)
+        self.state.look_from(following)
+        self.caught_up = following >= end
+
+    def affected(self, first: int) -> None:
+        """Something of this queue's was published at or after position ``first``."""
+        if self.caught_up:
+            self.state.look_from(first)
+            self.caught_up = False
+
+    # --- what is asked about it
+
+    def backlog(self, most: int = 100_000) -> int:
+        """Messages not handed out yet, counted up to ``most``."""
+        count, at, end = 0, self.state.cursor, self._store.next
+        while not self.caught_up and count < most and at < end:
+            batch, at = self._store.read(at, 16384, 1 << 62, self.patterns)
+            count += self._own(batch)
+        return count
+
+    def _own(self, batch: Batch) -> int:
+        """How many of these are this queue's: the broker's own topics pass every wildcard."""
+        names = batch_names(batch)
+        if not any(name.startswith("$") and name not in self._internal for name in names):
+            return len(batch)
+        return sum(1 for message in batch if self.wants(message.channel or ""))
+
+    def summary(self) -> dict[str, Any]:
+        """For listings: plain values."""
+        state = self.state
+        backlog = self.backlog()
+        return {
+            "queue": self.name,
+            **self.options.dump(),
+            "consumers": len(self.consumers),
+            "depth": backlog + state.outstanding,
+            "ready": backlog + state.waiting,
+            "in_flight": state.in_flight,
+            "delivered": self.counters.get("delivered"),
+            "redelivered": self.counters.get("redelivered"),
+            "expired": self.counters.get("expired"),
+            "dead_lettered": self.dead_lettered,
+            "floor": state.floor,
+            "cursor": state.cursor,
+        }
+
+    def with_options(self, **changes: Any) -> QueueOptions:
+        """Its options with some of them changed."""
+        return replace(self.options, **changes)

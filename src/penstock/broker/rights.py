@@ -1,0 +1,120 @@
+"""Who may do what: a file of tokens with rights per topic and verb, read again on SIGHUP.
+
+The file is TOML, readable by its owner alone::
+
+    [[token]]
+    name = "north"                        # told in logs, never the token itself
+    sha256 = "9f86d081884c7d65..."        # of the token; or  token = "..."
+    publish = ["sensors.north.>"]         # topics it may publish to
+    subscribe = ["sensors.>"]             # topics its queues may be bound to, and that it may fetch
+    queues = ["north-*"]                  # queues it may use; default: all
+    manage = true                         # create, purge, seek, delete, re-drive
+    statistics = true
+    shutdown = false
+
+Used by the broker's loop thread only.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import hmac
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.broker import words
+from penstock.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class Rights:
+    """What one token allows. The default is everything: what a broker without tokens gives to those it listens to."""
+
+    name: str = "anyone"
+    publish: tuple[str, ...] = (">",)
+    subscribe: tuple[str, ...] = (">",)
+    queues: tuple[str, ...] = ("*",)
+    manage: bool = True
+    statistics: bool = True
+    shutdown: bool = False
+
+    def may_publish(self, topic: str) -> bool:
+        """Whether messages to ``topic`` are taken."""
+        return any(words.matches(pattern, topic) for pattern in self.publish)
+
+    def may_subscribe(self, pattern: str) -> bool:
+        """Whether a queue may be bound to ``pattern``."""
+        return any(words.covers(allowed, pattern) for allowed in self.subscribe)
+
+    def may_use(self, queue: str) -> bool:
+        """Whether the queue may be used by name."""
+        return any(fnmatch.fnmatchcase(queue, allowed) for allowed in self.queues)
+
+
+EVERYTHING = Rights()
+_KNOWN = {"name": str, "token": str, "sha256": str, "publish": list, "subscribe": list, "queues": list,
+          "manage": bool, "statistics": bool, "shutdown": bool}  # fmt: skip
+
+
+@dataclass
+class Tokens:
+    """The tokens of a file. Without a file: no authentication."""
+
+    path: Path | None = None
+    _by_digest: dict[bytes, Rights] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.reload()
+
+    @property
+    def required(self) -> bool:
+        """Whether a client must show a token."""
+        return self.path is not None
+
+    def reload(self) -> None:
+        """Read the file again; on an error the old rights stay and InvalidArgument says what is wrong."""
+        if self.path is None:
+            return
+        if self.path.stat().st_mode & 0o077:
+            raise InvalidArgument(f"{self.path}: others may read it; chmod 600 {self.path}")
+        try:
+            content = tomllib.loads(self.path.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise InvalidArgument(f"{self.path}: {error}") from None
+        entries = content.get("token", [])
+        if set(content) - {"token"} or not isinstance(entries, list):
+            raise InvalidArgument(f"{self.path}: only [[token]] tables may stand here")
+        self._by_digest = dict(self._entry(entry, number) for number, entry in enumerate(entries, 1))
+
+    def _entry(self, entry: dict[str, Any], number: int) -> tuple[bytes, Rights]:
+        for key, value in entry.items():
+            if key not in _KNOWN or not isinstance(value, _KNOWN[key]):
+                raise InvalidArgument(f"{self.path}: token {number}: {key!r} is not known or of a wrong type")
+        if ("token" in entry) == ("sha256" in entry):
+            raise InvalidArgument(f"{self.path}: token {number} needs token or sha256, one of them")
+        rights = Rights(
+            name=entry.get("name", f"token {number}"),
+            publish=tuple(entry.get("publish", ())),
+            subscribe=tuple(entry.get("subscribe", ())),
+            queues=tuple(entry.get("queues", ("*",))),
+            manage=entry.get("manage", False),
+            statistics=entry.get("statistics", False),
+            shutdown=entry.get("shutdown", False),
+        )
+        if "sha256" in entry:
+            return bytes.fromhex(entry["sha256"]), rights
+        return hashlib.sha256(entry["token"].encode()).digest(), rights
+
+    def rights(self, token: str) -> Rights | None:
+        """What the token allows; None when it is not one. Compares all of them in constant time."""
+        if self.path is None:
+            return EVERYTHING
+        digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()
+        found: Rights | None = None
+        for known, rights in self._by_digest.items():
+            if hmac.compare_digest(known, digest):
+                found = rights
+        return found

@@ -1,0 +1,432 @@
+"""Server: one loop over epoll that accepts, reads, commits once for all, confirms and delivers.
+
+A turn: whatever has come in on all connections is scanned and staged; one commit (one sync, without the GIL) makes it
+durable; replies leave; queues hand out what became visible. No thread, future or callback per message.
+
+``run`` is called by one thread, which does everything; ``stop`` may be called by any thread or signal handler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import resource
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.broker import notify
+from penstock.broker.broker import LAZY_S, Broker, Limits
+from penstock.broker.connection import Connection, ConnectionLimits
+from penstock.broker.protocol import Session
+from penstock.broker.rights import EVERYTHING, Rights, Tokens
+from penstock.broker.store import JournalStore, Store
+from penstock.broker.words import Disconnect
+from penstock.errors import InvalidArgument, RefusedError
+
+log = logging.getLogger("penstock.broker")
+HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
+HOUSEKEEPING_S = 1.0
+PAUSE_S = 0.02
+MAX_POLL_S = 5.0
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+
+class Server:
+    """A broker that listens."""
+
+    def __init__(
+        self,
+        directory: str | Path | None = None,
+        port: int = 9876,
+        *,
+        host: str = "127.0.0.1",
+        limits: Limits | None = None,
+        connection_limits: ConnectionLimits | None = None,
+        max_connections: int = 10_000,
+        tokens: str | Path | None = None,
+        certificate: str | Path | None = None,
+        key: str | Path | None = None,
+        client_authority: str | Path | None = None,
+        insecure: bool = False,
+        drain_s: float = 5.0,
+        store: Callable[[Any], Store] | None = None,
+        **journal_options: Any,
+    ) -> None:
+        self.tokens = Tokens(Path(tokens) if tokens else None)
+        loopback = _is_loopback(host)
+        if not (loopback or self.tokens.required or insecure):
+            raise RefusedError(
+                f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
+            )
+        self.raw_allowed = not self.tokens.required and (loopback or insecure)
+        self.limits = limits or Limits()
+        self.connection_limits = connection_limits or ConnectionLimits(max_message_bytes=self.limits.max_message_bytes)
+        self.drain_s = drain_s
+        self.max_connections = min(max_connections, _descriptors() - 64)
+        self._tls = _tls_context(certificate, key, client_authority)
+        if store is None:
+            if directory is None:
+                raise InvalidArgument("a broker needs a directory for its journal")
+            store = lambda snapshot: JournalStore(directory, snapshot, **journal_options)  # noqa: E731
+        self._listener = _listen(host, port)
+        self.host = host
+        self.port: int = self._listener.getsockname()[1]
+        try:
+            self.broker = Broker(store, self.limits)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.draining = False
+        self.connections: dict[int, Connection] = {}
+        self._producers: dict[str, Connection] = {}
+        self._touched: set[Connection] = set()
+        self._paused: set[Connection] = set()
+        self._numbers = itertools.count(1).__next__
+        self._epoll = select.epoll()
+        self._epoll.register(self._listener, select.EPOLLIN)
+        self._accepting = True
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._stop = False
+        self._reload = False
+        self._drain_until = 0.0
+        self._housekeeping = 0.0
+        self._failed = ""
+        self._thread: threading.Thread | None = None
+        self._started = time.time()
+        self.commits = 0
+        self.accepted = 0
+
+    # --- life
+
+    def run(self) -> None:
+        """Serve until stopped, then drain and close."""
+        notify.ready(f"listening on {self.host}:{self.port}")
+        try:
+            while not self._finished():
+                self._turn()
+        finally:
+            self._close()
+
+    def start(self) -> Self:
+        """Serve in a thread of its own, for programs that embed a broker."""
+        self._thread = threading.Thread(target=self.run, name="penstock-broker", daemon=True)
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """End gracefully: take no more, deliver what is under way, close. Any thread, any signal handler."""
+        self._stop = True
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def reload(self) -> None:
+        """Read the tokens again at the next turn. Any thread, any signal handler."""
+        self._reload = True
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Stop, and wait for the thread that ``start`` made."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        else:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _finished(self) -> bool:
+        if self._stop and not self.draining:
+            self.draining = True
+            self._drain_until = time.monotonic() + self.drain_s
+            notify.stopping()
+            self._stop_accepting()
+        if not self.draining:
+            return False
+        busy = any(c.outbox.pending_bytes or c.session.replies for c in self.connections.values())
+        busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)
+        return not busy or time.monotonic() >= self._drain_until
+
+    def _close(self) -> None:
+        if self._wake < 0:
+            return
+        for connection in list(self.connections.values()):
+            self._drop(connection)
+        self._stop_accepting()
+        self._epoll.close()
+        os.close(self._wake)
+        self._wake = -1
+        self.broker.close()
+
+    # --- the loop
+
+    def _turn(self) -> None:
+        for descriptor, mask in self._epoll.poll(self._timeout()):
+            if descriptor == self._wake:
+                os.eventfd_read(self._wake)
+            elif descriptor in self.connections:
+                self._event(self.connections[descriptor], mask)
+            else:
+                self._accept()
+        now = time.monotonic()
+        if self._paused:
+            self._resume()
+        if now >= self._housekeeping:
+            self._keep_house(now)
+        self.broker.release_delayed(time.time_ns())
+        self._commit()
+        self.broker.pump(time.time_ns())
+        self._output()
+
+    def _timeout(self) -> float:
+        if self.broker.staged_anything or self._touched:
+            return 0.0
+        if self._paused:
+            return PAUSE_S
+        timeout = LAZY_S if self.broker.dirty or self.draining else MAX_POLL_S
+        due_ns = self.broker.next_time_ns() - time.time_ns()
+        return max(0.0, min(timeout, due_ns / 1e9))
+
+    def _event(self, connection: Connection, mask: int) -> None:
+        try:
+            if mask & select.EPOLLOUT:
+                self._touched.add(connection)
+            if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                if connection in self._paused:
+                    return
+                connection.readable()
+                if connection.paused():
+                    self._paused.add(connection)
+                    self._watch(connection)
+        except Disconnect as end:
+            self._end(connection, end.reason)
+        except OSError as error:
+            log.debug("%s: %s", connection.peer, error)
+            self._drop(connection)
+
+    def _resume(self) -> None:
+        for connection in list(self._paused):
+            if connection.paused():
+                continue
+            self._paused.discard(connection)
+            self._watch(connection)
+            try:
+                connection.scan()
+                if connection.paused():
+                    self._paused.add(connection)
+                    self._watch(connection)
+            except Disconnect as end:
+                self._end(connection, end.reason)
+
+    def _commit(self) -> None:
+        broker = self.broker
+        confirm = broker.dirty and any(connection.session.confirms for connection in self._touched)
+        if broker.staged_anything or confirm or broker.lazy_due():
+            try:
+                broker.commit()
+                self.commits += 1
+            except OSError as error:
+                self._fail(error)
+                return
+        for connection in self._touched:
+            connection.session.flush()
+
+    def _fail(self, error: OSError) -> None:
+        """A commit failed: nothing of this turn is confirmed."""
+        log.error("the commit failed: %s", error)
+        code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
+        for connection in list(self.connections.values()):
+            connection.session.fail_replies(code, f"nothing was stored: {error.strerror or error}")
+            if connection.session.failed and connection.session.producer:
+                self._end(connection, "")
+
+    def _output(self) -> None:
+        touched, self._touched = self._touched, set()
+        for connection in touched:
+            if connection.descriptor not in self.connections:
+                continue
+            try:
+                before = connection.wants_write
+                connection.send()
+                if connection.ending and not connection.outbox.pending_bytes:
+                    self._drop(connection)
+                elif connection.wants_write != before:
+                    self._watch(connection)
+            except OSError:
+                self._drop(connection)
+
+    def _touch(self, connection: Connection) -> None:
+        """It has output, or replies that become output after the commit."""
+        self._touched.add(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        mask = 0 if connection in self._paused or connection.ending else select.EPOLLIN
+        self._epoll.modify(connection.descriptor, mask | (select.EPOLLOUT if connection.wants_write else 0))
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        """Close after what is pending has left; a client that does not read it does not hold the rest."""
+        connection.end(reason)
+        self._watch(connection)
+        self._touched.add(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if self.connections.pop(connection.descriptor, None) is None:
+            return
+        self._paused.discard(connection)
+        self._touched.discard(connection)
+        if self._producers.get(connection.session.producer) is connection:
+            del self._producers[connection.session.producer]
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(connection.descriptor)
+        connection.close()
+
+    # --- accepting
+
+    def _accept(self) -> None:
+        for _ in range(64):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                log.warning("cannot accept: %s", error)
+                return
+            if len(self.connections) >= self.max_connections:
+                sock.close()
+                continue
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = Connection(
+                self, sock, f"{address[0]}:{address[1]}", _is_loopback(address[0]), self.connection_limits,
+                self._numbers, self._touch, self._tls,
+            )  # fmt: skip
+            self.connections[connection.descriptor] = connection
+            self._epoll.register(connection.descriptor, select.EPOLLIN)
+            self.accepted += 1
+
+    def _stop_accepting(self) -> None:
+        if self._accepting:
+            self._accepting = False
+            self._epoll.unregister(self._listener)
+            self._listener.close()
+
+    # --- once a second
+
+    def _keep_house(self, now: float) -> None:
+        self._housekeeping = now + HOUSEKEEPING_S
+        if self._reload:
+            self._reload = False
+            self._reload_tokens()
+        self.broker.forget_staged()
+        if self.tokens.required or self._tls is not None:
+            for connection in list(self.connections.values()):
+                if now - connection.opened > HELLO_S and not (connection.session.hello and connection.secure):
+                    self._drop(connection)
+
+    def _reload_tokens(self) -> None:
+        try:
+            self.tokens.reload()
+        except (OSError, InvalidArgument) as error:
+            log.error("the tokens were not read again: %s", error)
+            return
+        for connection in self.connections.values():
+            connection.scanner.forget_topics()
+
+    # --- what sessions ask for
+
+    def rights_of(self, token: str | None, session: Session) -> Rights:
+        """What the token allows; Disconnect when it is no token."""
+        rights = self.tokens.rights(token or "")
+        if rights is None:
+            raise Disconnect("this token is not known" if token else "HELLO needs token=")
+        return rights
+
+    def take_over(self, producer: str, session: Session) -> None:
+        """An older connection of the producer is dropped, with whatever it sent and was not read yet."""
+        old = self._producers.get(producer)
+        if old is not None and old.session is not session:
+            self._drop(old)
+        for connection in self.connections.values():
+            if connection.session is session:
+                self._producers[producer] = connection
+
+    def shutdown(self) -> None:
+        """A client asked the server to end."""
+        log.info("told to shut down")
+        self.stop()
+
+    def statistics(self) -> dict[str, Any]:
+        """Counts for STATS."""
+        stored = self.broker.store.statistics()
+        return {
+            "journal": self.broker.store.identity,
+            "uptime_s": round(time.time() - self._started, 3),
+            "connections": len(self.connections),
+            "accepted": self.accepted,
+            "queues": len(self.broker.queues),
+            "consumers": sum(len(queue.consumers) for queue in self.broker.queues.values()),
+            "published": self.broker.counters.get("matched"),
+            "commits": self.commits,
+            "first": stored.first,
+            "next": stored.next,
+            "stored_bytes": stored.stored_bytes,
+            "quota_bytes": self.limits.quota_bytes,
+            "staged_bytes": self.broker.staged_bytes,
+        }
+
+
+def _is_loopback(host: str) -> bool:
+    return host.startswith(LOOPBACK) or host == "localhost"
+
+
+def _descriptors() -> int:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _tls_context(
+    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None
+) -> ssl.SSLContext | None:
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    if authority is not None:
+        context.load_verify_locations(authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+__all__ = ["EVERYTHING", "Server"]

@@ -1,0 +1,177 @@
+"""The seam behind which messages are stored: a few methods, the embedded journal being the default.
+
+The broker knows messages by position alone, a number that grows; it never assumes that it comes from a local file.
+A store is used by the broker's one loop thread.
+
+- ``stage`` takes messages and ``record`` takes state; ``commit`` makes all of it durable at once, or none of it.
+- ``read`` gives messages that are durable, as views of wherever they lie.
+- ``records`` gives back, after opening, what ``record`` took; a store may leave out what a later snapshot covers.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock._core.broker import batch_names
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """What a store says of itself."""
+
+    first: int  # least position kept
+    next: int  # the position that the next message gets
+    stored_bytes: int
+    commits: int
+
+
+class Store(Protocol):
+    """What the broker needs of whatever keeps its messages."""
+
+    identity: str  #: changes when the store is made anew: positions of one identity mean nothing to another
+
+    @property
+    def next(self) -> int:
+        """The position after the last durable one."""
+
+    def stage(
+        self, batch: Batch, *, topic: str | None = None, properties: bytes = b"", message_id: bytes = b""
+    ) -> tuple[int, int]:
+        """Take a batch (its channels are the topics, unless one is given); first and last position."""
+
+    def record(self, kind: int, data: bytes) -> None:
+        """Take a piece of state that goes with what is staged."""
+
+    def commit(self) -> None:
+        """Make everything taken durable and visible, in one step. OSError: nothing of it was."""
+
+    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
+        """Durable messages at or after ``start`` (all topics, or those of patterns), and where to go on from."""
+
+    def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
+        """The position of the first message at or after an ordinal (of a topic) or a time; the next one if none."""
+
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """State taken since the last snapshot, in order."""
+
+    def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
+        """Position, message id and time of the messages from ``start`` on that were staged with an id."""
+
+    def trim(self, below: int) -> None:
+        """What lies below is needed by no queue; the store may free it if it was told to."""
+
+    def statistics(self) -> StoreStatistics:
+        """Counts and bounds."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class JournalStore:
+    """The default: an embedded journal in a directory."""
+
+    def __init__(
+        self, directory: str | Path, snapshot: Callable[[], Iterable[tuple[int, bytes]]], **options: Any
+    ) -> None:
+        from penstock.journal import Journal
+
+        self._journal = Journal(directory, **options)
+        self._journal.on_snapshot(snapshot)
+        self._writer = self._journal.writer
+        self.identity = str(self._journal.uuid)
+        self._ids: dict[tuple[str, ...], bytes] = {}
+        self._filters: dict[tuple[str, ...], Any] = {}
+        self._stored_bytes = 0
+        self._stored_at = 0.0
+
+    def stage(
+        self, batch: Batch, *, topic: str | None = None, properties: bytes = b"", message_id: bytes = b""
+    ) -> tuple[int, int]:
+        """Copy the messages into the journal's staging: the one copy between socket and segment."""
+        names = batch_names(batch) if topic is None else (topic,)
+        ids = self._ids.get(names)
+        if ids is None:
+            if len(self._ids) > 10_000:
+                self._ids.clear()
+            numbers = [self._journal.topic_id(name) for name in names]
+            ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
+        span: tuple[int, int] = self._writer.stage_batch(batch, ids, properties, message_id)
+        return span
+
+    def record(self, kind: int, data: bytes) -> None:
+        """State goes into the same batch as what is staged."""
+        self._writer.stage_state(kind, data)
+
+    def commit(self) -> None:
+        """One write, one sync."""
+        self._journal.commit_staged()
+
+    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
+        """Views of the mapped segments."""
+        return self._journal.read_from(max(1, start), most, most_bytes, self._filter(topics))
+
+    def _filter(self, topics: tuple[str, ...] | None) -> Any:
+        if topics is None:
+            return None
+        if topics not in self._filters:
+            from penstock.journal.journal import topic_filter
+
+            if len(self._filters) > 10_000:
+                self._filters.clear()
+            self._filters[topics] = topic_filter(topics)
+        return self._filters[topics]
+
+    def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
+        """By the journal's own index."""
+        found: int | None = None
+        if ordinal is not None and topic is not None:
+            found = self._journal.find_ordinal(topic, ordinal)
+        elif timestamp_ns is not None:
+            found = self._journal.find_time(timestamp_ns, topic)
+        return found or self._journal.frontier
+
+    def records(self) -> Iterator[tuple[int, bytes]]:
+        """As of opening."""
+        return iter(self._journal.state_records())
+
+    def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
+        """Read one by one: the window is short."""
+        while True:
+            batch, following = self.read(start, 4096, 1 << 40)
+            for position, timestamp_ns in zip(batch.positions, batch.timestamps_ns, strict=True):
+                identifier = self._journal.details(position).message_id
+                if identifier:
+                    yield position, identifier, timestamp_ns
+            if following >= self._journal.frontier or following <= start:
+                return
+            start = following
+
+    def trim(self, below: int) -> None:
+        """Retention is the journal's own rule."""
+
+    def statistics(self) -> StoreStatistics:
+        """Bounds are exact, the size is taken once a second."""
+        journal = self._journal
+        now = time.monotonic()
+        if now - self._stored_at > 1.0:
+            self._stored_at = now
+            self._stored_bytes = sum(entry.stat().st_blocks * 512 for entry in os.scandir(journal.directory))
+        return StoreStatistics(journal.first, journal.frontier, self._stored_bytes, self._writer.commits)
+
+    @property
+    def next(self) -> int:
+        """The position after the last durable one."""
+        return self._journal.frontier
+
+    def close(self) -> None:
+        """Close the journal."""
+        self._journal.close()

@@ -1,0 +1,137 @@
+"""The words of the text protocol: names, patterns, options, replies. Pure functions over text; any thread.
+
+Names (topics, queues, transactions) are 1 to 255 bytes of UTF-8 without blanks or control characters. A topic's parts
+stand between dots; in a pattern ``*`` is one part and ``>`` at the end is one part or more. Names with ``$`` in front
+are the broker's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from penstock.errors import RefusedError
+
+MAX_NAME_BYTES = 255
+DEFAULT_TOPIC = "default"
+
+
+class Refusal(RefusedError):
+    """What a peer asked for and does not get; told to it as ``ERR code text``, the connection goes on."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+class Disconnect(Exception):
+    """The connection is to be closed; ``reason`` is told to peers that understand replies."""
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def check_name(name: str, what: str, internal: bool = False) -> str:
+    """``name`` if it can be one; Refusal otherwise."""
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise Refusal("bad_name", f"a {what} name must be UTF-8") from None
+    if not 1 <= size <= MAX_NAME_BYTES:
+        raise Refusal("bad_name", f"a {what} name has 1 to {MAX_NAME_BYTES} bytes, not {size}")
+    if not name.isprintable() or " " in name:
+        raise Refusal("bad_name", f"a {what} name has no blanks or control characters")
+    if name.startswith("$") and not internal:
+        raise Refusal("bad_name", f"{what} names that begin with $ are the broker's own")
+    return name
+
+
+def check_topic(name: str) -> str:
+    """A topic to publish to: a name without wildcards or empty parts."""
+    check_name(name, "topic")
+    parts = name.split(".")
+    if "" in parts or "*" in parts or ">" in parts:
+        raise Refusal("bad_name", "a topic to publish to has no empty parts and no wildcards")
+    return name
+
+
+def check_pattern(pattern: str) -> str:
+    """A pattern of topics."""
+    check_name(pattern, "topic")
+    parts = pattern.split(".")
+    if "" in parts or ">" in parts[:-1]:
+        raise Refusal("bad_name", "a pattern has no empty parts, and > only at its end")
+    return pattern
+
+
+def matches(pattern: str, topic: str) -> bool:
+    """Whether ``topic`` is one of ``pattern``'s. The broker's own topics match only by their full name."""
+    if pattern == topic:
+        return True
+    if topic.startswith("$"):
+        return False
+    wanted, parts = pattern.split("."), topic.split(".")
+    if wanted[-1] == ">":
+        return len(parts) >= len(wanted) and _same(wanted[:-1], parts)
+    return len(parts) == len(wanted) and _same(wanted, parts)
+
+
+def _same(wanted: list[str], parts: list[str]) -> bool:
+    return all(want in ("*", part) for want, part in zip(wanted, parts, strict=False))
+
+
+def covers(allowed: str, pattern: str) -> bool:
+    """Whether every topic of ``pattern`` is one of ``allowed``'s."""
+    if allowed in (">", pattern):
+        return True
+    left, right = allowed.split("."), pattern.split(".")
+    for index, want in enumerate(left):
+        if want == ">":
+            return len(right) > index
+        if index >= len(right) or right[index] == ">" or want not in ("*", right[index]):
+            return False
+    return len(left) == len(right)
+
+
+def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str | int]:
+    """``key=value`` words as a dict; numbers where ``known`` says int, a bare word is 1. Refusal for unknown ones."""
+    options: dict[str, str | int] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        kind = known.get(key)
+        if kind is None:
+            raise Refusal("bad_option", f"option {key[:40]!r} is not known here; known: {', '.join(known) or 'none'}")
+        if kind is int:
+            options[key] = number(value if equals else "1", key)
+        else:
+            options[key] = value
+    return options
+
+
+def number(text: str, what: str) -> int:
+    """A decimal number of 0 or more; Refusal otherwise."""
+    if not text.isascii() or not text.isdigit() or len(text) > 19:
+        raise Refusal("bad_number", f"{what} must be a number of 0 or more")
+    return int(text)
+
+
+def span(text: str) -> tuple[int, int]:
+    """``5`` or ``5-9`` as first and last."""
+    first, dash, last = text.partition("-")
+    low = number(first, "position")
+    high = number(last, "position") if dash else low
+    if high < low:
+        raise Refusal("bad_number", f"{text} ends before it begins")
+    return low, high
+
+
+def ok_line(first: int, last: int) -> bytes:
+    """The confirm of one or of a row of messages."""
+    return b"OK %d\n" % first if first == last else b"OK %d-%d\n" % (first, last)
+
+
+def error_line(code: str, text: str) -> bytes:
+    """``ERR code text``, on one line whatever the text holds."""
+    flat = " ".join(text.split())[:500]
+    return f"ERR {code} {flat}\n".encode(errors="replace")

@@ -1,0 +1,430 @@
+"""The broker of modules: who is linked to whom, and a worker for each module. Usable without a gateway.
+
+A source module is an id of a bus of the broker's own, a link is a subscription to that id, a module's queue is a queue
+subscriber. ``publish`` hands one message by reference to every sink and takes no lock; it waits only while a sink's
+queue is full (unless that queue drops), which is how back-pressure reaches the source. Inside ``receive`` it waits for
+a sink on its own cycle no longer than ``cycle_timeout_s``: such a wait could never end.
+
+Every method may be called by any thread, ``receive`` included. The lock guards the tables only; nothing waits for a
+module while it is held.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, Self
+
+from penstock._core.gateway import GatewayMessage, Port
+from penstock.bus import Bus, QueueSubscriber
+from penstock.channel import Ledger
+from penstock.errors import InvalidArgument
+from penstock.gateway.configuration import QueueOptions
+from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
+from penstock.gateway.filters import Filter, Predicate, any_of
+from penstock.gateway.links import drain_order
+from penstock.gateway.worker import OnFailure, Worker
+
+MAX_MODULES = 65535
+JOIN_TIMEOUT_S = 10.0
+POLL_S = 0.002
+log = logging.getLogger("penstock.gateway")
+_live: weakref.WeakSet[ModuleBroker] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInfo:
+    """A snapshot of one module at work."""
+
+    name: str
+    handle: Any = field(repr=False)
+    kind: str
+    source_id: int
+    thread: str
+    waiting: int
+    depth: int
+    handled: int
+    failed: int
+    published: int
+    sinks: tuple[str, ...]
+    sources: tuple[str, ...]
+    seconds_in_receive: float
+    ledger: Ledger
+
+
+class ModuleBroker:
+    """Routes messages between modules; made with one reference."""
+
+    def __init__(self, *, cycle_timeout_s: float = 1.0) -> None:
+        if not cycle_timeout_s > 0:
+            raise InvalidArgument(f"cycle_timeout_s={cycle_timeout_s} must be above 0 seconds")
+        self.id = uuid.uuid4().hex
+        self.cycle_timeout_s = cycle_timeout_s
+        self._bus = Bus(f"gateway-{self.id[:12]}", mode="direct")
+        self._lock = threading.RLock()
+        self._workers: dict[int, Worker] = {}
+        self._ports: dict[int, Port] = {}
+        self._held_ids: weakref.WeakValueDictionary[int, Port] = weakref.WeakValueDictionary()
+        self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
+        self._references = 1
+        #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
+        self.on_refused: Callable[[str, BaseException], object] | None = None
+        self.on_filter_error: Callable[[str, BaseException], object] | None = None
+        _live.add(self)
+
+    def __repr__(self) -> str:
+        return f"<ModuleBroker {self.id[:12]}, {len(self._workers)} modules, {self._references} references>"
+
+    # ---- the handle
+
+    def inc_ref(self) -> Self:
+        """One more holder; gives the broker itself."""
+        with self._lock:
+            self._check()
+            self._references += 1
+        return self
+
+    def dec_ref(self) -> None:
+        """One holder less; the last one stops every worker and frees everything, modules attached or not."""
+        with self._lock:
+            if self._references == 0:
+                return
+            self._references -= 1
+            if self._references:
+                return
+        self._end(JOIN_TIMEOUT_S)
+
+    def destroy(self) -> None:
+        """The same as ``dec_ref``."""
+        self.dec_ref()
+
+    @property
+    def references(self) -> int:
+        """How many holders there are; 0: destroyed."""
+        return self._references
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dec_ref()
+
+    # ---- messages
+
+    def publish(self, source: Any, message: GatewayMessage) -> None:
+        """Send ``message`` from ``source`` (an attached module) to every sink linked to it. The caller keeps his
+        reference and may publish it again. ``TimeoutError`` names the sink that stayed full."""
+        port = self._ports.get(id(source))
+        if port is None:
+            self._refuse(source, message)
+        try:
+            port.publish(message)
+        except TimeoutError as error:
+            if self.on_refused is not None:
+                self.on_refused(port.name, error)
+            raise
+
+    def _refuse(self, source: Any, message: Any) -> NoReturn:
+        self._check()
+        if source is None or message is None:
+            raise InvalidArgument("publish takes a module and a message, not None")
+        raise BrokerError(f"{source!r} is not attached to this broker; add_module it first")
+
+    # ---- modules
+
+    def add_module(
+        self,
+        module: Any,
+        *,
+        name: str | None = None,
+        queue: QueueOptions | None = None,
+        on_failure: OnFailure | None = None,
+    ) -> ModuleInfo:
+        """Attach ``module`` (anything with a ``receive``) with a queue and a worker of its own."""
+        if module is None or not callable(getattr(module, "receive", None)):
+            raise InvalidArgument(f"a module has a receive method, {module!r} has none")
+        queue = queue or QueueOptions()
+        with self._lock:
+            self._check()
+            if id(module) in self._workers:
+                raise BrokerError(f"{module!r} is attached to this broker already")
+            name = name or getattr(module, "name", "") or f"{type(module).__name__}-{len(self._workers) + 1}"
+            port = self._port(name)
+            port.on_error = functools.partial(self._filter_failed, name)
+            reader = QueueSubscriber(
+                name=f"{self.id[:12]}/{name}",
+                depth=queue.depth,
+                overflow=queue.overflow,
+                timeout=queue.timeout_s,
+                max_public_id=MAX_MODULES,
+            )
+            self._bus.add(reader)
+            worker = Worker(module, name, port, reader, on_failure or log_failure)
+            try:
+                worker.start()
+            except RuntimeError as error:  # no more threads
+                reader.close()
+                raise BrokerError(f"module {name!r} got no thread: {error}") from error
+            self._workers[id(module)] = worker
+            self._ports[id(module)] = port
+        return self._info(worker)
+
+    def remove_module(
+        self,
+        module: Any,
+        *,
+        drain: bool = True,
+        timeout: float | None = 10.0,
+        last: Callable[[Any], object] | None = None,
+        done: Callable[[Any], object] | None = None,
+    ) -> None:
+        """Detach ``module``: nothing new reaches it; what is queued is handled first (``drain``) or dropped and
+        counted. Its links go with it. When draining takes longer than ``timeout``, ``DrainError``, and everything is
+        as it was. A module that removes itself leaves when its ``receive`` has returned.
+
+        ``last`` is called with the module when it has nothing more to handle and can still publish, ``done`` when it is
+        detached."""
+        worker, incoming = self._begin_removal(module)
+        if worker.mine:
+            worker.after = lambda: self._finish_removal(worker, last, done)
+            if not drain:
+                worker.queue.close()
+            return
+        if drain and not self._drained((worker,), timeout):
+            left = worker.waiting
+            self._restore(worker, incoming)
+            raise DrainError(
+                f"module {worker.name!r} still had {left} messages after {timeout} s; nothing was changed. "
+                "Give it more time (timeout=), or drop them (drain=False)"
+            )
+        self._finish_removal(worker, last, done)
+
+    def replace_module(self, old: Any, new: Any) -> None:
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. Its worker must be between messages or
+        be the caller."""
+        with self._lock:
+            worker = self._worker(old, BrokerError)
+            with worker.turn:
+                worker.adopt(new)
+            del self._workers[id(old)], self._ports[id(old)]
+            self._workers[id(new)] = worker
+            self._ports[id(new)] = worker.port
+
+    def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Worker, Predicate | None]]]:
+        with self._lock:
+            worker = self._worker(module, BrokerError)
+            if worker.removing:
+                raise BrokerError(f"module {worker.name!r} is being removed already")
+            worker.removing = True
+            incoming = [(other, other.sinks[worker]) for other in self._workers.values() if worker in other.sinks]
+            for other, _ in incoming:
+                self._part(other, worker)
+            self._set_rules()
+        return worker, incoming
+
+    def _restore(self, worker: Worker, incoming: list[tuple[Worker, Predicate | None]]) -> None:
+        with self._lock:
+            worker.removing = False
+            for other, accepts in incoming:
+                if id(other.module) in self._workers:
+                    self._join(other, worker, accepts)
+            self._set_rules()
+
+    def _finish_removal(
+        self, worker: Worker, last: Callable[[Any], object] | None, done: Callable[[Any], object] | None
+    ) -> None:
+        if last is not None:
+            last(worker.module)
+        with self._lock:
+            self._workers.pop(id(worker.module), None)
+            self._ports.pop(id(worker.module), None)
+            for sink in list(worker.sinks):
+                self._part(worker, sink)
+            self._set_rules()
+        self._quit(worker, JOIN_TIMEOUT_S)
+        if done is not None:
+            done(worker.module)
+
+    def _quit(self, worker: Worker, join_timeout_s: float) -> None:
+        worker.port.rules = None
+        if not worker.close(join_timeout_s):
+            log.error("module %r did not come back from receive; its thread is left to itself", worker.name)
+        worker.counters.close()
+
+    # ---- links
+
+    def add_link(self, source: Any, sink: Any, link_filter: Filter | tuple[Filter, ...] | None = None) -> None:
+        """From now on what ``source`` publishes reaches ``sink``. The same link again delivers once and takes the new
+        filter; several filters let through what any of them does."""
+        if source is None or sink is None:
+            raise InvalidArgument("a link has a source and a sink, not None")
+        filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
+        compiled = [one.compile() for one in filters if not one.empty]
+        accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
+        with self._lock:
+            self._check()
+            self._join(self._worker(source, AddLinkError), self._worker(sink, AddLinkError), accepts)
+            self._set_rules()
+
+    def remove_link(self, source: Any, sink: Any) -> None:
+        """What ``source`` publishes from now on no longer reaches ``sink``; what is queued still does."""
+        if source is None or sink is None:
+            raise InvalidArgument("a link has a source and a sink, not None")
+        with self._lock:
+            self._check()
+            ends = self._worker(source, RemoveLinkError), self._worker(sink, RemoveLinkError)
+            if ends[1] not in ends[0].sinks:
+                raise RemoveLinkError(f"there is no link {ends[0].name} -> {ends[1].name}")
+            self._part(*ends)
+            self._set_rules()
+
+    def _join(self, source: Worker, sink: Worker, accepts: Predicate | None) -> None:
+        source.sinks[sink] = accepts
+        sink.queue.subscribe(source.port.id)
+
+    def _part(self, source: Worker, sink: Worker) -> None:
+        source.sinks.pop(sink, None)
+        if not sink.queue.closed:
+            sink.queue.unsubscribe(source.port.id)
+
+    def _set_rules(self) -> None:
+        """Tell each port what is special about its links: filters, and sinks that a worker must not wait for."""
+        names = {str(key): worker for key, worker in self._workers.items()}
+        numbers = {worker: key for key, worker in names.items()}
+        graph = {key: [numbers[s] for s in w.sinks if s in numbers] for key, w in names.items()}
+        group = {key: index for index, keys in enumerate(drain_order(graph)) for key in keys}
+        for key, worker in names.items():
+            rules = {}
+            for sink, accepts in worker.sinks.items():
+                cyclic = sink in numbers and group[numbers[sink]] == group[key]
+                if accepts is not None or cyclic:
+                    rules[sink.queue] = (accepts, self.cycle_timeout_s if cyclic else None)
+            worker.port.rules = rules or None
+
+    # ---- snapshots
+
+    def modules(self) -> list[ModuleInfo]:
+        """Every module attached, in order of adding."""
+        with self._lock:
+            workers = list(self._workers.values())
+        return [self._info(worker) for worker in workers]
+
+    def info(self, module: Any) -> ModuleInfo:
+        """One module's snapshot."""
+        return self._info(self._worker(module, BrokerError))
+
+    def drain(self, modules: list[Any], timeout: float | None) -> bool:
+        """Wait until these modules together have nothing queued and nothing in hand."""
+        with self._lock:
+            workers = [self._workers[id(module)] for module in modules if id(module) in self._workers]
+        return self._drained(workers, timeout)
+
+    def worker_of(self, module: Any) -> Worker:
+        """The worker of an attached module."""
+        return self._worker(module, BrokerError)
+
+    def _info(self, worker: Worker) -> ModuleInfo:
+        with self._lock:
+            sources = tuple(other.name for other in self._workers.values() if worker in other.sinks)
+            sinks = tuple(sink.name for sink in worker.sinks)
+        return ModuleInfo(
+            name=worker.name,
+            handle=worker.module,
+            kind=type(worker.module).__name__,
+            source_id=worker.port.id,
+            thread=worker.thread.name,
+            waiting=worker.waiting,
+            depth=worker.queue.depth,
+            handled=worker.handled,
+            failed=worker.failed,
+            published=worker.port.published,
+            sinks=sinks,
+            sources=sources,
+            seconds_in_receive=worker.seconds_in_receive(time.monotonic()),
+            ledger=worker.queue.ledger,
+        )
+
+    # ---- inside
+
+    def _check(self) -> None:
+        if self._references == 0:
+            raise BrokerError(f"broker {self.id[:12]} has been destroyed")
+
+    def _worker(self, module: Any, error: type[BrokerError]) -> Worker:
+        if module is None:
+            raise InvalidArgument("a module is wanted, not None")
+        self._check()
+        worker = self._workers.get(id(module))
+        if worker is None:
+            raise error(f"{module!r} is not attached to this broker; add_module it first")
+        return worker
+
+    def _port(self, name: str) -> Port:
+        """A port with an id that no module has and no message in flight carries (those keep their port alive)."""
+        for _ in range(MAX_MODULES):
+            number = next(self._next_id)
+            if number not in self._held_ids:
+                port = Port(self._bus, number, name)
+                self._held_ids[number] = port
+                return port
+        raise BrokerError(f"all {MAX_MODULES} source ids are in use")
+
+    def _drained(self, workers: Any, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not all(worker.idle or worker.ended or worker.mine for worker in workers):
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _end(self, join_timeout_s: float) -> None:
+        with self._lock:
+            workers = list(self._workers.values())
+            self._workers.clear()
+            self._ports.clear()
+        for worker in workers:
+            worker.queue.close()  # all of them first: one may wait for another
+        for worker in workers:
+            self._quit(worker, join_timeout_s)
+        self._bus.close()
+
+    def _filter_failed(self, name: str, error: BaseException) -> None:
+        if self.on_filter_error is not None:
+            self.on_filter_error(name, error)
+        else:
+            log.error("a filter on a link of module %r raised", name, exc_info=error)
+
+
+def log_failure(worker: Worker, step: str, error: BaseException) -> None:
+    """What is done about a failure when nobody says otherwise: the first is logged with its trace, the rest counted."""
+    if worker.failed <= 1:
+        log.error("module %r failed in %s", worker.name, step, exc_info=error)
+
+
+def _after_fork() -> None:
+    """Workers did not come along into a forked child: every broker of the parent is at its end there."""
+    for broker in list(_live):
+        broker._references = 0
+        broker._workers = {}
+        broker._ports = {}
+        broker._lock = threading.RLock()
+
+
+def _at_exit() -> None:
+    for broker in list(_live):
+        if broker._references:
+            broker._references = 0
+            broker._end(1.0)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)

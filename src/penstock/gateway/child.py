@@ -1,0 +1,212 @@
+"""The program of a module in its own process: ``python -m penstock.gateway.child --control FD_OR_PATH --class P.M:C``.
+
+It takes control messages from the gateway (``control.py``) and messages over two shared-memory channels, ``URI.in`` and
+``URI.out``; each is a frame: the source's number, then the byte form. One thread does everything, so ``receive`` is
+serial; a module's own threads may publish. Where the gateway lent a counter with CREATE, the number of messages handled
+stands in it at all times, so that the gateway knows what a death interrupted.
+
+The process ends with DESTROY, when the gateway's end of the control socket closes, and (by a native thread, after a
+grace period) even when the module never gives the interpreter back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+from typing import Any
+
+from penstock import address
+from penstock._core.gateway import GatewayMessage, exit_when_hung_up
+from penstock.errors import ClosedError
+from penstock.gateway import control
+from penstock.gateway.configuration import imported
+from penstock.gateway.place import Place
+
+BATCH = 256
+GRACE_MS = 3000
+log = logging.getLogger("penstock.gateway.child")
+
+
+class RemoteBroker:
+    """The broker as the module in this process sees it: what it publishes goes to the gateway."""
+
+    def __init__(self, uri: str) -> None:
+        self._publisher = address.publisher(f"{uri}.out")
+        self._lock = threading.Lock()  # a handle is one thread's at a time, a module may have several
+
+    def publish(self, _: Any, message: GatewayMessage) -> None:
+        """Send to the gateway; waits while it is behind."""
+        frame = message.to_frame()
+        with self._lock:
+            self._publisher.publish(frame)
+
+    def close(self) -> None:
+        """Give the channel back."""
+        self._publisher.close()
+
+
+class Child:
+    """One module and its three connections."""
+
+    def __init__(self, connection: socket.socket, kind: type, name: str, exit_on_failure: bool) -> None:
+        self.connection = connection
+        self.kind = kind
+        self.name = name
+        self.exit_on_failure = exit_on_failure
+        self.decoder = control.Decoder()
+        self.handled = 0
+        self.counter: mmap.mmap | None = None
+        self.module: Any = None
+        self.broker: RemoteBroker | None = None
+        self.subscriber: Any = None
+
+    def serve(self) -> int:
+        """Until DESTROY or the end of the gateway; gives the exit status."""
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        while True:
+            if self.subscriber is not None and self.work():
+                timeout_ms = 0
+            else:
+                timeout_ms = None
+                if self.subscriber is not None:
+                    poll.register(self.subscriber.fileno(), select.POLLIN)
+            ready = poll.poll(timeout_ms)
+            if any(number == self.connection.fileno() for number, _ in ready):
+                status = self.obey()
+                if status is not None:
+                    return status
+
+    def obey(self) -> int | None:
+        """Do what the gateway says; the exit status when that was the last thing."""
+        data, descriptors, _, _ = socket.recv_fds(self.connection, 65536, 1)
+        for number in descriptors:
+            self.counter = mmap.mmap(number, mmap.PAGESIZE)
+            os.close(number)
+        if not data:
+            self.destroy()
+            return 1
+        for message in self.decoder.feed(data):
+            if isinstance(message, control.Create):
+                self.answer(self.create, message)
+            elif isinstance(message, control.Start):
+                self.attempt("start")
+            elif isinstance(message, control.Destroy):
+                while self.work():
+                    pass
+                self.destroy()
+                return 0
+        return None
+
+    def answer(self, step: Any, *arguments: Any) -> None:
+        """Take a step and say how it went."""
+        try:
+            step(*arguments)
+        except Exception as error:
+            print(f"module {self.name!r}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            self.reply(control.Status.ERROR)
+        else:
+            self.reply(control.Status.OK)
+
+    def reply(self, status: control.Status) -> None:
+        """Tell the gateway; when it has gone, the loop finds out by itself."""
+        try:
+            self.connection.sendall(control.encode(control.Reply(status)))
+        except OSError:
+            log.debug("the gateway has gone")
+
+    def create(self, message: control.Create) -> None:
+        """Join the channels, then make the module."""
+        self.subscriber = address.subscriber(f"{message.uri}.in")
+        self.broker = RemoteBroker(message.uri)
+        args = json.loads(message.args) if message.args else None
+        self.module = self.kind()
+        self.module.name = self.name
+        configuration = self.kind.parse(args) if hasattr(self.kind, "parse") else args
+        if hasattr(self.module, "create"):
+            self.module.create(self.broker, configuration)
+
+    def work(self) -> bool:
+        """Handle what is there; whether there was anything."""
+        try:
+            batch = self.subscriber.read_many(BATCH, 0)
+        except ClosedError:
+            return False
+        for data in batch:
+            try:
+                self.module.receive(GatewayMessage.from_frame(data))
+            except Exception:
+                self.failed()
+            self.handled += 1
+            if self.counter is not None:
+                struct.pack_into("<Q", self.counter, 0, self.handled)
+        return len(batch) > 0
+
+    def failed(self) -> None:
+        """Tell of a failure in receive."""
+        log.exception("module %r: receive raised", self.name)
+        if self.exit_on_failure:
+            os._exit(70)
+        self.reply(control.Status.ERROR)
+
+    def attempt(self, step: str) -> None:
+        """Call an optional step of the module; a failure is told."""
+        try:
+            getattr(self.module, step, lambda: None)()
+        except Exception:
+            log.exception("module %r: %s raised", self.name, step)
+            self.failed()
+
+    def destroy(self) -> None:
+        """Stop, destroy, close; as far as each goes."""
+        for step in ("stop", "destroy"):
+            if self.module is not None:
+                try:
+                    getattr(self.module, step, lambda: None)()
+                except Exception:
+                    log.exception("module %r: %s raised", self.name, step)
+        for handle in (self.subscriber, self.broker):
+            if handle is not None:
+                handle.close()
+
+
+def connect(place: str, timeout_s: float = 30.0) -> socket.socket:
+    """The control connection: a descriptor's number, or a path to connect to."""
+    if place.isdigit():
+        return socket.socket(fileno=int(place))
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    connection.connect(place)
+    connection.settimeout(None)
+    return connection
+
+
+def main() -> int:
+    """Parse the command line, serve, leave."""
+    parser = argparse.ArgumentParser(prog="penstock.gateway.child", description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--control", required=True, help="descriptor or path of the control socket")
+    parser.add_argument("--class", dest="kind", required=True, help="package.module:Class")
+    parser.add_argument("--name", default="module")
+    parser.add_argument("--exit-on-failure", action="store_true", help="end when receive raises, to be started again")
+    given = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
+    logging.basicConfig(format="%(name)s: %(message)s")
+    connection = connect(given.control)
+    exit_when_hung_up(connection.fileno(), GRACE_MS)
+    kind = imported(Place(given.kind, "class"))
+    status = Child(connection, kind, given.name, given.exit_on_failure).serve()
+    sys.stdout.flush()
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

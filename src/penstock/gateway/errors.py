@@ -1,0 +1,25 @@
+"""What a broker of modules refuses, by the names its reference gives the results."""
+
+from __future__ import annotations
+
+from penstock.errors import PenstockError
+
+
+class BrokerError(PenstockError):
+    """The broker could not do it: an unknown module, a broker that has been destroyed."""
+
+
+class AddLinkError(BrokerError):
+    """The link could not be added: one of its ends is not attached, or it is there already."""
+
+
+class RemoveLinkError(BrokerError):
+    """The link could not be removed: there is none between these ends."""
+
+
+class ModuleError(PenstockError):
+    """A module could not be loaded, made or started; the text says which step and why."""
+
+
+class DrainError(PenstockError, TimeoutError):
+    """What was queued for a module was not handled in time; the text says how much and what can be done."""

@@ -1,0 +1,136 @@
+"""Filters on links: which messages a link lets through.
+
+A filter is a conjunction; its parts run in the order cheapest first, and the two that count (``one_in``, then
+``rate_per_s``) see only what the others let through. Filters run where the message is published, before the sink's
+queue, so that a slow sink behind a sparse link stops nobody. A predicate that raises lets the message through to no
+one and is counted as an error of that link.
+
+One link's filter is called by any thread that publishes from its source; the GIL makes each step whole, so counts may
+be off by no more than the threads that publish at the same instant.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock._core import Message
+from penstock.errors import InvalidArgument
+
+Predicate = Callable[[Message], object]
+MAX_RATE_PER_S = 1_000_000
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What a link lets through; a field left at its default lets everything through.
+
+    ``properties`` maps a name to the value it must have, to a list of allowed values, or to a pattern when the value
+    holds ``*`` or ``?``; the value None asks that the property be there.
+    """
+
+    properties: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
+    min_bytes: int | None = None
+    max_bytes: int | None = None
+    one_in: int | None = None
+    rate_per_s: float | None = None
+    predicate: Predicate | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_bytes", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise InvalidArgument(f"{name}={value} must be 0 or more bytes")
+        if self.min_bytes is not None and self.max_bytes is not None and self.min_bytes > self.max_bytes:
+            raise InvalidArgument(f"min_bytes={self.min_bytes} is above max_bytes={self.max_bytes}")
+        if self.one_in is not None and self.one_in < 1:
+            raise InvalidArgument(f"one_in={self.one_in} must be 1 or more")
+        if self.rate_per_s is not None and not 0 < self.rate_per_s <= MAX_RATE_PER_S:
+            raise InvalidArgument(f"rate_per_s={self.rate_per_s} must be above 0 and at most {MAX_RATE_PER_S}")
+        if self.predicate is not None and not callable(self.predicate):
+            raise InvalidArgument(f"predicate={self.predicate!r} cannot be called")
+
+    @property
+    def empty(self) -> bool:
+        """Whether it lets everything through."""
+        return not self.properties and all(
+            value is None for value in (self.min_bytes, self.max_bytes, self.one_in, self.rate_per_s, self.predicate)
+        )
+
+    def compile(self, clock: Callable[[], float] = time.monotonic) -> Predicate:
+        """A function of a message, with counts of its own."""
+        parts: list[Predicate] = []
+        if self.min_bytes is not None or self.max_bytes is not None:
+            parts.append(_size(self.min_bytes or 0, self.max_bytes))
+        parts += [_property(name, wanted) for name, wanted in self.properties.items()]
+        if self.predicate is not None:
+            parts.append(self.predicate)
+        if self.one_in is not None:
+            parts.append(_sample(self.one_in))
+        if self.rate_per_s is not None:
+            parts.append(_rate(self.rate_per_s, clock))
+        return parts[0] if len(parts) == 1 else lambda message: all(part(message) for part in parts)
+
+
+def any_of(predicates: Sequence[Predicate]) -> Predicate:
+    """What two links between the same modules let through together: each sees the message, one yes is enough."""
+    if len(predicates) == 1:
+        return predicates[0]
+
+    def accepts(message: Message) -> bool:
+        yes = False
+        for part in predicates:
+            yes = bool(part(message)) or yes
+        return yes
+
+    return accepts
+
+
+def _size(least: int, most: int | None) -> Predicate:
+    ceiling = math.inf if most is None else most
+    return lambda message: least <= message.size <= ceiling
+
+
+def _property(name: str, wanted: str | Sequence[str] | None) -> Predicate:
+    if wanted is None:
+        return lambda message: name in message.properties
+    if isinstance(wanted, str) and not any(sign in wanted for sign in "*?["):
+        return lambda message: message.properties.get(name) == wanted
+    if isinstance(wanted, str):
+        matches = re.compile(fnmatch.translate(wanted)).match
+        return lambda message: (value := message.properties.get(name)) is not None and matches(value)
+    allowed = frozenset(wanted)
+    return lambda message: message.properties.get(name) in allowed
+
+
+def _sample(one_in: int) -> Predicate:
+    """The first of every ``one_in`` messages."""
+    count = -1
+
+    def accepts(_: Message) -> bool:
+        nonlocal count
+        count += 1
+        return count % one_in == 0
+
+    return accepts
+
+
+def _rate(rate_per_s: float, clock: Callable[[], float]) -> Predicate:
+    """At most ``rate_per_s`` in any second: the last ones' times are kept, and the oldest must be a second old."""
+    most = math.ceil(rate_per_s)
+    window_s = most / rate_per_s
+    times: deque[float] = deque(maxlen=most)
+
+    def accepts(_: Message) -> bool:
+        now = clock()
+        if len(times) == most and now - times[0] < window_s:
+            return False
+        times.append(now)
+        return True
+
+    return accepts

@@ -1,0 +1,87 @@
+"""Loaders: how a module's entry point becomes a module. ``python`` is here; ``process`` and ``native`` load their files
+when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidArgument, nearest
+from penstock.gateway.configuration import KINDS, LoaderEntry, ModuleEntry, imported
+from penstock.gateway.errors import ModuleError
+from penstock.gateway.module import Outlet
+from penstock.gateway.place import Place
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Everything needed to make a module, now and again after a failure."""
+
+    name: str
+    build: Callable[[], Any]
+    configuration: Any
+
+    def make(self, broker: Outlet) -> Any:
+        """A module that has been created; ``ModuleError`` names it and the step that failed."""
+        try:
+            module = self.build()
+            module.name = self.name
+        except Exception as error:
+            raise ModuleError(f"module {self.name!r} could not be built: {_told(error)}") from error
+        try:
+            if hasattr(module, "create"):
+                module.create(broker, self.configuration)
+        except Exception as error:
+            raise ModuleError(f"module {self.name!r} failed in create: {_told(error)}") from error
+        return module
+
+
+def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], place: Place | None = None) -> Recipe:
+    """Load the entry point and parse the args; nothing is made yet."""
+    place = place or Place(
+        {"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}, entry.name
+    )
+    loader = loaders.get(entry.loader)
+    kind = loader.kind if loader else entry.loader
+    shared = loader.configuration if loader else {}
+    entrypoint = place["loader"]["entrypoint"]
+    if kind == "python":
+        built: tuple[Callable[[], Any], Callable[[Any], Any]] = python(entrypoint)
+    elif kind == "process":
+        from penstock.gateway import process
+
+        built = process.load(entry, entrypoint, shared)
+    elif kind == "native":
+        from penstock.gateway import native
+
+        built = native.load(entrypoint)
+    else:
+        raise InvalidArgument(f"{kind!r} is not a loader; {nearest(kind, (*KINDS, *loaders))}")
+    build, parse = built
+    args = place["args"] if "args" in place else Place(None, f"{place.path}.args", place.file)
+    try:
+        configuration = parse(args.value)
+    except Exception as error:
+        args.fail(_told(error), error)
+    return Recipe(entry.name, build, configuration)
+
+
+def python(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """A class by ``package.module:Class``; how to build one and how to parse its args."""
+    if isinstance(entrypoint.value, Mapping):
+        entrypoint.only("class")
+        entrypoint.need("class")
+        entrypoint = entrypoint["class"]
+    kind = imported(entrypoint)
+    if not callable(kind) or not hasattr(kind, "receive"):
+        entrypoint.fail(f"{entrypoint.value!r} is no class with a receive method")
+    return kind, getattr(kind, "parse", _as_given)
+
+
+def _as_given(args: Any) -> Any:
+    return args
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if not isinstance(error, ValueError) else str(error)

@@ -1,0 +1,116 @@
+"""What a module is: something that a gateway makes, starts, hands messages to and ends.
+
+Any class with a ``receive`` method serves; the others are optional and these are their meanings. ``Module`` gives them
+all a body, and ``Source`` adds the thread that a module needs which speaks of its own accord.
+
+Calls for one module never overlap: ``create``, ``start``, ``receive`` for each message in order, ``stop``, more of
+``receive`` while its queue drains, ``destroy``. ``receive`` runs on the module's own worker thread; the others on the
+thread that changes the gateway. A module may publish from any thread and from inside ``receive``.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from penstock._core.gateway import GatewayMessage
+
+log = logging.getLogger("penstock.gateway")
+
+
+class Outlet(Protocol):
+    """The broker as a module sees it, in this process or in the module's own."""
+
+    def publish(self, source: Any, message: GatewayMessage, /) -> None:
+        """Send ``message`` to every sink linked to ``source``, which is the module itself."""
+
+
+class Module:
+    """A module that does nothing; override what matters."""
+
+    name: str = ""
+    broker: Outlet
+    configuration: Any = None
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """The configuration out of the ``args`` of the gateway's file; raise ValueError to refuse them."""
+        return {} if args is None else args
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Take the broker and the configuration that ``parse`` gave."""
+        self.broker = broker
+        self.configuration = configuration
+
+    def start(self) -> None:
+        """Every module has been made and the links are there: begin."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        """One message of a linked source."""
+
+    def stop(self) -> None:
+        """Say nothing more of your own accord; what is queued for you still comes."""
+
+    def destroy(self) -> None:
+        """Give everything back."""
+
+    def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None) -> None:
+        """Send to whoever is linked to this module. A GatewayMessage without new properties goes as it is."""
+        if properties is not None or not isinstance(content, GatewayMessage):
+            content = GatewayMessage(content, properties)
+        self.broker.publish(self, content)
+
+
+class Source(Module):
+    """A module with a thread of its own that runs ``run`` from start to stop."""
+
+    def start(self) -> None:
+        """Begin the thread."""
+        self.stopping = threading.Event()
+        self._thread = threading.Thread(
+            target=self._guarded, name=f"{self.name or type(self).__name__} source", daemon=True
+        )
+        self._thread.start()
+
+    def run(self) -> None:
+        """Publish until ``self.stopping`` is set; wait with ``self.stopping.wait(seconds)``."""
+
+    def stop(self) -> None:
+        """End the thread and wait for it."""
+        if hasattr(self, "stopping"):
+            self.stopping.set()
+            if self._thread is not threading.current_thread():
+                self._thread.join()
+
+    def destroy(self) -> None:
+        """Make sure that the thread has ended."""
+        self.stop()
+
+    def _guarded(self) -> None:
+        try:
+            self.run()
+        except Exception:
+            if not self.stopping.is_set():
+                log.exception("module %r: its source thread ended by an error", self.name)
+
+
+def options(args: Any, **defaults: Any) -> dict[str, Any]:
+    """``args`` over ``defaults``, for a module's ``parse``: unknown names and other kinds of value are refused."""
+    given = {} if args is None else args
+    if not isinstance(given, Mapping):
+        raise ValueError(f"args is an object with named values, not {given!r}")
+    for name, value in given.items():
+        if name not in defaults:
+            raise ValueError(f"{name!r} is not known; valid: {', '.join(defaults)}")
+        wanted = defaults[name]
+        if wanted is not None and not _same_kind(value, wanted):
+            raise ValueError(f"{name} is like {wanted!r}, not {value!r}")
+    return {**defaults, **given}
+
+
+def _same_kind(value: Any, wanted: Any) -> bool:
+    if isinstance(wanted, float):
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is type(wanted)

@@ -1,0 +1,62 @@
+"""Aggregator: count, least, greatest, mean and last of a number, over windows of time or of messages.
+
+args: ``field`` ("value": of the JSON content), ``by`` ("deviceId": a window for each value of this property),
+``window_s`` (10.0) or ``window_count`` (null; when given, windows of that many messages), ``max_groups`` (10000).
+A window of time is closed by the first message after it and at the end. Properties: ``kind`` = "aggregate" and the
+one of ``by``.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, Outlet, options
+
+
+class Aggregator(Module):
+    """Windows."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        return options(args, field="value", by="deviceId", window_s=10.0, window_count=None, max_groups=10000)
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Begin with no window."""
+        super().create(broker, configuration)
+        self._windows: dict[str, dict[str, float]] = {}
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Add one value; publish the window that it completes or follows."""
+        value, now, c = (
+            float(json.loads(bytes(message))[self.configuration["field"]]),
+            time.monotonic(),
+            self.configuration,
+        )
+        group = message.properties.get(c["by"], "")
+        window = self._windows.get(group)
+        if window and c["window_count"] is None and now - window["begin"] >= c["window_s"]:
+            self._close(group)
+            window = None
+        if window is None and len(self._windows) >= c["max_groups"]:
+            self._close(next(iter(self._windows)))
+        if window is None:
+            window = self._windows[group] = {"begin": now, "count": 0, "min": value, "max": value, "sum": 0.0}
+        window.update(count=window["count"] + 1, sum=window["sum"] + value, last=value)
+        window.update(min=min(window["min"], value), max=max(window["max"], value))
+        if window["count"] == c["window_count"]:
+            self._close(group)
+
+    def stop(self) -> None:
+        """Publish what has gathered."""
+        for group in list(self._windows):
+            self._close(group)
+
+    def _close(self, group: str) -> None:
+        window = self._windows.pop(group)
+        window["mean"] = window.pop("sum") / window["count"]
+        del window["begin"]
+        self.publish(json.dumps(window).encode(), {"kind": "aggregate", self.configuration["by"]: group})

@@ -1,0 +1,50 @@
+"""Logger: each message a line of JSON in a file, or a record of Python's logging.
+
+args: ``file`` (null: logging), ``level`` ("INFO"), ``max_bytes`` (200: of content shown). The file is made readable by
+its owner alone and is appended to, a line a message, written at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, Outlet, options
+
+
+class Logger(Module):
+    """Lines."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, file=None, level="INFO", max_bytes=200)
+        if not isinstance(logging.getLevelName(given["level"]), int):
+            raise ValueError(f"level {given['level']!r} is not one of DEBUG, INFO, WARNING, ERROR")
+        return given
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Open the file."""
+        super().create(broker, configuration)
+        self._log = logging.getLogger(f"penstock.gateway.{self.name or 'logger'}")
+        self._file = None
+        if configuration["file"]:
+            number = os.open(configuration["file"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            self._file = os.fdopen(number, "w", buffering=1)
+
+    def receive(self, message: GatewayMessage) -> None:
+        """One line."""
+        shown = bytes(message.content[: self.configuration["max_bytes"]]).decode(errors="backslashreplace")
+        line = json.dumps({"properties": dict(message.properties), "bytes": message.size, "content": shown})
+        if self._file is not None:
+            self._file.write(line + "\n")
+        else:
+            self._log.log(logging.getLevelName(self.configuration["level"]), "%s", line)
+
+    def destroy(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()

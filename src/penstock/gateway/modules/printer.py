@@ -1,0 +1,42 @@
+"""Printer: each message a line on standard output.
+
+args: ``format`` ("{content}"; also {properties}, {size}, {time} and {NAME} of any property), ``max_bytes`` (200).
+A property that is not there is shown as "-". The format is filled in by name only: no attributes, no indexes.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, options
+
+_NAME = re.compile(r"\{([^{}]*)\}")
+
+
+class Printer(Module):
+    """Lines for a reader at the terminal."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        return options(args, format="{content}", max_bytes=200)
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Print one line."""
+
+        def value(match: re.Match[str]) -> str:
+            name = match[1]
+            if name == "content":
+                return bytes(message.content[: self.configuration["max_bytes"]]).decode(errors="backslashreplace")
+            if name == "properties":
+                return " ".join(f"{key}={text}" for key, text in message.properties.items())
+            if name == "size":
+                return str(message.size)
+            if name == "time":
+                return time.strftime("%H:%M:%S", time.localtime(message.timestamp_ns / 1e9))
+            return message.properties.get(name, "-")
+
+        print(_NAME.sub(value, self.configuration["format"]), flush=True)

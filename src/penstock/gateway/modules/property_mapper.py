@@ -1,0 +1,35 @@
+"""PropertyMapper: renames, sets and drops properties, over the same content.
+
+args: ``rename`` ({"old": "new"}), ``set`` ({"name": "value"}), ``drop`` (["name"]), ``keep`` (null: all; else a list).
+In that order: keep, drop, rename, set.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, options
+
+
+class PropertyMapper(Module):
+    """The same content with other properties; nothing is copied."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, rename={}, set={}, drop=[], keep=None)
+        texts = [*given["rename"].items(), *given["set"].items(), (*given["drop"], *(given["keep"] or ()))]
+        if not all(isinstance(text, str) for group in texts for text in group):
+            raise ValueError("names and values of properties are texts")
+        return given
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Publish it under its new properties."""
+        c = self.configuration
+        kept = {
+            c["rename"].get(name, name): value
+            for name, value in message.properties.items()
+            if (c["keep"] is None or name in c["keep"]) and name not in c["drop"]
+        }
+        self.broker.publish(self, message.with_properties({**kept, **c["set"]}))

@@ -1,0 +1,38 @@
+"""Timer: a message every so many seconds.
+
+args: ``period_s`` (1.0), ``count`` (null: for ever), ``content`` (a text, ""), ``properties`` ({}).
+Each message also has the property ``tick``, from 1. The period is kept on average: a late tick is followed by a
+shorter wait, and ticks that were missed altogether are left out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from penstock.gateway.module import Source, options
+
+
+class Timer(Source):
+    """Ticks."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, period_s=1.0, count=None, content="", properties={})
+        if not given["period_s"] > 0:
+            raise ValueError(f"period_s is above 0, not {given['period_s']}")
+        return given
+
+    def run(self) -> None:
+        """Publish a tick at each multiple of the period."""
+        period_s, count = self.configuration["period_s"], self.configuration["count"]
+        content = self.configuration["content"].encode()
+        begin, tick = time.monotonic(), 0
+        due = begin
+        while count is None or tick < count:
+            if self.stopping.wait(max(0.0, due - time.monotonic())):
+                return
+            tick += 1
+            self.publish(content, {**self.configuration["properties"], "tick": str(tick)})
+            due = max(due + period_s, time.monotonic())

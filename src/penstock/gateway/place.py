@@ -1,0 +1,114 @@
+"""A value in a configuration and where it stands, so that what is wrong can be told by its path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from penstock.errors import InvalidArgument, nearest
+
+
+class ConfigurationError(InvalidArgument):
+    """A gateway's description cannot be right; the text names the file and the line, or the path of the value."""
+
+
+class Place:
+    """One value, its path (``modules[2].loader``) and its file."""
+
+    def __init__(self, value: Any, path: str, file: str | None = None) -> None:
+        self.value = value
+        self.path = path
+        self.file = file
+
+    def fail(self, text: str, cause: BaseException | None = None) -> NoReturn:
+        """Refuse the value."""
+        where = ": ".join(part for part in (self.file, self.path) if part)
+        raise ConfigurationError(f"{where}: {text}" if where else text) from cause
+
+    @contextmanager
+    def checking(self) -> Iterator[None]:
+        """What is refused inside is told with this path."""
+        try:
+            yield
+        except ConfigurationError:
+            raise
+        except (ValueError, TypeError) as error:
+            self.fail(str(error), error)
+
+    def __getitem__(self, key: str | int) -> Place:
+        path = f"{self.path}[{key}]" if isinstance(key, int) else f"{self.path}.{key}".lstrip(".")
+        value = self.value[key] if isinstance(key, int) else self.mapping()[key]
+        return Place(value, path, self.file)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.mapping()
+
+    def mapping(self) -> Mapping[str, Any]:
+        """The value as an object."""
+        if not isinstance(self.value, Mapping):
+            self.fail(f"is an object with named values, not {_kind(self.value)}")
+        return self.value
+
+    def items(self, key: str) -> list[Place]:
+        """The places of a list; none where it is missing."""
+        if key not in self:
+            return []
+        place = self[key]
+        if not isinstance(place.value, list | tuple):
+            place.fail(f"is a list, not {_kind(place.value)}")
+        return [place[index] for index in range(len(place.value))]
+
+    def only(self, *names: str) -> None:
+        """Refuse keys that mean nothing here."""
+        for key in self.mapping():
+            if key not in names:
+                self[key].fail(f"is not known here; {nearest(str(key), names)}")
+
+    def need(self, *names: str) -> None:
+        """Refuse the lack of a key."""
+        for name in names:
+            if name not in self:
+                Place(None, f"{self.path}.{name}".lstrip("."), self.file).fail("is missing")
+
+    def text(self) -> str:
+        """A text with something in it."""
+        if not isinstance(self.value, str):
+            self.fail(f"is a text, not {_kind(self.value)}")
+        if not self.value or "\0" in self.value:
+            self.fail("is empty" if not self.value else "holds a NUL")
+        return self.value
+
+    def choice(self, valid: Sequence[str], what: str = "choice") -> str:
+        """One of a few texts."""
+        text = self.text()
+        if text not in valid:
+            self.fail(f"{text!r} is not a {what}; {nearest(text, valid)}")
+        return text
+
+    def number(self, least: float = -math.inf, *, optional: bool = False) -> Any:
+        """A number of at least ``least``; null where that means something."""
+        if self.value is None and optional:
+            return None
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+            self.fail(f"is a number, not {_kind(self.value)}")
+        if self.value < least:
+            self.fail(f"is {self.value}; it must be {least} or more")
+        return float(self.value)
+
+    def whole(self, least: int, most: int = 1 << 62, *, optional: bool = False) -> Any:
+        """A whole number between two bounds; null where that means something."""
+        if self.value is None and optional:
+            return None
+        if isinstance(self.value, bool) or not isinstance(self.value, int):
+            self.fail(f"is a whole number, not {_kind(self.value)}")
+        if not least <= self.value <= most:
+            self.fail(f"is {self.value}; {least} to {most} are allowed")
+        return self.value
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    return {"dict": "an object", "list": "a list", "str": f"the text {value!r}"}.get(type(value).__name__, repr(value))

@@ -1,0 +1,353 @@
+"""The loader ``process``: a module in a process of its own, over the control protocol and shared memory.
+
+In the gateway such a module is a ``ProcessModule``: ``receive_many`` writes frames to the channel ``URI.in``; a thread
+of its own publishes what comes by ``URI.out`` and watches the control socket. Every message sent is kept until the
+counter that the child shares shows it handled, so a death loses only the message in hand: that one is counted, the
+others are sent again to the next child (``unhandled``).
+
+Entry point: ``"package.module:Class"``, or an object with ``class`` (run by ``child.py``), or with ``activation``:
+``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (somebody else starts it); ``control_id`` is then
+the path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import logging
+import mmap
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock import address
+from penstock._core import Message
+from penstock._core.gateway import GatewayMessage
+from penstock.errors import ClosedError, PenstockError
+from penstock.gateway import control
+from penstock.gateway.configuration import ModuleEntry
+from penstock.gateway.errors import ModuleError
+from penstock.gateway.module import Module, Outlet
+from penstock.gateway.place import Place
+from penstock.gateway.supervision import Policy
+
+BATCH = 256
+log = logging.getLogger("penstock.gateway")
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the process comes to be and how long to wait for it."""
+
+    kind: str | None = None
+    path: str | None = None
+    args: tuple[str, ...] = ()
+    control_id: str | None = None
+    timeout_s: float = 30.0
+    grace_period_s: float = 3.0
+    slots: int = 1024
+    max_message_bytes: int = 4096
+    exit_on_failure: bool = False
+
+
+def load(
+    entry: ModuleEntry, entrypoint: Place, shared: Mapping[str, Any]
+) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """How to build the module's stand-in, and how to parse its args (which go to the process as JSON)."""
+    launch = _launch(entrypoint, shared, entry.restart.policy is Policy.ON_FAILURE)
+    return lambda: ProcessModule(launch), json.dumps
+
+
+def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> Launch:
+    if isinstance(place.value, str):
+        place = Place({**shared, "class": place.value}, place.path, place.file)
+    else:
+        place = Place({**shared, **place.mapping()}, place.path, place.file)
+    place.only("class", "activation", "path", "args", "control_id", "timeout_ms", "grace_period_ms", "slots",
+               "max_message_bytes")  # fmt: skip
+    given: dict[str, Any] = {"exit_on_failure": exit_on_failure}
+    if "class" in place:
+        given["kind"] = place["class"].text()
+        if ":" not in given["kind"]:
+            place["class"].fail(f"{given['kind']!r} is not of the form package.module:Class")
+    else:
+        place.need("activation", "control_id")
+        given["control_id"] = place["control_id"].text()
+        if place["activation"].choice(("none", "launch")) == "launch":
+            place.need("path")
+            given["path"] = place["path"].text()
+            given["args"] = tuple(item.text() for item in place.items("args"))
+    for name, unit in (("timeout_ms", "timeout_s"), ("grace_period_ms", "grace_period_s")):
+        if name in place:
+            given[unit] = place[name].number(1) / 1000
+    if "slots" in place:
+        given["slots"] = place["slots"].whole(2, 1 << 16)
+    if "max_message_bytes" in place:
+        given["max_message_bytes"] = place["max_message_bytes"].whole(64, 1 << 30)
+    return Launch(**given)
+
+
+class ProcessModule(Module):
+    """The stand-in of a module that lives in another process."""
+
+    #: Set by whoever supervises: called, on the module's own thread, with what went wrong.
+    on_failure: Callable[[BaseException], None] | None = None
+
+    def __init__(self, launch: Launch) -> None:
+        self._launch = launch
+        self.sent = 0
+        self._window: deque[GatewayMessage] = deque()
+        self._closing = threading.Event()
+        self._passes = 0  # times the pump found nothing more to read
+        self.dead: BaseException | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+
+    # ---- life
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Start the process, have it make the module, wait for its answer."""
+        super().create(broker, configuration)
+        with contextlib.ExitStack() as undo:
+            uri = f"shm:/gateway-{os.getpid()}-{next(_numbers)}"
+            frame_bytes = self._launch.max_message_bytes + 8 + 14
+            channel = {"slots": self._launch.slots, "slot_size": frame_bytes}
+            self._publisher = undo.enter_context(address.publisher(f"{uri}.in", **channel))
+            self._subscriber = undo.enter_context(address.subscriber(f"{uri}.out", **channel))
+            descriptor = os.memfd_create("handled")
+            undo.callback(os.close, descriptor)
+            os.truncate(descriptor, mmap.PAGESIZE)
+            self._counter = mmap.mmap(descriptor, mmap.PAGESIZE)
+            undo.callback(self._end_process)
+            self._connection = self._connect()
+            undo.callback(self._connection.close)
+            self._connection.settimeout(self._launch.timeout_s)
+            message = control.encode(control.Create(uri, configuration))
+            socket.send_fds(self._connection, [message], [descriptor])
+            self._await_reply()
+            undo.pop_all()
+            os.close(descriptor)
+        self._connection.setblocking(False)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._thread = threading.Thread(target=self._pump, name=f"{self.name} process", daemon=True)
+        self._thread.start()
+
+    def start(self) -> None:
+        """Have the process start the module."""
+        self._send(control.Start())
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Send one message."""
+        self.receive_many([message])
+
+    def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
+        """Send messages; waits while the process is behind."""
+        handled = self.handled
+        while self._window and self.sent - len(self._window) < handled:
+            self._window.popleft()
+        self._window.extend(messages)
+        self.sent += len(messages)
+        if self.dead is not None:
+            raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
+        self._publisher.publish_many([message.to_frame() for message in messages])
+        if self.dead is not None:  # it may have died while this waited; the next one gets them from the window
+            raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
+
+    @property
+    def handled(self) -> int:
+        """Messages that the process has handled."""
+        number: int = struct.unpack_from("<Q", self._counter)[0]
+        return number
+
+    def unhandled(self) -> list[GatewayMessage]:
+        """What a process that has died leaves for the next one: everything sent after the message in hand."""
+        done = self.handled
+        first = self.sent - len(self._window)
+        return list(itertools.islice(self._window, max(0, done + 1 - first), None))
+
+    def flush(self, timeout: float | None) -> bool:
+        """Wait until the process has handled all that was sent, and what it said meanwhile has been published."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        wanted: int | None = None
+        while self.dead is None:
+            if wanted is None and self.handled >= self.sent:
+                wanted = self._passes + 2  # one pass may have begun before
+            if wanted is not None:
+                if self._passes >= wanted:
+                    return True
+                self._wake()
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            time.sleep(0.002)
+        return False
+
+    def destroy(self) -> None:
+        """End the process in order, by force after the grace period; close everything."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._send(control.Destroy())
+        self._end_process()
+        self._wake()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        for handle in (self._publisher, self._subscriber, self._connection):
+            handle.close()
+        for number in (self._wake_read, self._wake_write):
+            os.close(number)
+
+    # ---- the process
+
+    def _connect(self) -> socket.socket:
+        if self._launch.kind is not None:
+            return self._launch_class()
+        path = self._launch.control_id or ""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            with contextlib.suppress(FileNotFoundError):
+                if Path(path).is_socket():
+                    os.unlink(path)
+            mask = os.umask(0o177)
+            try:
+                listener.bind(path)
+            finally:
+                os.umask(mask)
+            try:
+                listener.listen(1)
+                if self._launch.path is not None:
+                    self._popen([self._launch.path, *self._launch.args])
+                listener.settimeout(self._launch.timeout_s)
+                connection, _ = listener.accept()
+            except TimeoutError:
+                raise ModuleError(f"nobody connected to {path} in {self._launch.timeout_s} s") from None
+            finally:
+                os.unlink(path)
+        return connection
+
+    def _launch_class(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-m", "penstock.gateway.child", "--control", str(theirs.fileno())]
+            command += ["--class", str(self._launch.kind), "--name", self.name or "module"]
+            if self._launch.exit_on_failure:
+                command.append("--exit-on-failure")
+            self._popen(command, pass_fds=(theirs.fileno(),))
+        return ours
+
+    def _popen(self, command: list[str], pass_fds: tuple[int, ...] = ()) -> None:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=pass_fds, env=environment)
+
+    def _await_reply(self) -> None:
+        decoder = control.Decoder()
+        while True:
+            try:
+                data = self._connection.recv(65536)
+            except TimeoutError:
+                raise ModuleError(f"its process did not answer create in {self._launch.timeout_s} s") from None
+            except ConnectionError:
+                data = b""
+            if not data:
+                raise ModuleError(f"its process ended while it was being made{self._status()}")
+            for message in decoder.feed(data):
+                if message == control.Reply(control.Status.OK):
+                    return
+                raise ModuleError("its process could not make the module; it said why on standard error")
+
+    def _end_process(self) -> None:
+        if self.process is None:
+            return
+        try:
+            self.process.wait(self._launch.grace_period_s if self._closing.is_set() and self.dead is None else 0)
+        except subprocess.TimeoutExpired:
+            if self._closing.is_set() and self.dead is None:
+                log.warning("module %r: its process did not end in %s s; it is killed", self.name,
+                            self._launch.grace_period_s)  # fmt: skip
+            self.process.kill()
+            self.process.wait()
+
+    def _status(self) -> str:
+        if self.process is None:
+            return ""
+        try:
+            return f" (status {self.process.wait(1)})"
+        except subprocess.TimeoutExpired:
+            return ""
+
+    def _send(self, message: control.Control) -> None:
+        self._connection.sendall(control.encode(message))
+
+    # ---- what the process says
+
+    def _pump(self) -> None:
+        poll = select.poll()
+        for number in (self._connection.fileno(), self._wake_read, self._subscriber.fileno()):
+            poll.register(number, select.POLLIN)
+        decoder = control.Decoder()
+        ended: BaseException | None = None
+        while ended is None:
+            self._forward()
+            self._passes += 1
+            if self._closing.is_set() and (self.process is None or self.process.poll() is not None):
+                break
+            for number, _ in poll.poll(1000):
+                if number == self._wake_read:
+                    os.read(number, 4096)
+                elif number == self._connection.fileno():
+                    ended = self._listen(decoder)
+        self._forward()
+        if not self._closing.is_set():
+            self.dead = ended
+            self._tell(ended or ModuleError("its process ended"))
+
+    def _forward(self) -> None:
+        """Publish everything that is there."""
+        while True:
+            try:
+                batch: Sequence[Message] = self._subscriber.read_many(BATCH, 0)  # type: ignore[assignment]
+            except ClosedError:
+                return
+            for data in batch:
+                try:
+                    self.broker.publish(self, GatewayMessage.from_frame(data))
+                except (PenstockError, TimeoutError) as error:
+                    log.warning("module %r: a message of its process was refused: %s", self.name, error)
+            if not len(batch):
+                return
+
+    def _listen(self, decoder: control.Decoder) -> BaseException | None:
+        """Take replies; what ends this process's life, if anything does."""
+        try:
+            data = self._connection.recv(65536)
+            messages = decoder.feed(data)
+        except BlockingIOError:
+            return None
+        except (OSError, PenstockError) as error:
+            return error
+        for message in messages:
+            if message == control.Reply(control.Status.DETACH):
+                return ModuleError("its process has detached itself")
+            if message == control.Reply(control.Status.ERROR):
+                self._tell(ModuleError("receive raised in its process"))
+        return None if data else ModuleError(f"its process ended{self._status()}")
+
+    def _tell(self, error: BaseException) -> None:
+        if self.on_failure is not None:
+            self.on_failure(error)
+        else:
+            log.error("module %r: %s", self.name, error)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.write(self._wake_write, b"x")

@@ -1,0 +1,69 @@
+"""Supervision: what happens to a module that fails. Pure policy, no threads; the clock is given.
+
+``never`` counts the failure, tells it and goes on. ``on_failure`` makes the module anew after a back-off that doubles
+from ``backoff_s`` to ``max_backoff_s``; after ``limit`` failures in a row it gives up. A module that has run for
+``max_backoff_s`` (and at least a second) since its last failure begins again at the first back-off.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from penstock.errors import InvalidArgument
+
+
+class Policy(enum.StrEnum):
+    """When to make a failed module anew."""
+
+    NEVER = "never"
+    ON_FAILURE = "on_failure"
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A module's restart policy; ``limit`` None never gives up."""
+
+    policy: Policy = Policy.NEVER
+    backoff_s: float = 0.1
+    max_backoff_s: float = 30.0
+    limit: int | None = 10
+
+    def __post_init__(self) -> None:
+        if not 0 < self.backoff_s <= self.max_backoff_s:
+            raise InvalidArgument(
+                f"backoff_s={self.backoff_s} must be above 0 and at most max_backoff_s={self.max_backoff_s}"
+            )
+        if self.limit is not None and self.limit < 1:
+            raise InvalidArgument(f"limit={self.limit} must be 1 or more, or null to never give up")
+
+
+class Supervisor:
+    """One module's failures, counted."""
+
+    def __init__(self, restart: Restart) -> None:
+        self.restart = restart
+        self.failures = 0
+        self.restarts = 0
+        self.gave_up = False
+        self._in_a_row = 0
+        self._last_s: float | None = None
+
+    def failed(self, now_s: float) -> float | None:
+        """Note a failure; gives the seconds to wait before making the module anew, or None to leave it as it is."""
+        self.failures += 1
+        if self.restart.policy is Policy.NEVER or self.gave_up:
+            return None
+        if self._last_s is not None and now_s - self._last_s >= max(1.0, self.restart.max_backoff_s):
+            self._in_a_row = 0
+        self._last_s = now_s
+        self._in_a_row += 1
+        if self.restart.limit is not None and self._in_a_row > self.restart.limit:
+            self.gave_up = True
+            return None
+        doublings = min(self._in_a_row - 1, 64)
+        return min(self.restart.backoff_s * 2.0**doublings, self.restart.max_backoff_s)
+
+    def restarted(self) -> None:
+        """Note that the module was made anew."""
+        self.restarts += 1

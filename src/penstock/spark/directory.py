@@ -1,0 +1,428 @@
+"""A journal's directory as Spark reads it: segments with their least and greatest values, indexes, checked blocks.
+
+Rules: nothing here loads native code; files are only read. Planning touches headers and summaries, never a whole
+index, so that the driver's memory does not grow with the journal. Reading follows the durable frontier, never a
+file's size. A block whose checksum is wrong is looked at record by record, since the checksum itself may be what is
+damaged. One ``Directory`` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import layout
+from penstock.spark.bounds import GREATEST, LEAST, Bounds
+
+Array = numpy.ndarray[Any, Any]
+INDEX = numpy.dtype(
+    [
+        ("position", "<u8"),
+        ("ordinal", "<u8"),
+        ("timestamp_ns", "<i8"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("topic", "<u4"),
+        ("extra", "<u4"),
+        ("checksum", "<u4"),
+    ]
+)
+SUMMARY = numpy.dtype(
+    [
+        ("topic", "<u4"),
+        ("reserved", "<u4"),
+        ("messages", "<u8"),
+        ("least_position", "<u8"),
+        ("greatest_position", "<u8"),
+        ("least_ordinal", "<u8"),
+        ("greatest_ordinal", "<u8"),
+        ("least_time", "<i8"),
+        ("greatest_time", "<i8"),
+    ]
+)
+assert INDEX.itemsize == layout.INDEX_ENTRY_BYTES and SUMMARY.itemsize == layout.TOPIC_SUMMARY.size
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One segment: positions ``first`` to ``next - 1``, ``end`` bytes of its log."""
+
+    first: int
+    next: int
+    revision: int
+    end: int
+    sealed: bool
+    gaps: bool
+    nonce: int
+    times: tuple[int, int] = (LEAST, GREATEST)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Entries of one segment and what is needed to turn them into rows."""
+
+    path: Path
+    segment: Segment
+    index: Array
+    topics: dict[int, str]
+    log: Array | None
+    damaged: Array | None = None
+    damage: list[str] = field(default_factory=list)
+
+
+class Directory:
+    """A journal's directory, opened for reading without native code."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        marker = self.path / layout.MARKER_NAME
+        try:
+            self.uuid = str(layout.decode_marker(marker.read_bytes(), str(marker)))
+        except (FileNotFoundError, NotADirectoryError):
+            what = "there is no such directory" if not self.path.exists() else f"it has no {layout.MARKER_NAME}"
+            raise InvalidArgument(f"{self.path} is not a journal: {what}") from None
+        self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
+
+    # -- what is there ------------------------------------------------------------------------------------------------
+
+    def words(self) -> layout.Frontier:
+        """The frontier file's words, read again while a writer was changing them."""
+        path = self.path / layout.FRONTIER_NAME
+        for _ in range(10_000):
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                break
+            words = layout.decode_frontier(data, self._uuid())
+            if words is None:
+                break
+            again = layout.decode_frontier(path.read_bytes(), self._uuid())
+            if again is not None and words.sequence % 2 == 0 and again.sequence == words.sequence:
+                return words
+        raise CorruptionError(
+            f"{path} is missing or damaged: open the journal for writing once to make it again", str(path)
+        )
+
+    def _uuid(self) -> Any:
+        from uuid import UUID
+
+        return UUID(self.uuid)
+
+    @property
+    def frontier(self) -> int:
+        """Every position below it is on disk."""
+        return self.words().frontier
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+        return max(1, self.words().first)
+
+    def segments(self) -> list[Segment]:
+        """All of them, in order; the last one ends at the frontier."""
+        words = self.words()
+        names = [name for name in layout.latest_segments(os.listdir(self.path)) if name[0] < words.frontier]
+        found = []
+        for number, name in enumerate(names):
+            following = names[number + 1][0] if number + 1 < len(names) else words.frontier
+            found.append(self._segment(name, following, words))
+        return found
+
+    def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
+        header = self._header(name)
+        seal = header.seal
+        times = (LEAST, GREATEST)
+        if seal is not None:
+            end, following, times = seal.end, min(following, seal.next), (seal.least_time_ns, seal.greatest_time_ns)
+        elif name[0] == words.segment:
+            end = words.end
+        else:
+            end = self._file(name, "log").stat().st_size
+        sealed = seal is not None
+        return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times)
+
+    def _header(self, name: tuple[int, int]) -> layout.SegmentHeader:
+        known = self._headers.get(name)
+        if known is None or known.seal is None:
+            path = self._file(name, "log")
+            with path.open("rb") as file:
+                known = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            self._headers[name] = known
+        return known
+
+    def _file(self, name: tuple[int, int], suffix: str) -> Path:
+        return self.path / layout.segment_name(*name, suffix)
+
+    def file(self, segment: Segment, suffix: str) -> Path:
+        """The path of one of a segment's files."""
+        return self._file((segment.first, segment.revision), suffix)
+
+    # -- planning -----------------------------------------------------------------------------------------------------
+
+    def wanted(self, bounds: Bounds) -> list[Segment]:
+        """The segments that can hold a match, by header and topic summary alone."""
+        return [segment for segment in self.segments() if self._wants(segment, bounds)]
+
+    def _wants(self, segment: Segment, bounds: Bounds) -> bool:
+        everything = (LEAST, GREATEST)
+        if not bounds.wants(everything, (segment.first, segment.next - 1), segment.times):
+            return False
+        summary = self._summary(segment) if bounds.by_row else None
+        if summary is None:
+            return True
+        topics = self.topics(segment) if bounds.patterns else {}
+        return any(
+            bounds.wants(
+                (int(row["least_ordinal"]), int(row["greatest_ordinal"])),
+                (int(row["least_position"]), int(row["greatest_position"])),
+                (int(row["least_time"]), int(row["greatest_time"])),
+            )
+            and (not bounds.patterns or bounds.wants_topic(topics.get(int(row["topic"]), "")))
+            for row in summary
+        )
+
+    def _summary(self, segment: Segment) -> Array | None:
+        if not segment.sealed:
+            return None
+        try:
+            data = self.file(segment, "topics").read_bytes()
+        except FileNotFoundError:
+            return None
+        return numpy.frombuffer(data, SUMMARY) if len(data) % SUMMARY.itemsize == 0 else None
+
+    def cut(self, segment: Segment, start: int, end: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """(start, end, bytes) pieces of a segment's positions, each of about ``most_bytes`` of its log."""
+        index = self.index(segment, start, end)
+        if len(index) == 0:
+            return
+        begin_offset = int(index["offset"][0])
+        whole = segment.end - begin_offset if end >= segment.next else int(index["offset"][-1]) - begin_offset + 1
+        pieces = max(1, -(-whole // most_bytes))
+        edges = [begin_offset + whole * number // pieces for number in range(1, pieces)]
+        cuts = [0, *numpy.searchsorted(index["offset"], edges).tolist(), len(index)]
+        for low, high in itertools.pairwise(cuts):
+            if high > low:
+                piece_end = end if high == len(index) else int(index["position"][high])
+                yield int(index["position"][low]), piece_end, whole // pieces
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def index(self, segment: Segment, start: int, end: int) -> Array:
+        """The entries of positions ``start`` to ``end - 1``, mapped."""
+        path = self.file(segment, "index")
+        start, end = max(start, segment.first), min(end, segment.next)
+        if end <= start:
+            return numpy.empty(0, INDEX)
+        try:
+            count = path.stat().st_size // INDEX.itemsize
+            entries = numpy.memmap(path, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
+        except FileNotFoundError:
+            raise CorruptionError(f"{path} is missing; run: penstock journal verify {self.path}", str(path)) from None
+        if segment.gaps:
+            return self._between(entries, start, end)
+        entries = entries[start - segment.first : end - segment.first]
+        if (
+            len(entries) != end - start
+            or int(entries["position"][0]) != start
+            or int(entries["position"][-1]) != end - 1
+        ):
+            raise CorruptionError(f"{path} does not hold positions {start} to {end - 1}: the index is stale", str(path))
+        return entries
+
+    def _between(self, entries: Array, start: int, end: int) -> Array:
+        positions = numpy.asarray(entries["position"])
+        used = (
+            int(numpy.searchsorted(positions == 0, True)) if len(positions) and positions[-1] == 0 else len(positions)
+        )
+        low, high = numpy.searchsorted(positions[:used], [start, end])
+        return entries[low:high]
+
+    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool) -> Iterator[Stretch]:
+        """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked."""
+        for segment in self.segments():
+            low, high = max(start, segment.first, bounds.positions[0]), min(end, segment.next, bounds.positions[1] + 1)
+            if high <= low or not self._wants(segment, bounds):
+                continue
+            entries = self.index(segment, low, high)
+            topics = self.topics(segment)
+            if bounds.by_row:
+                ids = (
+                    [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
+                )
+                entries = entries[bounds.mask(entries, None if ids is None else numpy.array(ids, numpy.uint32))]
+            if len(entries):
+                path = self.file(segment, "log")
+                yield Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
+
+    def _map(self, path: Path, segment: Segment) -> Array:
+        size = path.stat().st_size
+        if size < segment.end:
+            raise CorruptionError(f"{path} has {size} bytes, its journal says {segment.end}", f"{path}:{size}")
+        mapped: Array = numpy.memmap(path, numpy.uint8, mode="r", shape=(segment.end,))
+        return mapped
+
+    def topics(self, segment: Segment) -> dict[int, str]:
+        """Names by number: all that messages of this segment have."""
+        return _Topics(self, segment).names
+
+    # -- checking -----------------------------------------------------------------------------------------------------
+
+    def check(self, stretch: Stretch, low: int, high: int) -> Array:
+        """Which of the entries ``low`` to ``high - 1`` are damaged; reasons are added to ``stretch.damage``."""
+        entries = stretch.index[low:high]
+        damaged = numpy.zeros(len(entries), numpy.bool_)
+        log = stretch.log
+        if log is None or not len(entries):
+            return damaged
+        begins = entries["offset"].astype(numpy.int64)
+        ends = begins + record_bytes(entries)
+        outside = (ends > len(log)) | (begins < layout.SEGMENT_HEADER_BYTES)
+        if outside.any():
+            stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
+            return numpy.ones(len(entries), numpy.bool_)
+        suspects = self._suspects(stretch, begins, ends, log)
+        for at in numpy.flatnonzero(suspects).tolist():
+            record = log[begins[at] : ends[at]].tobytes()
+            if not record_is_good(record, stretch.segment.nonce, int(entries["position"][at])):
+                damaged[at] = True
+                stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
+        return damaged
+
+    def _suspects(self, stretch: Stretch, begins: Array, ends: Array, log: Array) -> Array:
+        """Records in a block whose checksum is wrong or missing, and those whose own word is not the index's."""
+        sums = self._sums(stretch.segment)
+        first_blocks, last_blocks = begins // layout.BLOCK_BYTES, (ends - 1) // layout.BLOCK_BYTES
+        first = int(first_blocks[0])
+        view = memoryview(log)  # type: ignore[arg-type]
+        bad = numpy.zeros(int(last_blocks[-1]) - first + 1, numpy.bool_)
+        for block in _touched(first_blocks, last_blocks):
+            bad[block - first] = not self._block_is_good(view, block, sums, stretch.segment)
+        counts = numpy.concatenate([[0], numpy.cumsum(bad)])
+        suspects: Array = counts[last_blocks - first + 1] - counts[first_blocks - first] > 0
+        return suspects
+
+    def _block_is_good(self, view: memoryview, block: int, sums: Array, segment: Segment) -> bool:
+        begin, end = block * layout.BLOCK_BYTES, min((block + 1) * layout.BLOCK_BYTES, segment.end)
+        whole = end - begin == layout.BLOCK_BYTES or segment.sealed
+        if not whole or block >= len(sums):
+            return False
+        data: Any = view[begin:end]
+        if block == 0:
+            data = bytearray(data)
+            data[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = bytes(layout.SEAL_BYTES)
+        return zlib.crc32(data) == int(sums[block])
+
+    def _sums(self, segment: Segment) -> Array:
+        try:
+            data = self.file(segment, "sums").read_bytes()
+        except FileNotFoundError:
+            return numpy.empty(0, numpy.uint32)
+        return numpy.frombuffer(data[: len(data) // 4 * 4], numpy.uint32)
+
+
+def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
+    """Every block that a record lies in: most lie in one or two, a long one in all between its ends."""
+    blocks = [first_blocks, last_blocks]
+    for at in numpy.flatnonzero(last_blocks - first_blocks > 1).tolist():
+        blocks.append(numpy.arange(first_blocks[at], last_blocks[at]))
+    touched: list[int] = numpy.unique(numpy.concatenate(blocks)).tolist()
+    return touched
+
+
+def record_bytes(entries: Array) -> Array:
+    """The size of each entry's record: header, data, properties, message id and key, up to a multiple of 8."""
+    sizes: Array = (entries["length"].astype(numpy.int64) + entries["extra"] + layout.RECORD.size + 7) & ~7
+    return sizes
+
+
+def record_is_good(record: bytes, nonce: int, position: int) -> bool:
+    """Whether a record's own checksum holds."""
+    seed = nonce.to_bytes(8, "little") + position.to_bytes(8, "little")
+    return layout.crc32c(seed + record[4:]) == int.from_bytes(record[:4], "little")
+
+
+class _Topics:
+    """Names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
+
+    The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
+    """
+
+    def __init__(self, directory: Directory, segment: Segment) -> None:
+        self.directory = directory
+        self.names: dict[int, str] = {}
+        later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
+        if later:
+            self._head(directory.path / layout.segment_name(*later[0]))
+            return
+        self._head(directory.file(segment, "log"))
+        self._later_batches(segment)
+
+    def _head(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(layout.SEGMENT_HEADER_BYTES)
+            self._batch(file, path)
+
+    def _batch(self, file: Any, path: Path) -> None:
+        place = file.tell()
+        head = file.read(layout.BATCH.size)
+        if len(head) < layout.BATCH.size or head[:4] != layout.BATCH_MAGIC:
+            raise CorruptionError(f"{path}:{place} is not the head of a batch", f"{path}:{place}")
+        records, size = layout.BATCH.unpack(head)[5:7]
+        data = file.read(min(size, 1 << 30) - len(head))
+        at = 0
+        for _ in range(records):
+            at = self._record(data, at)
+            if at < 0:
+                raise CorruptionError(f"{path}:{place}: a batch that names topics is damaged", f"{path}:{place}")
+
+    def _record(self, data: bytes, at: int) -> int:
+        """Take a topic's name from the record at ``at``; gives where the next one is, -1 when it cannot be."""
+        if at + layout.RECORD.size > len(data):
+            return -1
+        fields = layout.RECORD.unpack_from(data, at)
+        size, kind, number, length = fields[1], fields[2], fields[7], fields[9]
+        if size < layout.RECORD.size or at + size > len(data) or length > size - layout.RECORD.size:
+            return -1
+        if kind == layout.KIND_TOPIC:
+            begin = at + layout.RECORD.size
+            self.names[number] = data[begin : begin + length].decode("utf-8", "replace")
+        return int(at + size)
+
+    def _later_batches(self, segment: Segment) -> None:
+        """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""
+        entries = self.directory.index(segment, segment.first, segment.next)
+        if not len(entries) or set(numpy.unique(entries["topic"]).tolist()) <= self.names.keys():
+            return
+        path = self.directory.file(segment, "log")
+        offsets = entries["offset"].astype(numpy.int64)
+        ends = offsets + record_bytes(entries)
+        with path.open("rb") as file:
+            for begin in ends[:-1][offsets[1:] != ends[:-1]].tolist():
+                self._marked(file, path, begin)
+            self._before_first(file, path, int(offsets[0]))
+
+    def _before_first(self, file: Any, path: Path, end: int) -> None:
+        """The batches between the snapshot and the first message."""
+        at = layout.SEGMENT_HEADER_BYTES
+        while at + layout.BATCH.size <= end:
+            file.seek(at)
+            head = file.read(layout.BATCH.size)
+            if head[:4] != layout.BATCH_MAGIC:
+                return
+            self._marked(file, path, at)
+            at += max(layout.BATCH.size, layout.BATCH.unpack(head)[6])
+
+    def _marked(self, file: Any, path: Path, at: int) -> None:
+        file.seek(at)
+        head = file.read(layout.BATCH.size)
+        if head[:4] == layout.BATCH_MAGIC and layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
+            file.seek(at)
+            self._batch(file, path)

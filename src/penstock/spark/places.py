@@ -1,0 +1,178 @@
+"""What a query reads: journals named by path, by glob, several at once, or behind a broker.
+
+``Place`` is the narrow seam: its journal's UUID, its first position and frontier, ranges of even bytes, and Arrow
+batches of a range. A directory and a broker are the two kinds of it. Small and picklable as text: executors open it
+again.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy
+import pyarrow
+
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import layout
+from penstock.spark import rows
+from penstock.spark.bounds import Bounds
+from penstock.spark.columns import IN_INDEX
+from penstock.spark.directory import Directory, Stretch
+
+LOG = logging.getLogger("penstock.spark")
+BATCH_BYTES = 2 << 20
+MAX_PLACES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Positions ``start`` to ``end - 1`` of one journal, about ``size`` bytes."""
+
+    place: str
+    journal: str
+    start: int
+    end: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How batches are to be read."""
+
+    schema: pyarrow.Schema
+    bounds: Bounds
+    permissive: bool = False
+    check: bool = True
+    batch_bytes: int = BATCH_BYTES
+
+
+class Place(Protocol):
+    """A journal, wherever it is."""
+
+    uuid: str
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+
+    @property
+    def frontier(self) -> int:
+        """The position after the last one that can be read."""
+
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
+        """What can match in these positions, in pieces of about ``most_bytes``."""
+
+    def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        """The matching messages of these positions."""
+
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
+        """The first position at or after a time or ordinal, among what matches; the frontier when there is none."""
+
+
+def open_place(text: str) -> Place:
+    """The journal at a path or ``broker://HOST:PORT``."""
+    if text.startswith("broker://"):
+        raise InvalidArgument(f"{text}: reading through a broker is not there yet; name the journal's directory")
+    return DirectoryPlace(text)
+
+
+def resolve(options: Mapping[str, str]) -> list[str]:
+    """The places that ``load(...)`` named, globs expanded, in a stable order, each once."""
+    texts = list(json.loads(options["paths"])) if "paths" in options else []
+    if options.get("path"):
+        texts.append(options["path"])
+    if not texts:
+        raise InvalidArgument("name a journal: spark.read.format('penstock').load('/path/to/journal')")
+    found: dict[str, None] = {}
+    for text in texts:
+        for place in _expand(text):
+            found[place] = None
+    if len(found) > MAX_PLACES:
+        raise InvalidArgument(f"{len(found)} journals at once are more than {MAX_PLACES}")
+    return list(found)
+
+
+def _expand(text: str) -> Sequence[str]:
+    if text.startswith("broker://"):
+        return [text]
+    path = text.removeprefix("file://").removeprefix("journal:")
+    if not glob.has_magic(path):
+        return [os.path.abspath(path)]
+    matches = sorted(match for match in glob.glob(path) if os.path.exists(os.path.join(match, layout.MARKER_NAME)))
+    if not matches:
+        raise InvalidArgument(f"no journal matches {text!r}")
+    return [os.path.abspath(match) for match in matches]
+
+
+class DirectoryPlace:
+    """A journal's directory that this process can reach."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.directory = Directory(path)
+        self.uuid = self.directory.uuid
+
+    @property
+    def first(self) -> int:
+        return self.directory.first
+
+    @property
+    def frontier(self) -> int:
+        return self.directory.frontier
+
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
+        start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
+        for segment in self.directory.wanted(bounds):
+            low, high = max(start, segment.first), min(end, segment.next)
+            if high <= low:
+                continue
+            if segment.end <= most_bytes and (low, high) == (segment.first, segment.next):
+                yield Range(self.path, self.uuid, low, high, segment.end)  # a whole one needs no look at its index
+                continue
+            for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes):
+                yield Range(self.path, self.uuid, piece_start, piece_end, size)
+
+    def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        names = reading.schema.names
+        needs_log = any(name not in IN_INDEX for name in names)
+        for stretch in self.directory.stretches(start, end, reading.bounds, log=needs_log):
+            lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
+            for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):
+                damaged = self._checked(stretch, low, high, reading) if needs_log and reading.check else None
+                yield rows.batch(
+                    stretch.index[low:high],
+                    stretch.log,
+                    stretch.topics,
+                    reading.schema,
+                    journal=self.uuid,
+                    damaged=damaged,
+                )
+
+    def _checked(self, stretch: Stretch, low: int, high: int, reading: Reading) -> rows.Array:
+        damaged = self.directory.check(stretch, low, high)
+        if stretch.damage:
+            text = stretch.damage[0]
+            if not reading.permissive:
+                hint = "read with mode=permissive to go on without it, or run: penstock journal verify"
+                raise CorruptionError(f"{text}; {hint}", text.rpartition(": ")[0])
+            for line in stretch.damage:
+                LOG.warning("%s; its payload is null", line)
+            stretch.damage.clear()
+        return damaged
+
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
+        narrowed = bounds
+        if time_ns is not None:
+            narrowed = narrowed.narrowed("times", low=time_ns)
+        if ordinal is not None:
+            narrowed = narrowed.narrowed("ordinals", low=ordinal)
+        frontier = self.frontier
+        for stretch in self.directory.stretches(1, frontier, narrowed, log=False):
+            return int(stretch.index["position"][0])
+        return frontier

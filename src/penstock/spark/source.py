@@ -1,0 +1,185 @@
+"""``spark.read.format("penstock")``: a journal as a table.
+
+The planner (on the driver) turns options and, where asked for, pushed-down filters into ranges of positions of even
+bytes; each task reads its ranges as Arrow batches. A reader is pickled to executors, so it holds options and no open
+file. Filters that are used here go back to Spark as well: ours may be too wide, never too narrow.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+
+from penstock.errors import InvalidArgument, nearest
+from penstock.spark import columns
+from penstock.spark.bounds import Bounds, from_options, integer, push
+from penstock.spark.places import BATCH_BYTES, Range, Reading, open_place, resolve
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+PARTITION_BYTES = 64 << 20
+LEAST_PARTITION_BYTES = 1 << 20
+MAX_PARTITIONS = 100_000
+OPTIONS = (
+    "path", "paths", "topics", "topic",
+    "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
+    "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
+    "maxMessagesPerTrigger",
+    "maxBytesPerTrigger", "failOnDataLoss", "query", "transaction", "token", "segmentBytes", "properties",
+)  # fmt: skip
+
+
+class PenstockSource(DataSource):
+    """What Spark finds under the name ``penstock``."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> str:
+        check_options(self.options)
+        return columns.ddl(columns.choose(self.options.get("columns")))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return JournalReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        from penstock.spark.stream import JournalStreamReader
+
+        return JournalStreamReader(dict(self.options), schema)
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """``InvalidArgument`` for an option that is not one, with the nearest that is."""
+    known = {name.lower() for name in OPTIONS}
+    for name in options:
+        if name.lower() not in known:
+            raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
+
+
+def folded(options: Mapping[str, str]) -> dict[str, str]:
+    """Options under the spelling of ``OPTIONS``: Spark hands them over in small letters."""
+    spelling = {name.lower(): name for name in OPTIONS}
+    return {spelling.get(name.lower(), name): value for name, value in options.items()}
+
+
+def choice(options: Mapping[str, str], name: str, valid: Iterable[str], default: str) -> str:
+    """One of ``valid``, whatever its case."""
+    value = options.get(name, default).lower()
+    if value not in valid:
+        raise InvalidArgument(f"{name}={options[name]!r} is not a choice; {nearest(value, valid)}")
+    return value
+
+
+def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds) -> Reading:
+    """How the options want batches to be read; the schema's columns must be a journal's."""
+    columns.check_schema(schema)
+    size = integer(options.get("batchBytes", str(BATCH_BYTES)), "batchBytes")
+    if not 1 <= size <= 1 << 30:
+        raise InvalidArgument(f"batchBytes={size} must be 1 to {1 << 30}")
+    return Reading(
+        columns.arrow_schema(schema),
+        bounds,
+        permissive=choice(options, "mode", ("failfast", "permissive"), "failfast") == "permissive",
+        check=choice(options, "check", ("true", "false"), "true") == "true",
+        batch_bytes=size,
+    )
+
+
+class Part(InputPartition):
+    """The ranges that one task reads."""
+
+    def __init__(self, ranges: list[Range]) -> None:
+        super().__init__(None)
+        self.ranges = ranges
+
+
+def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
+    """Ranges put together into tasks of about ``most_bytes``."""
+    parts: list[Part] = []
+    filled = most_bytes
+    for piece in ranges:
+        if filled + piece.size > most_bytes:
+            parts.append(Part([]))
+            filled = 0
+        parts[-1].ranges.append(piece)
+        filled += piece.size
+        if len(parts) > MAX_PARTITIONS:
+            raise InvalidArgument(f"more than {MAX_PARTITIONS} tasks: raise partitionBytes above {most_bytes}")
+    return parts
+
+
+def partition_bytes(options: Mapping[str, str], total_bytes: int) -> int:
+    """How much one task reads: what the option says, or so little that every core has something to do."""
+    if "partitionBytes" in options:
+        return max(1, integer(options["partitionBytes"], "partitionBytes"))
+    return max(LEAST_PARTITION_BYTES, min(PARTITION_BYTES, -(-total_bytes // (os.cpu_count() or 1))))
+
+
+def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
+    """The batches of one task."""
+    for piece in getattr(part, "ranges", ()):
+        yield from open_place(piece.place).batches(piece.start, piece.end, how)
+
+
+class JournalReader(DataSourceReader):
+    """Plans and reads a batch query."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self.options = folded(options)
+        check_options(self.options)
+        self.bounds = from_options(self.options)
+        self.how = reading(self.options, schema, self.bounds)
+        self.places = resolve(self.options)
+        if choice(self.options, "pushdown", ("true", "false"), "false") == "true":
+            self.pushFilters = _Push(self)  # type: ignore[method-assign]
+
+    def partitions(self) -> list[InputPartition]:
+        opened = [(place, open_place(place)) for place in self.places]
+        spans = [(place, place.first, place.frontier) for _, place in opened]
+        whole = [piece for place, first, end in spans for piece in place.ranges(first, end, self.bounds, 1 << 62)]
+        most = partition_bytes(self.options, sum(piece.size for piece in whole))
+        pieces = (
+            smaller
+            for piece in whole
+            for smaller in ([piece] if piece.size <= most else _cut(opened, piece, self.bounds, most))
+        )
+        return list(plan(pieces, most)) or [Part([])]
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read_part(partition, self.how)
+
+
+def _cut(opened: list[tuple[str, Any]], piece: Range, bounds: Bounds, most: int) -> Iterator[Range]:
+    place = next(place for text, place in opened if text == piece.place)
+    return place.ranges(piece.start, piece.end, bounds, most)  # type: ignore[no-any-return]
+
+
+class _Push:
+    """Stands in for ``pushFilters`` when the option ``pushdown`` asks for it.
+
+    Why it must be asked for: Spark 4.3 keeps one plan per loaded frame. The filters of one query stay in the plan of
+    the next one over the same frame, and of two scans of it in one query the last one's filters count for both, so
+    that rows go missing. A frame loaded for one query alone is safe. Why no method: Spark refuses a reader that
+    overrides ``pushFilters`` where push-down is off; with the default as ``__func__`` it is used where it is on.
+    """
+
+    __func__ = staticmethod(DataSourceReader.pushFilters)
+
+    def __init__(self, reader: JournalReader) -> None:
+        self.reader = reader
+
+    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
+        reader = self.reader
+        for filter_ in filters:
+            reader.bounds = push(reader.bounds, filter_)
+        reader.how = Reading(
+            reader.how.schema, reader.bounds, reader.how.permissive, reader.how.check, reader.how.batch_bytes
+        )
+        return filters

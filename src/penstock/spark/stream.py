@@ -1,0 +1,204 @@
+"""``spark.readStream.format("penstock")``: a journal as a stream.
+
+An offset is ``{journal UUID: the next position to read}``, so that a directory made anew under the old name is told and
+never mistaken for its forerunner. Positions are durable and never used twice, so a batch that is run again has the same
+rows. The reader lives in one Python process beside the driver for as long as its query; ``read`` runs on executors.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.errors import InvalidArgument, StateError
+from penstock.spark.bounds import from_options, integer, time_ns
+from penstock.spark.places import Place, Range, open_place, resolve
+from penstock.spark.source import check_options, choice, folded, partition_bytes, plan, read_part, reading
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+Offset = dict[str, int]
+
+
+class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads a streaming query."""
+
+    def __init__(self, options: dict[str, str], schema: StructType) -> None:
+        self.options = folded(options)
+        check_options(self.options)
+        self.bounds = from_options(self.options)
+        self.how = reading(self.options, schema, self.bounds)
+        self.fail = choice(self.options, "failOnDataLoss", ("true", "false"), "true") == "true"
+        self.limit = read_limit(self.options)
+        self.paths = resolve(self.options)
+        self.target: Offset | None = None
+
+    # -- offsets ------------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> Offset:
+        start = self.options.get("startingOffset", "earliest")
+        return {uuid: self._starting(place, start) for uuid, place in self._places().items()}
+
+    def _starting(self, place: Place, text: str) -> int:
+        kind, _, value = text.partition(":")
+        if kind == "earliest":
+            return place.first
+        if kind == "latest":
+            return place.frontier
+        if kind == "position" and value:
+            return max(place.first, integer(value, "startingOffset"))
+        if kind == "ordinal" and value:
+            return place.find(ordinal=integer(value, "startingOffset"), bounds=self.bounds)
+        if kind == "time" and value:
+            return place.find(time_ns=time_ns(value, "startingOffset"), bounds=self.bounds)
+        raise InvalidArgument(
+            f"startingOffset={text!r} is not one of earliest, latest, position:N, ordinal:N, time:2026-11-15T20:00:00Z"
+        )
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return self.limit
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        places = self._places()
+        self._check(start, places)
+        known = {uuid: int(start.get(uuid, place.first)) for uuid, place in places.items()}
+        ends = {uuid: max(known[uuid], place.frontier) for uuid, place in places.items()}
+        if self.target is not None:
+            ends = {uuid: max(known[uuid], min(end, self.target.get(uuid, 0))) for uuid, end in ends.items()}
+        if isinstance(limit, ReadMaxRows):
+            return share(known, ends, max(1, limit.max_rows))
+        if isinstance(limit, ReadMaxBytes):
+            return self._within(places, known, ends, max(1, limit.max_bytes))
+        return ends
+
+    def _within(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
+        """As far as ``most_bytes`` go, journal by journal, at least one piece."""
+        reached = dict(known)
+        left = most_bytes
+        for uuid, place in places.items():
+            for piece in place.ranges(known[uuid], ends[uuid], self.bounds, max(1, most_bytes // 4)):
+                if left <= 0:
+                    return reached
+                reached[uuid] = piece.end
+                left -= piece.size
+            if left > 0:
+                reached[uuid] = ends[uuid]
+        return reached
+
+    def reportLatestOffset(self) -> Offset | None:
+        return {uuid: place.frontier for uuid, place in self._places().items()}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self.target = self.reportLatestOffset()
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        places = self._places()
+        self._check(start, places)
+        spans = [
+            (places[uuid], int(start.get(uuid, places[uuid].first)), stop)
+            for uuid, stop in end.items()
+            if uuid in places
+        ]
+        most = partition_bytes(self.options, self._bytes(spans))
+        pieces = (piece for place, first, stop in spans for piece in place.ranges(first, stop, self.bounds, most))
+        return list(plan(pieces, most))
+
+    def _bytes(self, spans: list[tuple[Place, int, int]]) -> int:
+        return sum(
+            piece.size for place, first, stop in spans for piece in place.ranges(first, stop, self.bounds, 1 << 62)
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
+        return read_part(partition, self.how)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        for uuid, place in self._places().items():
+            done = getattr(place, "committed", None)
+            if done is not None and uuid in end:
+                done(int(end[uuid]))
+
+    # -- what went wrong ----------------------------------------------------------------------------------------------
+
+    def _places(self) -> dict[str, Place]:
+        opened = [open_place(path) for path in self.paths]
+        return {place.uuid: place for place in opened}
+
+    def _check(self, start: Mapping[str, Any], places: Mapping[str, Place]) -> None:
+        """Tell, unless ``failOnDataLoss=false``, of a journal that is another one now and of messages gone too soon."""
+        if not self.fail:
+            return
+        for uuid, position in start.items():
+            place = places.get(uuid)
+            if place is None:
+                raise StateError(
+                    f"the checkpoint was reading journal {uuid}, which is not among {', '.join(self.paths)} any more: "
+                    "the directory was made anew or not named. Name it again, begin with a new checkpoint, or set "
+                    "failOnDataLoss=false to go on with what is there."
+                )
+            if int(position) < place.first:
+                raise StateError(
+                    f"positions {position} to {place.first - 1} of journal {uuid} went by retention before this query "
+                    "read them. Keep more, begin with a new checkpoint, or set failOnDataLoss=false to go on without."
+                )
+
+
+def read_limit(options: Mapping[str, str]) -> ReadLimit:
+    """How much one trigger takes."""
+    rows, size = options.get("maxMessagesPerTrigger"), options.get("maxBytesPerTrigger")
+    if rows is not None and size is not None:
+        raise InvalidArgument("give maxMessagesPerTrigger or maxBytesPerTrigger, not both")
+    for name, text, kind in (("maxMessagesPerTrigger", rows, ReadMaxRows), ("maxBytesPerTrigger", size, ReadMaxBytes)):
+        if text is not None:
+            most = integer(text, name)
+            if most < 1:
+                raise InvalidArgument(f"{name}={most} must be at least 1")
+            return kind(most)
+    return ReadAllAvailable()
+
+
+def share(known: Offset, ends: Offset, most: int) -> Offset:
+    """``most`` positions shared out evenly among the journals that have some; what one does not need the others get."""
+    reached = dict(known)
+    left = most
+    waiting = sorted(uuid for uuid in known if ends[uuid] > known[uuid])
+    while waiting and left > 0:
+        portion = max(1, left // len(waiting))
+        for uuid in list(waiting):
+            step = min(portion, ends[uuid] - reached[uuid], left)
+            reached[uuid] += step
+            left -= step
+            if reached[uuid] == ends[uuid]:
+                waiting.remove(uuid)
+    return reached
+
+
+def lag(query: StreamingQuery) -> int | None:
+    """How many positions the query is behind its journals, by its last progress; None before the first one."""
+    progress = query.lastProgress
+    if progress is None:
+        return None
+    return sum(behind(source["latestOffset"], source["endOffset"]) for source in progress["sources"])
+
+
+def behind(latest: Any, end: Any) -> int:
+    """Positions between two offsets of a progress, which are JSON text or dicts."""
+    newest, reached = (json.loads(item) if isinstance(item, str) else item or {} for item in (latest, end))
+    return sum(max(0, int(position) - int(reached.get(uuid, 0))) for uuid, position in newest.items())
+
+
+__all__ = ["JournalStreamReader", "Range", "lag"]

@@ -1,0 +1,220 @@
+"""Reading journals as tables: every row, every column, only the segments that are needed, clear errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions
+from tests.spark.journals import BEGIN_NS, make
+
+from penstock.journal import Journal
+
+
+def load(spark, path, **options):
+    return spark.read.format("penstock").options(**options).load(str(path))
+
+
+def as_rows(frame):
+    wanted = frame.select("topic", "position", "timestamp_ns", "payload", "properties", "message_id").collect()
+    return sorted(((r[0], r[1], r[2], bytes(r[3]), r[4], r[5]) for r in wanted), key=lambda row: row[1])
+
+
+def segments(path):
+    return sorted(path.glob("*.log"))
+
+
+def test_every_row_and_column(spark, tmp_path):
+    rows = make(tmp_path / "j", 5000)
+    assert len(segments(tmp_path / "j")) > 3
+    frame = load(spark, tmp_path / "j")
+    assert frame.columns == [
+        "topic", "ordinal", "position", "timestamp", "timestamp_ns", "payload", "properties", "message_id", "vchan_id",
+    ]  # fmt: skip
+    assert as_rows(frame) == rows
+    by_topic = frame.selectExpr("topic", "ordinal", "position").orderBy("topic", "position").collect()
+    for topic in ("a.x", "a.y", "b"):
+        ordinals = [row.ordinal for row in by_topic if row.topic == topic]
+        assert ordinals == list(range(1, len(ordinals) + 1))
+    row = frame.filter("position = 15").selectExpr("vchan_id", "unix_micros(timestamp) as us").first()
+    assert row.vchan_id == 0 and row.us == (BEGIN_NS + 15 * 10**9) // 1000
+
+
+def test_an_empty_journal(spark, tmp_path):
+    Journal(tmp_path / "j").close()
+    assert load(spark, tmp_path / "j").count() == 0
+
+
+def test_several_directories_and_globs(spark, tmp_path):
+    expected = sorted(make(tmp_path / "one", 100) + make(tmp_path / "two", 200))
+    (tmp_path / "other").mkdir()
+    both = spark.read.format("penstock").load([str(tmp_path / "one"), str(tmp_path / "two")])
+    assert both.count() == 300
+    assert load(spark, f"{tmp_path}/*").count() == len(expected)
+    assert load(spark, f"{tmp_path}/*", columns="journal,position").groupBy("journal").count().count() == 2
+
+
+def test_only_the_named_columns(spark, tmp_path):
+    make(tmp_path / "j", 200)
+    frame = load(spark, tmp_path / "j", columns="ordinal, topic")
+    assert frame.columns == ["ordinal", "topic"] and frame.count() == 200
+    frame = spark.read.format("penstock").schema("payload binary, position bigint").load(str(tmp_path / "j"))
+    assert frame.columns == ["payload", "position"]
+    assert frame.orderBy("position").first().payload.startswith(b"1:")
+
+
+def test_options_pick_rows(spark, tmp_path):
+    make(tmp_path / "j", 300)
+    count = lambda **options: load(spark, tmp_path / "j", **options).count()  # noqa: E731
+    assert count(topics="a.*") == 200 and count(topics="b,a.x") == 200 and count(topics=">") == 300
+    assert count(topics="nothing") == 0
+    assert count(startPosition=11, endPosition=20) == 10
+    assert count(startOrdinal=2, endOrdinal=3) == 6
+    assert count(startTime=str(BEGIN_NS + 5 * 10**9), endTime="2026-01-01T00:00:09Z") == 5
+
+
+def without(path, keep):
+    """Take away the log and index of all segments but ``keep``: what is not there cannot have been opened."""
+    for log in segments(path):
+        if log not in keep:
+            log.with_suffix(".index").unlink()
+            log.write_bytes(log.read_bytes()[:8192])  # the header and the topics stay: planning reads them
+
+
+def test_push_down_opens_only_the_segments_that_match(spark, tmp_path):
+    make(tmp_path / "j", 6000)
+    logs = segments(tmp_path / "j")
+    assert len(logs) > 5
+    first = int(logs[2].name.split("-")[0])
+    next_first = int(logs[3].name.split("-")[0])
+    without(tmp_path / "j", [logs[2]])
+    query = lambda text: load(spark, tmp_path / "j", pushdown="true").filter(text)  # noqa: E731
+    at = BEGIN_NS + first * 10**9
+    by_time = query(f"timestamp_ns >= {at} and timestamp_ns < {BEGIN_NS + next_first * 10**9}")
+    assert by_time.count() == next_first - first
+    micros = query(f"timestamp >= timestamp_micros({at // 1000}) and timestamp < timestamp_micros({at // 1000 + 3})")
+    assert [row.position for row in micros.collect()] == [first]
+    ordinal = first // 3 + 10
+    assert query(f"ordinal = {ordinal} and topic = 'a.x'").count() == 1
+    assert query(f"position between {first} and {first + 9}").count() == 10
+    assert load(spark, tmp_path / "j", startPosition=first, endPosition=next_first - 1).count() == next_first - first
+    assert load(spark, tmp_path / "j", startTime=at, endTime=at).count() == 1
+    with pytest.raises(PySparkException):
+        load(spark, tmp_path / "j").count()
+
+
+def test_one_frame_in_several_queries(spark, tmp_path):
+    """Spark keeps the plan of a loaded frame: filters of one query must not reach another."""
+    make(tmp_path / "j", 3000)
+    frame = load(spark, tmp_path / "j")
+    assert frame.filter("position <= 10").count() == 10
+    assert frame.count() == 3000
+    assert frame.filter("position <= 10").union(frame.filter("position > 2995")).count() == 15
+    assert frame.filter("topic = 'b'").join(frame.filter("topic = 'a.x'"), "ordinal").count() == 1000
+
+
+def test_push_down_by_topic(spark, tmp_path):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        for topic in ("early", "late"):
+            for _ in range(40):
+                journal.append_many(topic, [bytes(100)] * 50)
+    logs = segments(tmp_path / "j")
+    summaries = [log.with_suffix(".topics").read_bytes() for log in logs if log.with_suffix(".topics").exists()]
+    late_only = [log for log, summary in zip(logs, summaries, strict=False) if len(summary) == 64 and summary[0] == 2]
+    mixed = [log for log, summary in zip(logs, summaries, strict=False) if len(summary) > 64]
+    without(tmp_path / "j", [*late_only, *mixed, logs[-1]])
+    assert load(spark, tmp_path / "j", pushdown="true").filter("topic = 'late'").count() == 2000
+    assert load(spark, tmp_path / "j", pushdown="true").filter("topic in ('late', 'nothing')").count() == 2000
+    assert load(spark, tmp_path / "j", topics="late").count() == 2000
+
+
+def test_without_push_down_it_works_too(spark, tmp_path):
+    make(tmp_path / "j", 100)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert load(spark, tmp_path / "j", pushdown="true").filter("topic = 'b' and ordinal < 5").count() == 4
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def test_partitions_of_even_bytes(spark, tmp_path):
+    make(tmp_path / "j", 20_000, size=100, segment_bytes=1 << 20)
+    frame = load(spark, tmp_path / "j", partitionBytes=300_000)
+    sizes = [row["count"] for row in frame.groupBy(functions.spark_partition_id()).count().collect()]
+    assert frame.count() == 20_000 and len(sizes) >= 8
+    assert max(sizes) < 3 * (sum(sizes) / len(sizes))
+
+
+def test_a_journal_that_is_being_written(spark, tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"1")
+        assert load(spark, tmp_path / "j").count() == 1
+        journal.append("new.topic", b"2", properties={"k": "v"})
+        row = load(spark, tmp_path / "j").filter("topic = 'new.topic'").first()
+        assert bytes(row.payload) == b"2" and row.properties == {"k": "v"}
+
+
+def damage(path, text):
+    log = next(log for log in segments(path) if text in log.read_bytes())
+    data = bytearray(log.read_bytes())
+    at = data.index(text)
+    data[at] ^= 0xFF
+    log.write_bytes(data)
+    return log
+
+
+def test_damage_is_told_with_its_place(spark, tmp_path):
+    rows = make(tmp_path / "j", 3000)
+    log = damage(tmp_path / "j", b"777:")
+    with pytest.raises(PySparkException, match=rf"{log.name}:\d+: position 777 is damaged"):
+        load(spark, tmp_path / "j").count()
+    permissive = load(spark, tmp_path / "j", mode="permissive")
+    got = {row.position: row for row in permissive.select("position", "payload", "topic").collect()}
+    assert len(got) == 3000 and got[777].payload is None
+    assert all(bytes(got[row[1]].payload) == row[3] for row in rows if row[1] != 777)
+    assert permissive.filter("payload is null").count() == 1
+
+
+def test_a_bad_checksum_over_good_records_is_no_damage(spark, tmp_path):
+    make(tmp_path / "j", 3000)
+    sums = segments(tmp_path / "j")[0].with_suffix(".sums")
+    sums.write_bytes(b"\0" * len(sums.read_bytes()))
+    assert load(spark, tmp_path / "j").filter("payload is not null").count() == 3000
+
+
+def test_wrong_requests_are_told_clearly(spark, tmp_path):
+    make(tmp_path / "j", 10)
+    (tmp_path / "plain").mkdir()
+    cases = [
+        (lambda: load(spark, tmp_path / "plain").count(), "is not a journal"),
+        (lambda: load(spark, tmp_path / "missing").count(), "no such directory"),
+        (lambda: load(spark, tmp_path / "j", columns="payload,speed").count(), "no column 'speed'"),
+        (lambda: load(spark, tmp_path / "j", colums="payload").count(), "did you mean columns"),
+        (lambda: load(spark, tmp_path / "j", mode="lenient").count(), "mode='lenient' is not a choice"),
+        (lambda: load(spark, tmp_path / "j", startTime="noon").count(), "neither nanoseconds nor a time"),
+        (lambda: spark.read.format("penstock").schema("ordinal string").load(str(tmp_path / "j")).count(), "is bigint"),
+        (
+            lambda: spark.read.format("penstock").schema("speed double").load(str(tmp_path / "j")).count(),
+            "no column 'speed'",
+        ),
+        (lambda: spark.read.format("penstock").load().count(), "name a journal"),
+    ]
+    for run, text in cases:
+        with pytest.raises(PySparkException, match=text):
+            run()
+
+
+def test_executors_load_no_native_code(tmp_path):
+    make(tmp_path / "j", 10)
+    code = (
+        "import sys, pyspark_penstock, pyarrow\n"
+        "from penstock.spark.places import open_place, Reading\n"
+        "from penstock.spark.bounds import Bounds\n"
+        f"place = open_place({str(tmp_path / 'j')!r})\n"
+        "schema = pyarrow.schema([('payload', pyarrow.binary())])\n"
+        "assert sum(b.num_rows for b in place.batches(1, 11, Reading(schema, Bounds()))) == 10\n"
+        "assert not [name for name in sys.modules if name.startswith('penstock._core')], 'native code was loaded'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,145 @@
+"""Streams over a journal: offsets, limits, restarts, retention, a directory made anew."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from pyspark.errors import PySparkException
+from tests.spark.journals import BEGIN_NS, extend, make
+
+from penstock.journal import Journal
+from penstock.spark.stream import behind, lag, share
+
+
+def stream(spark, path, **options):
+    return spark.readStream.format("penstock").options(columns="position,topic", **options).load(str(path))
+
+
+def start(frame, tmp_path, **trigger):
+    out = tmp_path / "out"
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+    return writer.trigger(**(trigger or {"availableNow": True})).start(str(out))
+
+
+def run(frame, tmp_path):
+    query = start(frame, tmp_path)
+    query.awaitTermination()
+    return query
+
+
+def positions(spark, tmp_path):
+    return sorted(row.position for row in spark.read.parquet(str(tmp_path / "out")).collect())
+
+
+def test_available_now_in_bounded_batches_then_what_came_later(spark, tmp_path):
+    make(tmp_path / "j", 2500)
+    query = run(stream(spark, tmp_path / "j", maxMessagesPerTrigger=1000), tmp_path)
+    counts = [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+    assert counts == [1000, 1000, 500] and positions(spark, tmp_path) == list(range(1, 2501))
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 100)
+        query = run(stream(spark, tmp_path / "j"), tmp_path)
+        assert lag(query) == 0
+    assert positions(spark, tmp_path) == list(range(1, 2601))
+    ((uuid, position),) = json.loads(query.lastProgress["sources"][0]["endOffset"]).items()
+    assert position == 2601 and len(uuid) == 36
+
+
+def test_it_follows_a_live_writer(spark, tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 10)
+        query = start(stream(spark, tmp_path / "j"), tmp_path, processingTime="100 milliseconds")
+        try:
+            for _ in range(3):
+                extend(journal, 50, topics=("new.topic", "b"))
+                query.processAllAvailable()
+        finally:
+            query.stop()
+            query.awaitTermination(60)
+    assert positions(spark, tmp_path) == list(range(1, 161))
+
+
+@pytest.mark.parametrize(("text", "first"), [
+    ("latest", None), ("position:90", 90), ("ordinal:30", 88), (f"time:{BEGIN_NS + 95 * 10**9}", 95),
+    ("time:2026-01-01T00:01:00+00:00", 60),
+])  # fmt: skip
+def test_starting_offsets(spark, tmp_path, text, first):
+    make(tmp_path / "j", 100)
+    frame = stream(spark, tmp_path / "j", startingOffset=text)
+    query = frame.writeStream.format("memory").queryName("starting").trigger(availableNow=True).start()
+    query.awaitTermination()
+    got = sorted(row.position for row in spark.table("starting").collect())
+    assert got == (list(range(first, 101)) if first is not None else [])
+
+
+def test_bytes_per_trigger(spark, tmp_path):
+    make(tmp_path / "j", 5000)
+    query = run(stream(spark, tmp_path / "j", maxBytesPerTrigger=200_000), tmp_path)
+    assert len([p for p in query.recentProgress if p["numInputRows"]]) >= 2
+    assert positions(spark, tmp_path) == list(range(1, 5001))
+
+
+def test_several_journals_and_one_that_comes_later(spark, tmp_path):
+    make(tmp_path / "journals" / "one", 100)
+    run(stream(spark, f"{tmp_path}/journals/*"), tmp_path)
+    make(tmp_path / "journals" / "two", 50)
+    run(stream(spark, f"{tmp_path}/journals/*"), tmp_path)
+    assert len(positions(spark, tmp_path)) == 150
+
+
+def forget_before(path, count):
+    """What retention does: the oldest segments go and the least position kept moves."""
+    logs = sorted(path.glob("*.log"))
+    for log in logs[:count]:
+        for part in path.glob(log.stem + ".*"):
+            part.unlink()
+    frontier = bytearray((path / "frontier").read_bytes())
+    first = int(logs[count].name.split("-")[0])
+    frontier[72:80] = first.to_bytes(8, "little")
+    (path / "frontier").write_bytes(frontier)
+    return first
+
+
+def test_retention_that_passed_an_offset_is_told(spark, tmp_path):
+    make(tmp_path / "j", 200)
+    run(stream(spark, tmp_path / "j"), tmp_path)
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 5000)
+    first = forget_before(tmp_path / "j", 3)
+    with pytest.raises(PySparkException, match="went by retention before this query"):
+        run(stream(spark, tmp_path / "j"), tmp_path)
+    run(stream(spark, tmp_path / "j", failOnDataLoss="false"), tmp_path)
+    assert positions(spark, tmp_path) == [*range(1, 201), *range(first, 5201)]
+
+
+def test_a_directory_made_anew_is_told(spark, tmp_path):
+    make(tmp_path / "j", 100)
+    run(stream(spark, tmp_path / "j"), tmp_path)
+    shutil.rmtree(tmp_path / "j")
+    make(tmp_path / "j", 300)
+    with pytest.raises(PySparkException, match="made anew or not named"):
+        run(stream(spark, tmp_path / "j"), tmp_path)
+    assert positions(spark, tmp_path) == list(range(1, 101))
+
+
+def test_wrong_options(spark, tmp_path):
+    make(tmp_path / "j", 10)
+    for options, text in (
+        ({"startingOffset": "yesterday"}, "is not one of earliest"),
+        ({"maxMessagesPerTrigger": "0"}, "at least 1"),
+        ({"maxMessagesPerTrigger": "many"}, "not a whole number"),
+    ):
+        with pytest.raises(PySparkException, match=text):
+            query = (
+                stream(spark, tmp_path / "j", **options).writeStream.format("noop").trigger(availableNow=True).start()
+            )
+            query.awaitTermination()
+
+
+def test_shares_are_even_and_use_the_whole_limit():
+    assert share({"a": 1, "b": 1}, {"a": 101, "b": 11}, 50) == {"a": 41, "b": 11}
+    assert share({"a": 1}, {"a": 1}, 50) == {"a": 1}
+    assert share({"a": 1, "b": 5}, {"a": 4, "b": 9}, 1) == {"a": 2, "b": 5}
+    assert behind('{"a": 10}', '{"a": 4}') == 6 and behind(None, None) == 0
