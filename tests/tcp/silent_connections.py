@@ -7,7 +7,7 @@ import sys
 
 def main() -> None:
     port, count = int(sys.argv[1]), int(sys.argv[2])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 100), hard))
     held = []
     for _ in range(count):
