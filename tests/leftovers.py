@@ -43,6 +43,7 @@ def _shared_files() -> set[str]:
     from penstock import _core
 
     _core.counters_read()  # removes the pages of dead processes, as any participant does
+    _core.shm.clean()  # likewise for channels
     directory = Path(os.environ["PENSTOCK_SHM_DIR"])
     own = (f"counters.{os.getpid()}.", f"alive.{os.getpid()}")
     return {

@@ -167,13 +167,16 @@ struct FetchEntry {
     std::int64_t position;
     std::uint64_t ordinal;
     std::int64_t timestamp_ns;
-    std::uint64_t offset;  // into the payload
+    std::uint64_t offset;  // of the data in what follows the index; the properties stand right after the data
     std::uint32_t length;
     std::uint32_t topic;
+    std::uint32_t properties_length;
+    std::uint32_t reserved;
 };
-static_assert(sizeof(FetchEntry) == 40);
+static_assert(sizeof(FetchEntry) == 48);
 
-nb::bytes fetch_index(nb::handle batch) {
+// The index of a range fetch, and how many bytes of data and properties follow it.
+nb::tuple fetch_index(nb::handle batch) {
     if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
     const std::vector<Envelope> *entries = batch_entries(batch.ptr());
     if (!entries) throw nb::python_error();
@@ -183,12 +186,12 @@ nb::bytes fetch_index(nb::handle batch) {
     std::uint64_t offset = 0;
     for (const Envelope &entry : *entries) {
         const FetchEntry row{entry.position, entry.ordinal, entry.timestamp_ns, offset,
-                             static_cast<std::uint32_t>(entry.size), entry.channel};
+                             static_cast<std::uint32_t>(entry.size), entry.channel, entry.properties_size, 0};
         std::memcpy(at, &row, sizeof row);
         at += sizeof row;
-        offset += static_cast<std::uint64_t>(entry.size);
+        offset += static_cast<std::uint64_t>(entry.size) + entry.properties_size;
     }
-    return nb::steal<nb::bytes>(made);
+    return nb::make_tuple(nb::steal<nb::bytes>(made), offset);
 }
 
 // The words of ACK for the messages begin to end of a batch of deliveries: a range for rows of first deliveries, a
@@ -303,8 +306,16 @@ class Outbox {
         std::vector<broker::Delivery> rows = deliveries_of(batch, nb::none());
         outbox_.bare(rows.data(), rows.size(), batch.inc_ref().ptr());
     }
+    // Data and properties of each message, as fetch_index describes them.
     void payloads(nb::handle batch) {
-        std::vector<broker::Delivery> rows = deliveries_of(batch, nb::none());
+        if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
+        const std::vector<Envelope> *entries = batch_entries(batch.ptr());
+        if (!entries) throw nb::python_error();
+        std::vector<broker::Delivery> rows;
+        for (const Envelope &entry : *entries) {
+            rows.push_back({entry.data, static_cast<std::size_t>(entry.size), {}, 0, 0, 0, 0});
+            if (entry.properties_size) rows.push_back({entry.properties, entry.properties_size, {}, 0, 0, 0, 0});
+        }
         outbox_.payloads(rows.data(), rows.size(), batch.inc_ref().ptr());
     }
     void lent(nb::bytes data) {

@@ -137,11 +137,12 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"bus", "id", "allocator", "name", nullptr};
     PublisherObject *self = as_publisher(object);
     PyObject *bus, *number, *allocator, *name;
+    std::uint16_t id;
     if (!PyArg_ParseTupleAndKeywords(arguments, names, "O!OOU", const_cast<char **>(keywords), bus_type, &bus, &number,
                                      &allocator, &name) ||
-        !parse_id(number, &self->id))
+        !parse_id(number, &id))
         return -1;
-    if (self->bus) {
+    if (self->counters) {
         raise_error("StateError", "a publisher is set up once");
         return -1;
     }
@@ -161,6 +162,7 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
     const char *text = PyUnicode_AsUTF8AndSize(name, &length);
     if (!text) return -1;
     self->counters = counters_take("bus", "publisher", {text, static_cast<std::size_t>(length)});
+    self->id = id;
     self->bus = reinterpret_cast<BusObject *>(Py_NewRef(bus));
     return 0;
 }
@@ -267,39 +269,6 @@ Header *copy_in(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, Py
     Header *header = header_for(bus, allocator, id, size);
     if (header) [[likely]] std::memcpy(payload(header), PyBytes_AS_STRING(data), static_cast<std::size_t>(size));
     return header;
-}
-
-PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
-                      PyObject *items) {
-    constexpr std::size_t turn = 4096;
-    std::size_t count = 0;
-    if (PyList_CheckExact(items) || PyTuple_CheckExact(items)) {
-        for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); ++i) {  // a handler may change the list
-            PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(items, i));
-            std::uint64_t ordinal = publish_copy(bus, publisher, allocator, id, item);
-            Py_DECREF(item);
-            if (!ordinal || (publisher && publisher->closed) || bus->closed) {
-                if (!ordinal) return nullptr;
-                return PyLong_FromSize_t(count + 1);
-            }
-            if (++count % turn == 0) give_way();
-        }
-        return PyLong_FromSize_t(count);
-    }
-    PyObject *iterator = PyObject_GetIter(items);
-    if (!iterator) return nullptr;
-    while (PyObject *item = PyIter_Next(iterator)) {
-        if (publisher ? !check_open(publisher) : !check_bus_open(bus)) {
-            Py_DECREF(item);
-            break;
-        }
-        std::uint64_t ordinal = publish_copy(bus, publisher, allocator, id, item);
-        Py_DECREF(item);
-        if (!ordinal) break;
-        ++count;
-    }
-    Py_DECREF(iterator);
-    return PyErr_Occurred() ? nullptr : PyLong_FromSize_t(count);
 }
 
 bool publisher_types(PyObject *module) { return ready_type(module, "Publisher", &publisher_spec, &publisher_type); }

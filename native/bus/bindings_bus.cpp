@@ -22,7 +22,7 @@ namespace {
 
 constexpr std::size_t turn = 512;  // messages between two chances for other threads
 
-thread_local Frame *thread_frames = nullptr;
+[[gnu::tls_model("initial-exec")]] thread_local Frame *thread_frames = nullptr;
 
 BusObject *as_bus(PyObject *self) { return reinterpret_cast<BusObject *>(self); }
 PyObject *as_object(BusObject *self) { return reinterpret_cast<PyObject *>(self); }
@@ -150,7 +150,7 @@ void dispatch(Frame *frame, Header *header) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
         if (!message && !(message = another(frame, header))) [[unlikely]] break;
-        if (subscriber->predicate) [[unlikely]] {
+        if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
@@ -249,6 +249,20 @@ std::int64_t realtime_ns() {
     return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
+void stamp(IdState *state, Header *header, std::int64_t now_ns) {
+    if (now_ns > state->timestamp_ns) state->timestamp_ns = now_ns;
+    header->timestamp_ns = state->timestamp_ns;
+}
+
+// The moment of publishing in direct mode.
+std::uint64_t number(BusObject *bus, IdState *state, Header *header) {
+    header->ordinal = ++state->ordinal;
+    header->flags |= flag_published;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    return header->ordinal;
+}
+
 std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, bool *committed) {
     if (bus->pending_capacity && bus->pending.size() >= bus->pending_capacity) {
         int room = wait_for_pending_room(bus);
@@ -298,9 +312,16 @@ std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
     return served;
 }
 
+bool check_set_up(BusObject *bus) {
+    if (bus->heap) return true;
+    raise_error("StateError", "this bus was not set up");
+    return false;
+}
+
 // _serve(): the bus's own thread. Returns when the bus stops and all is delivered.
 PyObject *bus_serve(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return raise_error("StateError", "bus %R is being served by another thread", bus->name);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -323,6 +344,7 @@ PyObject *bus_serve(PyObject *object, PyObject *) {
 // _drain(): one task of an executor. Gives how many were served.
 PyObject *bus_drain(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
+    if (!check_set_up(bus)) return nullptr;
     if (bus->drainer) return PyLong_FromLong(0);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -578,7 +600,7 @@ PyObject *bus_flush(PyObject *object, PyObject *timeout) {
     BusObject *bus = as_bus(object);
     Deadline deadline;
     bool poll;
-    if (!parse_timeout(timeout, &deadline, &poll)) return nullptr;
+    if (!check_set_up(bus) || !parse_timeout(timeout, &deadline, &poll)) return nullptr;
     if (bus->drainer == PyThread_get_thread_ident())
         return raise_error("StateError", "flush() inside a handler of bus %R would wait for itself", bus->name);
     const Counters &c = *bus->counters;
@@ -630,7 +652,7 @@ PyObject *bus_subscribers(PyObject *object, PyObject *) {
 
 PyObject *bus_counts(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
-    if (!bus->counters) return raise_error("StateError", "this bus was not set up");
+    if (!check_set_up(bus)) return nullptr;
     const Counters &c = *bus->counters;
     PyObject *dropped = PyDict_New();
     for (std::size_t i = 0; dropped && i < drop_reason_count; ++i) {
@@ -743,28 +765,80 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
 
 }  // namespace
 
+PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
+                      PyObject *items) {
+    constexpr std::size_t turn = 4096;  // few enough that other threads are not kept waiting
+    IdState *state = state_of(bus, id);
+    if (!state) return nullptr;
+    bool listed = PyList_CheckExact(items) || PyTuple_CheckExact(items);
+    PyObject *iterator = listed ? Py_NewRef(items) : PyObject_GetIter(items);
+    if (!iterator) return nullptr;
+    bool direct = !bus->queued && !frame_of(bus);
+    const std::int64_t now_ns = realtime_ns();
+    std::size_t count = 0;
+    Frame frame{bus};
+    Py_INCREF(as_object(bus));
+    if (direct) enter(&frame);
+    while (true) {
+        PyObject *item;
+        if (!listed) item = PyIter_Next(iterator);
+        else if (static_cast<Py_ssize_t>(count) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
+            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(count)));
+        else item = nullptr;
+        if (!item) break;
+        if (publisher && publisher->closed) raise_error("ClosedError", "this publisher was closed");
+        Header *header = (publisher && publisher->closed) || !check_bus_open(bus) ? nullptr
+                                                                                   : copy_in(bus, allocator, id, item);
+        Py_DECREF(item);
+        if (!header) [[unlikely]] break;
+        ++count;
+        if (publisher) {
+            publisher->counters->matched.add();
+            publisher->counters->delivered.add();
+        }
+        if (direct) {
+            stamp(state, header, now_ns);
+            number(bus, state, header);
+            dispatch(&frame, header);
+            while (!frame.pending.empty()) dispatch(&frame, frame.pending.pop());
+            if (frame.error) [[unlikely]] break;
+        } else {
+            bool committed = true;
+            if (!publish_header(bus, header, &committed, now_ns)) {
+                if (!committed) drop(header);
+                break;
+            }
+        }
+        if (count % turn == 0) give_way();
+    }
+    bool fine = !PyErr_Occurred();
+    if (direct) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        if (!fine) Py_CLEAR(frame.error);
+        fine = finish(&frame) && fine;
+        if (type) PyErr_Restore(type, value, trace);
+    }
+    Py_DECREF(as_object(bus));
+    Py_DECREF(iterator);
+    return fine ? PyLong_FromSize_t(count) : nullptr;
+}
+
 bool check_bus_open(BusObject *bus) {
     if (!bus->closed && bus->heap) [[likely]] return true;
-    if (!bus->heap) raise_error("StateError", "this bus was not set up");
-    else raise_error("ClosedError", "bus %R was closed", bus->name);
+    if (check_set_up(bus)) raise_error("ClosedError", "bus %R was closed", bus->name);
     return false;
 }
 
-std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed) {
+std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns) {
     IdState *state = state_of(bus, header->id);
     if (!state) {
         *committed = false;
         return 0;
     }
-    std::int64_t now = realtime_ns();
-    if (now > state->timestamp_ns) state->timestamp_ns = now;
-    header->timestamp_ns = state->timestamp_ns;
+    stamp(state, header, now_ns ? now_ns : realtime_ns());
     if (bus->queued) return publish_queued(bus, state, header, committed);
-    std::uint64_t ordinal = ++state->ordinal;
-    header->ordinal = ordinal;
-    header->flags |= flag_published;
-    bus->counters->matched.add();
-    bus->counters->delivered.add();
+    std::uint64_t ordinal = number(bus, state, header);
     if (thread_frames) [[unlikely]] {
         if (Frame *frame = frame_of(bus)) {
             if (frame->pending.push(header)) return ordinal;
@@ -879,15 +953,6 @@ void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
     }
     if (!next) {
         Py_DECREF(message);
-        return;
-    }
-    if (next->predicate) {
-        Py_INCREF(reinterpret_cast<PyObject *>(next));
-        int matching = ask_predicate(next, message);
-        if (matching > 0) next->counters->matched.add();
-        if (matching > 0 && next->bus == bus) push(next, message, false);
-        else forward(bus, next, message);
-        Py_DECREF(reinterpret_cast<PyObject *>(next));
         return;
     }
     next->counters->matched.add();

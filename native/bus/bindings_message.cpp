@@ -16,7 +16,7 @@ struct HeaderOwner final : Owner {
 } header_owner;
 
 // Dead objects kept for the next message.
-constexpr int free_limit = 1024;
+constexpr int free_limit = 8192;
 BusMessage *free_list[free_limit];
 int free_count = 0;
 

@@ -255,29 +255,40 @@ PyObject *raise_closed(SubscriberObject *self) {
                        self->name);
 }
 
-// The next message, or null when there is none. A fifo's message goes on to the next one first.
-PyObject *pop(SubscriberObject *self) {
-    if (self->ring.empty()) return nullptr;
-    PyObject *item = self->ring.pop();
-    PyObject *message = untag(item);
-    Counters *counters = self->counters;
-    counters->depth.set(self->ring.size());
-    counters->delivered.add();
-    counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
-    mark_queued(message, false);
-    if (self->writers.head) self->writers.wake_first();
-    if (self->kind == Kind::fifo && !was_forwarded(item) && self->bus) {
-        Header *header = header_of(message);
-        acquire(header);
-        PyObject *other = wrap(header, reinterpret_cast<Message *>(message)->channel);
-        if (other) {
-            forward(self->bus, self, other);
-        } else {
-            PyErr_Clear();
-            drop(header);
-        }
+void pass_on(BusObject *bus, SubscriberObject *self, PyObject *message) {
+    Header *header = header_of(message);
+    acquire(header);
+    PyObject *other = wrap(header, reinterpret_cast<Message *>(message)->channel);
+    if (other) {
+        forward(bus, self, other);
+    } else {
+        PyErr_Clear();
+        drop(header);
     }
-    return message;
+}
+
+// The next message, or null when there is none. A fifo's message goes on to the next one first, and only then is its
+// predicate asked: handing on runs no Python code, so nothing can come between and change the order.
+PyObject *pop(SubscriberObject *self) {
+    while (!self->ring.empty()) {
+        PyObject *item = self->ring.pop();
+        PyObject *message = untag(item);
+        Counters *counters = self->counters;
+        counters->depth.set(self->ring.size());
+        mark_queued(message, false);
+        if (self->writers.head) self->writers.wake_first();
+        if (self->kind == Kind::fifo && !was_forwarded(item)) {
+            if (self->bus) pass_on(self->bus, self, message);
+            if (self->predicate && ask_predicate(self, message) <= 0) {
+                Py_DECREF(message);
+                continue;
+            }
+        }
+        counters->delivered.add();
+        counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
+        return message;
+    }
+    return nullptr;
 }
 
 // Nothing there: from now on the descriptor tells.
@@ -358,13 +369,12 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
     Deadline deadline;
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
-    if (PyObject *message = pop(self)) return message;
-    do {
+    while (true) {
+        if (PyObject *message = pop(self)) return message;
         int found = wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_NONE;
-        if (PyObject *message = pop(self)) return message;
-    } while (true);
+    }
 }
 
 PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -417,10 +427,12 @@ PyObject *subscriber_handle_queued(PyObject *object, PyObject *const *arguments,
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     if (!self->handler)
         return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
-    int found = wait_for_message(self, deadline, poll);
-    if (found < 0) return nullptr;
-    PyObject *message = pop(self);
-    if (!message) Py_RETURN_FALSE;
+    PyObject *message;
+    while (!(message = pop(self))) {
+        int found = wait_for_message(self, deadline, poll);
+        if (found < 0) return nullptr;
+        if (found == 0) Py_RETURN_FALSE;
+    }
     bool fine = call_handler(self, message);
     Py_DECREF(message);
     return fine ? Py_NewRef(Py_True) : nullptr;
@@ -634,7 +646,9 @@ int set_priority(PyObject *object, PyObject *value, void *) {
 }
 PyObject *get_bus(PyObject *self, void *) { return optional(reinterpret_cast<PyObject *>(as_subscriber(self)->bus)); }
 PyObject *get_name(PyObject *self, void *) { return optional(as_subscriber(self)->name); }
-PyObject *get_closed(PyObject *self, void *) { return PyBool_FromLong(as_subscriber(self)->closed); }
+PyObject *get_closed(PyObject *self, void *) {
+    return PyBool_FromLong(as_subscriber(self)->closed || as_subscriber(self)->finished);
+}
 PyObject *get_queued(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->ring.size()); }
 PyObject *get_capacity(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->capacity); }
 PyObject *get_max_public(PyObject *self, void *) { return PyLong_FromLong(as_subscriber(self)->max_public_id); }
@@ -667,7 +681,7 @@ PyGetSetDef subscriber_getset[] = {
     {"priority", get_priority, set_priority, "0 is served first; read when the subscriber is added.", nullptr},
     {"bus", get_bus, nullptr, "The bus it was added to, or None.", nullptr},
     {"name", get_name, nullptr, "Name for people.", nullptr},
-    {"closed", get_closed, nullptr, "Whether close was called.", nullptr},
+    {"closed", get_closed, nullptr, "Whether it, or the bus it was on, was closed.", nullptr},
     {"queued", get_queued, nullptr, "Messages that wait in its queue.", nullptr},
     {"depth", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
     {"max_public_id", get_max_public, nullptr, "Ids up to this are public.", nullptr},
@@ -739,15 +753,7 @@ void forward_queued(BusObject *bus, SubscriberObject *self) {
         PyObject *item = self->ring.at(i);
         if (was_forwarded(item)) continue;
         self->ring.at(i) = reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(item) | forwarded_bit);
-        Header *header = header_of(item);
-        acquire(header);
-        PyObject *other = wrap(header, reinterpret_cast<Message *>(item)->channel);
-        if (other) {
-            forward(bus, self, other);
-        } else {
-            PyErr_Clear();
-            drop(header);
-        }
+        pass_on(bus, self, item);
     }
 }
 
@@ -777,8 +783,10 @@ int ask_predicate(SubscriberObject *self, PyObject *message) {
     Py_DECREF(predicate);
     int matching = answer ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
+    bool counted = self->kind == Kind::fifo;  // it matched when it was queued
+    if (counted && matching == 0) self->counters->drop(DropReason::filtered);
     if (matching >= 0) return matching;
-    self->counters->matched.add();
+    if (!counted) self->counters->matched.add();
     self->counters->drop(DropReason::error);
     if (!failed(self, message)) PyErr_WriteUnraisable(as_object(self));
     return -1;

@@ -183,7 +183,7 @@ extern PyTypeObject *bus_type;
 
 // Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
 // message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
-std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed);
+std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns = 0);
 // What a room above says of each subscriber while a message of its own is handed out. `timeout` may be changed: how long
 // to wait for room, in seconds. failed: the error was told already.
 struct Terms {
@@ -229,6 +229,7 @@ struct PublisherObject {
 extern PyTypeObject *publisher_type;
 // The header of a copy of `data`, ready to publish; null with an error set.
 Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size);
+// Publishes a copy of each of `items`; how many, or null with an error set. They share one look at the clock.
 PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
                       PyObject *items);
 Header *copy_in(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, PyObject *data);

@@ -88,7 +88,7 @@ void HeapPool::put(Header *header) noexcept {
     (header->previous ? header->previous->next : first_) = header->next;
     (header->next ? header->next->previous : last_) = header->previous;
     int kind = class_of(header->capacity);
-    if (kind < classes && kept_count_[kind] < kept_most) {
+    if (kind < classes && kept_count_[kind] < (kept_bytes >> (7 + kind))) {
         header->next = kept_[kind];
         kept_[kind] = header;
         ++kept_count_[kind];

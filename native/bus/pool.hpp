@@ -108,7 +108,7 @@ class HeapPool final : public Pool {
 
    private:
     static constexpr int classes = 6;  // payloads of 64, 128, ... 2048 bytes
-    static constexpr std::uint32_t kept_most = 1024;
+    static constexpr std::uint32_t kept_bytes = 1 << 20;  // of each class
     static int class_of(std::uint32_t bytes) noexcept;
 
     Header *kept_[classes] = {};

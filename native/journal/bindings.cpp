@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "journal/checksum.hpp"
+#include "journal/compose.hpp"
 #include "journal/disk.hpp"
 #include "journal/reader.hpp"
 #include "journal/scan.hpp"
@@ -616,6 +617,29 @@ nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::
     return answer;
 }
 
+nb::tuple compose(nb::handle source, nb::handle index, std::uint64_t nonce, std::uint64_t first, nb::handle head,
+                  std::uint32_t head_records, std::uint32_t head_flags) {
+    View bytes(source), entries(index), records(head);
+    Composed result;
+    {
+        nb::gil_scoped_release released;
+        result = compose_segment(bytes.data(), bytes.size(), reinterpret_cast<const IndexEntry *>(entries.data()),
+                                 entries.size() / sizeof(IndexEntry), nonce, first, records.data(), records.size(),
+                                 head_records, head_flags);
+    }
+    return nb::make_tuple(nb::bytes(result.log.data(), result.log.size()),
+                          nb::bytes(result.index.data(), result.index.size() * sizeof(IndexEntry)));
+}
+
+nb::list keys_of(nb::handle source, nb::handle index) {
+    View bytes(source), entries(index);
+    nb::list result;
+    for (const std::string &key : record_keys(bytes.data(), bytes.size(), reinterpret_cast<const IndexEntry *>(entries.data()),
+                                              entries.size() / sizeof(IndexEntry)))
+        result.append(nb::bytes(key.data(), key.size()));
+    return result;
+}
+
 nb::bytes summary_of(nb::handle index) {
     View view(index);
     std::vector<std::uint8_t> bytes =
@@ -638,6 +662,9 @@ void bind_journal(nb::module_ &module) {
     module.def("crc32", checksum<journal::crc32>, nb::arg("data"), nb::arg("value") = 0);
     module.def("topic_matches", topic_matches, nb::arg("pattern"), nb::arg("name"));
     module.def("reserve", reserve, nb::arg("size"), nb::arg("function"), nb::arg("keep"));
+    module.def("compose", compose, nb::arg("source"), nb::arg("index"), nb::arg("nonce"), nb::arg("first"), nb::arg("head"),
+               nb::arg("head_records"), nb::arg("head_flags"));
+    module.def("record_keys", keys_of, nb::arg("source"), nb::arg("index"));
     module.def("summarise", summary_of, nb::arg("index"));
     module.def("scan", scan, nb::arg("data"), nb::arg("nonce"), nb::arg("first"), nb::arg("limit"), nb::arg("durable"),
                nb::arg("gaps") = false);
@@ -684,7 +711,8 @@ void bind_journal(nb::module_ &module) {
         .def_prop_ro("times_ns", [](BoundWriter &self) {
             return nb::make_tuple(self.writer().segment().least_time_ns, self.writer().segment().greatest_time_ns);
         })
-        .def_prop_ro("commits", [](BoundWriter &self) { return self.writer().commits; })
+        .def_prop_ro("commits", [](BoundWriter &self) { return self.writer().commits.load(); })
+        .def_prop_ro("failures", [](BoundWriter &self) { return self.writer().failures.load(); })
         .def_prop_ro("failed", [](BoundWriter &self) { return self.writer().failed(); });
     nb::class_<BoundReader>(module, "Reader")
         .def(nb::init<const std::string &, std::uint64_t>(), nb::arg("directory"), nb::arg("segment_bytes"))

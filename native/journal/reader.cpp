@@ -29,6 +29,27 @@ Header copy(const std::uint8_t *at) {
     return header;
 }
 
+bool read_file(const std::string &path, std::uint8_t *target, std::size_t bytes) {
+    int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    if (file < 0) return false;
+    ssize_t got = pread(file, target, bytes, 0);
+    ::close(file);
+    return got == static_cast<ssize_t>(bytes);
+}
+
+bool read_file(const std::string &path, std::vector<std::uint8_t> &target) {
+    struct stat status;
+    if (stat(path.c_str(), &status) != 0) return false;
+    target.resize(static_cast<std::size_t>(status.st_size));
+    return read_file(path, target.data(), target.size());
+}
+
+// Whether a segment's header (its first 560 bytes) has a seal that counts: only then are its caches on disk.
+bool sealed(const std::uint8_t *head) {
+    std::uint32_t crc = crc32c(crc32c(0, head + 32, 8), head + 512, 44);
+    return copy<std::uint64_t>(head + 512) != 0 && copy<std::uint32_t>(head + 556) == crc;
+}
+
 }  // namespace
 
 std::shared_ptr<Mapping> Mapping::open(const std::string &path, std::uint64_t at_least) {
@@ -192,6 +213,7 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
         }
         std::memcpy(&segment.flags, segment.log->data() + 12, 4);
         std::memcpy(&segment.nonce, segment.log->data() + 32, 8);
+        segment.sealed_next = sealed(segment.log->data()) ? copy<std::uint64_t>(segment.log->data() + 520) : 0;
         std::uint32_t checksum;
         std::memcpy(&checksum, segment.log->data() + 60, 4);
         if (checksum != crc32c(0, segment.log->data(), 60)) {
@@ -293,7 +315,10 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
                                       : std::lower_bound(view.entries, view.entries + view.count, start, below);
         const IndexEntry *stop = view.entries + view.count;
         std::uint64_t expected = start, bytes = 0;
-        bool gaps = view.segment->flags & 1;
+        bool gaps = view.segment->flags & 3;
+        // Past what a sealed segment says it has, a segment is missing: that is no hole.
+        std::uint64_t stop_at = gaps && view.segment->sealed_next ? std::min(end, view.segment->sealed_next) : end;
+        bool missing = start >= stop_at;
         for (; entry < stop && result.found.size() < most; ++entry) {
             bool in_order = entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt));
             if (in_order && entry->position > expected && !gaps) break;  // damaged in between: told below
@@ -320,7 +345,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         }
         result.mapping = view.segment->log;
         bool stopped_early = result.found.size() >= most || (entry < stop && !result.found.empty());
-        if (!stopped_early && (entry < stop || (!gaps && expected < end))) {  // neither all read nor enough: damage
+        if (!stopped_early && (missing || entry < stop || (!gaps && expected < end))) {  // neither all read nor enough: damage
             if (result.found.empty()) {
                 std::uint64_t until = entry < stop ? entry->position : end;
                 if (until == expected) until = expected + 1;
@@ -337,7 +362,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
             result.next = expected;
             return result;
         }
-        result.next = stopped_early ? expected : std::max(expected, end);
+        result.next = stopped_early ? expected : std::max(expected, stop_at);
         start = result.next;
     }
     return result;
@@ -349,11 +374,9 @@ std::uint64_t Reader::find_time(std::int64_t timestamp_ns, std::uint32_t topic, 
     for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
         View view;
         if (!open_segment(at->first, next_of(at), at->second, view, problem)) return 0;
-        std::int64_t greatest = 0;  // a sealed segment says how far it goes: most are passed over
-        std::uint64_t sealed_end;
-        std::memcpy(&sealed_end, view.segment->log->data() + 512, 8);
-        std::memcpy(&greatest, view.segment->log->data() + 544, 8);
-        if (sealed_end && greatest < timestamp_ns) continue;
+        // A sealed segment says how far it goes: most are passed over.
+        const std::uint8_t *head = view.segment->log->data();
+        if (sealed(head) && copy<std::int64_t>(head + 544) < timestamp_ns) continue;
         for (std::uint64_t i = 0; i < view.count; ++i)
             if (view.entries[i].timestamp_ns >= timestamp_ns && (!topic || view.entries[i].topic == topic))
                 return view.entries[i].position;
@@ -361,22 +384,23 @@ std::uint64_t Reader::find_time(std::int64_t timestamp_ns, std::uint32_t topic, 
     return 0;
 }
 
+// Whether a segment can have the ordinal or a greater one of the topic: most sealed ones say no by their summary.
+bool Reader::may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const {
+    std::uint8_t head[560];
+    if (!read_file(path_of(first, revision, "log"), head, sizeof head) || !sealed(head)) return true;
+    std::vector<std::uint8_t> summary;
+    if (!read_file(path_of(first, revision, "topics"), summary)) return true;
+    for (std::size_t i = 0; i + 64 <= summary.size(); i += 64) {  // id, reserved, messages, positions, ordinals, times
+        if (copy<std::uint32_t>(summary.data() + i) == topic) return copy<std::uint64_t>(summary.data() + i + 40) >= ordinal;
+    }
+    return false;
+}
+
 std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem) {
     refresh();
     std::uint64_t frontier_now = frontier().frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
-        auto summary = Mapping::open(path_of(at->first, at->second.revision, "topics"), 0);
-        if (summary) {  // id, reserved, messages, positions, ordinals, times: 64 bytes each
-            bool here = false;
-            for (std::uint64_t i = 0; i + 64 <= summary->file_bytes(); i += 64) {
-                std::uint32_t id;
-                std::uint64_t greatest;
-                std::memcpy(&id, summary->data() + i, 4);
-                std::memcpy(&greatest, summary->data() + i + 40, 8);
-                here = here || (id == topic && greatest >= ordinal);
-            }
-            if (!here) continue;
-        }
+        if (!may_hold(at->first, at->second.revision, topic, ordinal)) continue;
         View view;
         if (!open_segment(at->first, next_of(at), at->second, view, problem)) return 0;
         for (std::uint64_t i = 0; i < view.count; ++i)

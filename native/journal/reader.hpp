@@ -102,6 +102,7 @@ class Reader {
         std::unique_ptr<Scan> rebuilt;  // where the index was no good
         std::uint64_t nonce = 0;
         std::uint32_t flags = 0;
+        std::uint64_t sealed_next = 0;
         std::uint64_t used = 0;         // for closing the least recently used
     };
     struct View {  // what reading one segment needs
@@ -117,6 +118,7 @@ class Reader {
     bool open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
+    bool may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const;
     void close_unused(const Segment &keep);
     void walk_topics();
 

@@ -34,7 +34,8 @@ class Scanner {
         while (at < size_) {
             std::uint64_t bytes = check_batch(data_ + at, size_ - at, range_.nonce);
             if (bytes && acceptable(at)) {
-                if (load<BatchHeader>(data_ + at).first_position >= range_.limit_position) break;
+                auto header = load<BatchHeader>(data_ + at);
+                if (header.first_position + (header.messages ? 1 : 0) > range_.limit_position) break;
                 take_batch(at, bytes);
                 at += bytes;
                 continue;

@@ -223,6 +223,7 @@ void Writer::give_back(std::uint64_t number) {
         topic.last_time_ns = topic.committed_time_ns;
     }
     std::lock_guard lead(lead_mutex_);
+    ++failures;
     failed_.push_back(number);
     if (others) failed_.push_back(number = staging_number_++);  // who staged meanwhile hears of the failure too
     while (failed_.size() > 1024) failed_.pop_front();
@@ -238,10 +239,14 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
                             entries_.size() * sizeof(IndexEntry), 0, segment.entries * sizeof(IndexEntry));
     std::uint64_t zeros = 0, after = segment.end + staging.used;
     if (after > segment.zeroed && staging.used <= small_commit_bytes) zeros = ahead_bytes;
-    if (!error) error = disk_.write(segment.log, staging.bytes.data(), staging.used, zeros, segment.end);
     if (error) return {Failure::write, error, false};
+    error = disk_.write(segment.log, staging.bytes.data(), staging.used, zeros, segment.end);
+    if (error == ENOSPC && zeros) {  // no room ahead is no reason not to store this
+        zeros = 0;
+        error = disk_.write(segment.log, staging.bytes.data(), staging.used, 0, segment.end);
+    }
+    if (error) return undo_write(error);
     if (sync_ && (error = disk_.sync(segment.log))) return {Failure::sync, error, false};
-    ++syncs;
     put_sums(staging.bytes.data(), staging.used);
     segment.last_batch = segment.end;
     segment.end = after;
@@ -253,6 +258,19 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
     ++commits;
     move_frontier();
     return {Failure::none, 0, full_};
+}
+
+// A failed write may have left a whole batch behind. It was refused, so it must not be found when the journal is opened
+// next: its first bytes are wiped, on disk too. Where that fails nobody knows what is there.
+CommitResult Writer::undo_write(int error) {
+    std::uint32_t there = 0;
+    ssize_t got = pread(segment_.log, &there, sizeof there, static_cast<off_t>(segment_.end));
+    if (got <= 0 || there == 0) return {Failure::write, error, false};
+    const std::uint8_t wiped[8] = {};
+    int failed = disk_.write(segment_.log, wiped, sizeof wiped, 0, segment_.end);
+    if (!failed) failed = disk_.sync(segment_.log);
+    if (failed) return {Failure::sync, failed, false};
+    return {Failure::write, error, false};
 }
 
 // Checksums and index entries, in one pass over what is about to be written.

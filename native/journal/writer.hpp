@@ -92,7 +92,7 @@ class Writer {
     std::uint64_t committed_position() const { return committed_position_; }
     std::uint64_t staged_bytes() const;
     bool failed() const { return failure_ != Failure::none; }
-    std::uint64_t commits = 0, syncs = 0;
+    std::atomic<std::uint64_t> commits = 0, failures = 0;  // a failure drops what was staged
 
    private:
     struct Staging {
@@ -106,6 +106,7 @@ class Writer {
     bool define(std::uint32_t topic);
     void put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t topic, const Content &content, std::int64_t now);
     CommitResult flush(Staging &staging, std::uint32_t flags);
+    CommitResult undo_write(int error);
     void seal_batch(Staging &staging, std::uint32_t flags);
     void put_sums(const std::uint8_t *data, std::uint64_t bytes);
     void keep_topics();

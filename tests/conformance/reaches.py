@@ -120,6 +120,12 @@ class SharedMemory(Reach):
         return options, {"overflow": overflow}
 
 
+@joins("shm-virtual")
+class VirtualChannel(SharedMemory):
+    def make_address(self) -> str:
+        return f"shm:/{unique()}?mux=/{unique('mux')}"
+
+
 @joins("tcp")
 class Tcp(Reach):
     flood_count = 200_000  # the kernel's socket buffers must be full before our bound is reached
@@ -142,3 +148,14 @@ class Journal(Reach):
 
     def lossless(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return {}, {"start": "first"}
+
+
+@joins("broker")
+class Broker(Reach):
+    """A broker in this process, with a queue that publisher and subscriber both name."""
+
+    def make_address(self) -> str:
+        from penstock.broker import Server
+
+        self.server = self.stack.enter_context(Server(self.directory / "broker", 0).start())
+        return f"broker://127.0.0.1:{self.server.port}/{unique('topic')}?queue={unique('queue')}"

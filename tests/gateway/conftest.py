@@ -49,6 +49,16 @@ class Passer(Collector):
         self.broker.publish(self, message)
 
 
+class Doubler(Collector):
+    """Two for one, until told otherwise: a cycle through it runs full."""
+
+    doubling = True
+
+    def receive(self, message: GatewayMessage) -> None:
+        for _ in range(2 if self.doubling else 0):
+            self.broker.publish(self, message)
+
+
 class Failing(Collector):
     """Raises on every content that says so."""
 

@@ -24,7 +24,7 @@ from penstock.gateway import (
     QueueOptions,
     RemoveLinkError,
 )
-from tests.gateway.conftest import Collector, Failing, Passer, eventually
+from tests.gateway.conftest import Collector, Doubler, Failing, Passer, eventually
 
 
 @pytest.fixture
@@ -314,14 +314,6 @@ def test_a_publish_that_would_wait_on_its_own_cycle_fails_after_a_time_out_and_i
     assert broker.worker_of(one).failed + broker.worker_of(two).failed >= 4
     lost = broker.info(one).ledger.dropped["overflow"] + broker.info(two).ledger.dropped["overflow"]
     assert lost == len(refused)
-
-
-class Doubler(Collector):
-    doubling = True
-
-    def receive(self, message: GatewayMessage) -> None:
-        for _ in range(2 if self.doubling else 0):
-            self.broker.publish(self, message)
 
 
 def test_a_self_link_with_a_full_queue_does_not_hang(broker: ModuleBroker) -> None:

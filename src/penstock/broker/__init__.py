@@ -1,0 +1,124 @@
+"""The durable broker: queues that survive everything, around the journal, served over TCP as a text protocol.
+
+``Server(directory, port)`` is the broker, ``Client`` and ``AsyncClient`` speak all of its verbs, ``Publisher`` and
+``Subscriber`` are what ``broker://HOST:PORT/TOPIC?queue=NAME`` opens. ``penstock.broker.fetch`` reads and stages in
+bulk without native code. Importing this loads no native code.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.address import Address
+
+if TYPE_CHECKING:
+    from penstock.broker.broker import Limits
+    from penstock.broker.client import AsyncClient, Client
+    from penstock.broker.connection import ConnectionLimits
+    from penstock.broker.publisher import Publisher
+    from penstock.broker.server import Server
+    from penstock.broker.store import Store
+    from penstock.broker.subscriber import Subscriber
+
+_PLACES = {
+    "AsyncClient": "client",
+    "Client": "client",
+    "ConnectionLimits": "connection",
+    "Limits": "broker",
+    "Publisher": "publisher",
+    "Server": "server",
+    "Store": "store",
+    "Subscriber": "subscriber",
+}
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "ConnectionLimits",
+    "Limits",
+    "Publisher",
+    "Server",
+    "Store",
+    "Subscriber",
+    "open_publisher",
+    "open_subscriber",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"penstock.broker.{_PLACES[name]}"), name)
+    raise AttributeError(f"module 'penstock.broker' has no attribute {name!r}")
+
+
+def open_publisher(
+    address: Address,
+    *,
+    queue: str = "",
+    unconfirmed: int = 0,
+    ttl_s: float | None = None,
+    token: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 30.0,
+    reconnect: bool = True,
+) -> Publisher:
+    """A publisher for ``broker://HOST:PORT/TOPIC``; the queue, where named, is made first."""
+    from penstock.broker.publisher import Publisher
+
+    return Publisher(
+        address.host,
+        address.port or 9876,
+        address.topic or "default",
+        queue=queue,
+        unconfirmed=unconfirmed,
+        ttl_s=ttl_s,
+        token=token,
+        tls=tls,
+        timeout=timeout,
+        reconnect=reconnect,
+    )
+
+
+def open_subscriber(
+    address: Address,
+    *,
+    queue: str = "",
+    ack: str = "next",
+    credit: int = 2048,
+    ack_timeout_s: float | None = None,
+    max_deliveries: int | None = None,
+    ttl_s: float | None = None,
+    exclusive: bool | None = None,
+    dead_letter: str | None = None,
+    from_position: int | None = None,
+    from_ordinal: int | None = None,
+    from_time_ns: int | None = None,
+    token: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 30.0,
+    reconnect: bool = True,
+) -> Subscriber:
+    """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one."""
+    from penstock.broker.subscriber import Subscriber
+
+    return Subscriber(
+        address.host,
+        address.port or 9876,
+        topics=address.topic or "default",
+        queue=queue,
+        ack=ack,
+        credit=credit,
+        ack_timeout_s=ack_timeout_s,
+        max_deliveries=max_deliveries,
+        ttl_s=ttl_s,
+        exclusive=exclusive,
+        dead_letter=dead_letter,
+        from_position=from_position,
+        from_ordinal=from_ordinal,
+        from_time_ns=from_time_ns,
+        token=token,
+        tls=tls,
+        timeout=timeout,
+        reconnect=reconnect,
+    )

@@ -362,7 +362,7 @@ class Session:
         credit = max(1, min(int(options.get("credit", 256)), self.max_unacknowledged))
         if options.get("ack", "") not in ("", "none"):
             raise Refusal("bad_option", "ack is none, or left out")
-        queue = self._declare(name, options)
+        queue = self._declare(name, options, change=False)
         if queue.consumers and (queue.raw or queue.options.exclusive):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self.confirms = True
@@ -376,15 +376,15 @@ class Session:
         self.broker.wake(queue)
 
     def queue(self, arguments: list[str]) -> None:
-        """QUEUE <queue> [options]: make a queue, or give it other options."""
+        """QUEUE <queue> [options] [create]: make a queue, or give it other options (with create: only make it)."""
         name, *rest = _need(arguments, 1, "QUEUE <queue> [options]")
-        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS})
+        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "create": int})
         self._check_queue(name)
-        self._declare(name, options)
+        self._declare(name, options, change="create" not in options)
         self.confirms = True
         self.reply(b"OK\n")
 
-    def _declare(self, name: str, given: dict[str, Any]) -> Queue:
+    def _declare(self, name: str, given: dict[str, Any], *, change: bool) -> Queue:
         found = self.broker.queues.get(name)
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
@@ -393,6 +393,8 @@ class Session:
                 self._check_pattern(pattern)
             return self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
         if wanted != old:
+            if not change:
+                raise Refusal("exists", f"queue {name} has other options (LIST shows them); QUEUE changes them")
             if not self.rights.manage:
                 raise Refusal("denied", f"queue {name} has other options; changing them needs the right manage")
             for pattern in wanted.topics:
@@ -533,7 +535,7 @@ class Session:
     def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
         statistics = self.broker.store.statistics()
         batch, following = self.broker.store.read(start, count, most_bytes, tuple(patterns))
-        index = fetch_index(batch)
+        index, size = fetch_index(batch)
         head = {
             "count": len(batch),
             "next": following,
@@ -543,7 +545,7 @@ class Session:
             "topics": {str(number): name for number, name in enumerate(batch_names(batch)) if name},
         }
         text = json.dumps(head).encode() + b"\n"
-        self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + batch.total_bytes, text))
+        self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + size, text))
         self.outbox.lent(index)
         self.outbox.payloads(batch)
         self.outbox.text(b"\n")

@@ -8,6 +8,7 @@ durable; replies leave; queues hand out what became visible. No thread, future o
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import itertools
@@ -119,6 +120,7 @@ class Server:
 
     def start(self) -> Self:
         """Serve in a thread of its own, for programs that embed a broker."""
+        atexit.register(self.close)  # while threads still run: native code must not be met by a dying interpreter
         self._thread = threading.Thread(target=self.run, name="penstock-broker", daemon=True)
         self._thread.start()
         return self
@@ -126,18 +128,19 @@ class Server:
     def stop(self) -> None:
         """End gracefully: take no more, deliver what is under way, close. Any thread, any signal handler."""
         self._stop = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
     def reload(self) -> None:
         """Read the tokens again at the next turn. Any thread, any signal handler."""
         self._reload = True
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):  # closed already
             os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """Stop, and wait for the thread that ``start`` made."""
         self.stop()
+        atexit.unregister(self.close)
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -165,12 +168,12 @@ class Server:
     def _close(self) -> None:
         if self._wake < 0:
             return
+        wake, self._wake = self._wake, -1
+        self._stop_accepting()
         for connection in list(self.connections.values()):
             self._drop(connection)
-        self._stop_accepting()
         self._epoll.close()
-        os.close(self._wake)
-        self._wake = -1
+        os.close(wake)
         self.broker.close()
 
     # --- the loop

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 OnError = Callable[["CallbackSubscriber | QueueSubscriber | FifoSubscriber", "Message", BaseException], Any]
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
 MODES = ("thread", "direct")
+EXIT_S = 2.0  # for delivering what is pending at exit
 
 
 class Bus(_native.Bus):
@@ -164,7 +165,9 @@ class Bus(_native.Bus):
             thread.join(timeout)
         elif self._executor is not None and not self._here:
             self._drain_executor(timeout)
-        self._finish()
+        self._finish()  # wakes a delivery that waits for a full subscriber
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(timeout)
         self._allocators = [allocator for allocator in self._allocators if not _detached(allocator, self)]
 
     def _drain_executor(self, timeout: float | None) -> None:
@@ -222,9 +225,17 @@ def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False)
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
 
 
-def _close_all() -> None:
+def _stop_all() -> None:
+    """At exit: let the threads of buses deliver what is pending and end, before the interpreter goes.
+
+    Subscribers are not closed: a daemon thread that waits for one would only print that it was.
+    """
+    deadline = time.monotonic() + EXIT_S
     for bus in list(_buses):
-        bus.close(timeout=5)
+        thread = bus._thread
+        if thread is not None:
+            bus._stop(False)
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _after_fork_in_child() -> None:
@@ -233,5 +244,5 @@ def _after_fork_in_child() -> None:
         bus._thread = None
 
 
-atexit.register(_close_all)
+atexit.register(_stop_all)
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -17,18 +17,32 @@ def start_options(address: str, since: str | None, first: int | None) -> dict[st
         return {}
     if since is not None and first is not None:
         raise InvalidArgument("give --since or --from, not both")
-    scheme = addresses.parse(address).scheme
-    names = addresses.option_names(addresses.room(scheme).open_subscriber)
+    parts = addresses.parse(address)
+    if parts.scheme == "journal":
+        return {"start": _journal_position(parts, since, first)}
+    names = addresses.option_names(addresses.room(parts.scheme).open_subscriber)
     if first is not None:
-        return {_option(names, ("from_ordinal", "start_ordinal", "ordinal"), "--from", address): first}
+        return {_option(names, "from_ordinal", "--from", address): first}
     assert since is not None
-    return {
-        _option(names, ("since_ns", "from_timestamp_ns", "start_ns"), "--since", address): moment_ns(since, "--since")
-    }
+    return {_option(names, "since_ns", "--since", address): moment_ns(since, "--since")}
 
 
-def _option(names: Any, candidates: tuple[str, ...], flag: str, address: str) -> str:
-    for name in candidates:
-        if name in names:
-            return name
+def _journal_position(parts: addresses.Address, since: str | None, first: int | None) -> int | str:
+    """The position in a journal where a topic's ordinal or a time begins; what is not there yet is awaited."""
+    from penstock.journal import Journal
+
+    topic = parts.topic or "default"
+    pattern = any(part in ("*", ">") for part in topic.split("."))
+    if first is not None and pattern:
+        raise InvalidArgument(f"--from counts the messages of one topic, and {topic!r} is a pattern; use --since")
+    with Journal(parts.name, mode="read") as journal:
+        if first is not None:
+            return journal.find_ordinal(topic, first) or "new"
+        assert since is not None
+        return journal.find_time(moment_ns(since, "--since"), None if pattern else topic) or "new"
+
+
+def _option(names: Any, wanted: str, flag: str, address: str) -> str:
+    if wanted in names:
+        return wanted
     raise InvalidArgument(f"{flag}: {address} keeps no old messages; journal: and broker:// addresses do")

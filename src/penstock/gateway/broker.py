@@ -255,7 +255,7 @@ class ModuleBroker:
             done(worker.module)
 
     def _quit(self, worker: Worker, join_timeout_s: float) -> None:
-        worker.port.rules = None
+        worker.port.rules = worker.port.on_error = None  # kept messages hold their port: it must hold nothing more
         if not worker.close(join_timeout_s):
             log.error("module %r did not come back from receive; its thread is left to itself", worker.name)
         worker.counters.close()

@@ -11,7 +11,7 @@ stripped before ``receive``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock._core import Message
@@ -20,21 +20,31 @@ from penstock.channel import Publisher
 from penstock.errors import ProtocolError
 
 MAGIC = b"\xa1\x60"
+_takes: dict[Any, bool] = {}
 
 
 def send(publisher: Publisher, messages: Sequence[GatewayMessage]) -> None:
     """Publish each of them in order."""
-    if takes_properties(publisher):
-        publish: Any = publisher.publish
+    if takes_properties(publisher.publish_many):
+        publish: Any = publisher.publish_many
+        publish(messages, properties=[dict(message.properties) for message in messages])
+    elif takes_properties(publisher.publish):
+        publish = publisher.publish
         for message in messages:
             publish(message, properties=dict(message.properties))
     else:
         publisher.publish_many([message.to_bytes() if message.encoded_properties else message for message in messages])
 
 
-def takes_properties(publisher: Publisher) -> bool:
+def takes_properties(method: Callable[..., Any]) -> bool:
     """Whether the reach carries properties itself."""
-    return "properties" in inspect.signature(publisher.publish).parameters
+    function = getattr(method, "__func__", method)
+    if function not in _takes:
+        try:
+            _takes[function] = "properties" in inspect.signature(function).parameters
+        except ValueError:  # native, and says nothing of itself
+            _takes[function] = False
+    return _takes[function]
 
 
 def arrived(message: Message) -> GatewayMessage:

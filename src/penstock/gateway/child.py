@@ -40,7 +40,7 @@ class RemoteBroker:
     """The broker as the module in this process sees it: what it publishes goes to the gateway."""
 
     def __init__(self, uri: str) -> None:
-        self._publisher = address.publisher(f"{uri}.out")
+        self._publisher = address.publisher(f"{uri}.out", overflow="block")
         self._lock = threading.Lock()  # a handle is one thread's at a time, a module may have several
 
     def publish(self, _: Any, message: GatewayMessage) -> None:
@@ -57,7 +57,7 @@ class RemoteBroker:
 class Child:
     """One module and its three connections."""
 
-    def __init__(self, connection: socket.socket, kind: type, name: str, exit_on_failure: bool) -> None:
+    def __init__(self, connection: socket.socket, kind: str, name: str, exit_on_failure: bool) -> None:
         self.connection = connection
         self.kind = kind
         self.name = name
@@ -126,12 +126,13 @@ class Child:
 
     def create(self, message: control.Create) -> None:
         """Join the channels, then make the module."""
-        self.subscriber = address.subscriber(f"{message.uri}.in")
+        self.subscriber = address.subscriber(f"{message.uri}.in", overflow="block")
         self.broker = RemoteBroker(message.uri)
         args = json.loads(message.args) if message.args else None
-        self.module = self.kind()
+        kind = imported(Place(self.kind, "class"))
+        self.module = kind()
         self.module.name = self.name
-        configuration = self.kind.parse(args) if hasattr(self.kind, "parse") else args
+        configuration = kind.parse(args) if hasattr(kind, "parse") else args
         if hasattr(self.module, "create"):
             self.module.create(self.broker, configuration)
 
@@ -141,15 +142,26 @@ class Child:
             batch = self.subscriber.read_many(BATCH, 0)
         except ClosedError:
             return False
-        for data in batch:
-            try:
-                self.module.receive(GatewayMessage.from_frame(data))
-            except Exception:
-                self.failed()
-            self.handled += 1
-            if self.counter is not None:
-                struct.pack_into("<Q", self.counter, 0, self.handled)
-        return len(batch) > 0
+        if not len(batch):
+            return False
+        messages = [GatewayMessage.from_frame(data) for data in batch]
+        del batch  # its slots are free again
+        if hasattr(self.module, "receive_many"):
+            self.take(self.module.receive_many, messages, len(messages))
+        else:
+            for message in messages:
+                self.take(self.module.receive, message, 1)
+        return True
+
+    def take(self, receive: Any, what: Any, count: int) -> None:
+        """Hand over one message or a batch, then count it as handled."""
+        try:
+            receive(what)
+        except Exception:
+            self.failed()
+        self.handled += count
+        if self.counter is not None:
+            struct.pack_into("<Q", self.counter, 0, self.handled)
 
     def failed(self) -> None:
         """Tell of a failure in receive."""
@@ -202,8 +214,7 @@ def main() -> int:
     logging.basicConfig(format="%(name)s: %(message)s")
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)
-    kind = imported(Place(given.kind, "class"))
-    status = Child(connection, kind, given.name, given.exit_on_failure).serve()
+    status = Child(connection, given.kind, given.name, given.exit_on_failure).serve()
     sys.stdout.flush()
     return status
 

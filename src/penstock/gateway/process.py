@@ -122,9 +122,9 @@ class ProcessModule(Module):
         with contextlib.ExitStack() as undo:
             uri = f"shm:/gateway-{os.getpid()}-{next(_numbers)}"
             frame_bytes = self._launch.max_message_bytes + 8 + 14
-            channel = {"slots": self._launch.slots, "slot_size": frame_bytes}
+            channel = {"slots": self._launch.slots, "slot_size": frame_bytes, "overflow": "block"}
             self._publisher = undo.enter_context(address.publisher(f"{uri}.in", **channel))
-            self._subscriber = undo.enter_context(address.subscriber(f"{uri}.out", **channel))
+            self._subscriber = undo.enter_context(address.subscriber(f"{uri}.out", overflow="block"))
             descriptor = os.memfd_create("handled")
             undo.callback(os.close, descriptor)
             os.truncate(descriptor, mmap.PAGESIZE)

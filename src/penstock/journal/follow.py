@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import layout, presence
 from penstock.journal.journal import Journal, topic_filter
+from penstock.journal.transaction import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -152,9 +153,17 @@ class JournalPublisher(Publisher):
         self._published += 1
         return ordinal
 
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Store them in order as one atomic batch."""
+    def publish_many(
+        self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None
+    ) -> int:
+        """Store them in order as one atomic batch; ``properties`` has those of each message."""
         self._check_open()
+        if properties is not None:
+            pairs = zip(batch, properties, strict=True)
+            stored = self._journal.commit(Entry(self.topic, data, one) for data, one in pairs)
+            count = 0 if stored is None else stored[1] - stored[0] + 1
+            self._published += count
+            return count
         first, last = self._journal.append_many(self.topic, batch)
         self._published += last - first + 1
         return last - first + 1

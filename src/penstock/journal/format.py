@@ -116,6 +116,8 @@ class Segment:
 
     def topics_here(self) -> NDArray[Any] | None:
         """The topic summary of a sealed segment; None: not there."""
+        if self.header.seal is None:
+            return None
         try:
             return numpy.fromfile(self.file("topics"), TOPICS)
         except OSError:
@@ -380,7 +382,7 @@ class Directory:
         for segment in self.segments:
             if segment.next <= start or segment.first >= stop:
                 continue
-            summary = None if wanted is None or segment.active else segment.topics_here()
+            summary = None if wanted is None else segment.topics_here()
             if summary is not None and not numpy.isin(summary["topic"], wanted or []).any():
                 continue
             entries = segment.index(start, stop)

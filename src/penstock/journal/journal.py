@@ -17,14 +17,15 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from penstock._core import journal as native
-from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError
+from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, read_all
+from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.transaction import Entry, Transaction
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Message
     from penstock.journal.follow import Follower
     from penstock.journal.format import Hole
+    from penstock.journal.queue import Queue
 
 LOG = logging.getLogger("penstock.journal")
 SEGMENT_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_KIND = 65535
+QUEUE_KIND = 1  # of the journal's own state records
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,12 @@ class Journal:
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
+        self.queue_lock = threading.RLock()  # held for looking at or changing any queue's state, never while waiting
+        self.queue_states: dict[str, QueueState] = {}
+        self._deleted: dict[str, QueueState] = {}
+        self._dirty: set[str] = set()
+        self._failures = 0
+        self._unsealed: list[tuple[layout.SegmentHeader, int]] = []
         self.recovery = recovery.Recovery()
         if mode == "write":
             self._open_writer(sync)
@@ -115,6 +124,8 @@ class Journal:
                 number, name, flags, ordinal, time_ns = topic
                 self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, time_ns)
             self._states = list(found.states)
+            kept = [data for kind, flags, data in found.states if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND]
+            self.queue_states = restore(kept)
             self._go_on(found)
         except BaseException:
             if self._segment is not None:
@@ -175,6 +186,8 @@ class Journal:
     ) -> tuple[int, int]:
         """``append`` that gives the position and the ordinal."""
         number = self._topic_ids.get(topic) or self._topic(topic)
+        if self._dirty or self.writer.end >= self.segment_bytes:
+            self._prepare()
         if properties is None and message_id is None and key is None and timestamp_ns is None:
             numbers = self.writer.append(number, data)
         else:
@@ -186,8 +199,6 @@ class Journal:
                 (key or "").encode(),
                 timestamp_ns or 0,
             )
-        if self.writer.end >= self.segment_bytes:
-            self._roll()
         return numbers
 
     def append_many(
@@ -203,12 +214,9 @@ class Journal:
         items = batch if isinstance(batch, list | tuple) else list(batch)
         if not items:
             return self.writer.next_position, self.writer.next_position - 1
-        first, last = self.writer.stage_buffers(
-            number, items, layout.encode_properties(properties), timestamp_ns or 0, True
-        )
-        if self.writer.end >= self.segment_bytes:
-            self._roll()
-        return first, last
+        if self._dirty or self.writer.end >= self.segment_bytes:
+            self._prepare()
+        return self.writer.stage_buffers(number, items, layout.encode_properties(properties), timestamp_ns or 0, True)
 
     def transaction(self) -> Transaction:
         """Messages of many topics and state records that are stored together or not at all."""
@@ -227,10 +235,29 @@ class Journal:
         return None if transaction.first is None else (transaction.first, transaction.last or 0)
 
     def commit_staged(self) -> None:
-        """Write and sync what was staged through ``writer``, then begin a new segment when this one is full."""
+        """Write and sync what was staged through ``writer``, in a new segment when this one is full."""
+        self._prepare()
         self.writer.commit()
+
+    def _prepare(self) -> None:
+        """What goes before a commit: a new segment when this one is full, and the queues' notes into the batch."""
         if self.writer.end >= self.segment_bytes:
             self._roll()
+        if not self._dirty:
+            return
+        with self.queue_lock:
+            dirty, self._dirty = self._dirty, set()
+            lost = self.writer.failures != self._failures  # notes were staged and dropped: store the whole states
+            self._failures = self.writer.failures
+            for name in {*self.queue_states, *dirty} if lost else dirty:
+                state = self.queue_states.get(name) or self._deleted[name]
+                notes = state.encode() if lost and not state.deleted else state.changes()
+                if notes:
+                    self.writer.stage_state(QUEUE_KIND, notes, layout.FLAG_INTERNAL)
+
+    def touch_queue(self, state: QueueState) -> None:
+        """The queue has notes to be stored with the next commit."""
+        self._dirty.add(state.name)
 
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
@@ -273,7 +300,8 @@ class Journal:
             self.writer.give_lead()
 
     def _internal_states(self) -> list[segments.State]:
-        return [state for state in self._states if state[1] & layout.FLAG_INTERNAL]
+        with self.queue_lock:
+            return [(QUEUE_KIND, layout.FLAG_INTERNAL, state.encode()) for state in self.queue_states.values()]
 
     def _state_for_roll(self) -> list[segments.State]:
         """From those who keep it, or else what the sealed segment has since its snapshot."""
@@ -285,8 +313,8 @@ class Journal:
         scan = native.scan(
             read_all(self._segment.path()), header.nonce, header.first, 2**63, self.writer.committed_position, False
         )
-        carried: list[segments.State] = scan["states"]
-        return carried
+        carried = [state for state in scan["states"] if not state[1] & layout.FLAG_INTERNAL]
+        return carried + self._internal_states()
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
@@ -311,12 +339,103 @@ class Journal:
             self.directory, self.uuid, self.writer, first, self._state_for_roll(), self._disk
         )
         self.writer.publish_frontier(self._first_kept(), 1)
-        segments.seal(old, first, self._disk)
         old.close()
+        self._unsealed.append((old.header, first))
+        self._seal()
+        self.retain()
+
+    def _seal(self) -> None:
+        """Sync the caches of segments that are full and say so in their headers. What fails is tried again later."""
+        try:
+            while self._unsealed:
+                header, following = self._unsealed[0]
+                recovery.seal_from_log(
+                    self.directory, (header.first, header.revision), header, following, self._disk
+                )
+                self._unsealed.pop(0)
+        except OSError as error:
+            LOG.warning("cannot seal a segment yet: %s", error)
 
     def _first_kept(self) -> int:
         found = layout.latest_segments(os.listdir(self.directory))
         return found[0][0] if found else 1
+
+    # -- queues, retention, compaction -------------------------------------------------------------------------------
+
+    def queue(
+        self,
+        name: str,
+        *,
+        topics: Iterable[str] | None = None,
+        start: int | str = "new",
+        ack_timeout_s: float | None = None,
+        max_tries: int | None = None,
+        dead_letter: str | None = None,
+        max_in_flight: int | None = None,
+    ) -> Queue:
+        """The durable queue of that name, made if new (then from ``start`` on: ``new``, ``first`` or a position)."""
+        from penstock.journal.queue import Queue
+
+        self._check_writing()
+        with self.queue_lock:
+            state = self.queue_states.get(name)
+            if state is None:
+                place = {"new": self.frontier, "first": self.first}.get(str(start)) or check_position(start)
+                state = QueueState(name, floor=place - 1)
+                state.seek(place)
+            given: dict[str, Any] = {
+                "topics": None if topics is None else tuple(topics),
+                "ack_timeout_ns": None if ack_timeout_s is None else int(ack_timeout_s * 1e9),
+                "max_tries": max_tries,
+                "dead_letter": dead_letter,
+                "max_in_flight": max_in_flight,
+            }
+            changed = {option: value for option, value in given.items() if value is not None}
+            state.change(replace(state.settings or QueueSettings(), **changed))
+            self.queue_states[name] = state
+            self.touch_queue(state)
+        self.commit_staged()
+        return Queue(self, state)
+
+    def delete_queue(self, name: str) -> None:
+        """Forget the queue; its messages stay as long as retention keeps them."""
+        self._check_writing()
+        with self.queue_lock:
+            state = self.queue_states.pop(name, None)
+            if state is None:
+                raise LookupError(f"there is no queue {name!r}; {nearest(name, self.queue_states)}")
+            state.delete()
+            self._deleted[name] = state
+            self.touch_queue(state)
+        self.commit_staged()
+
+    def retain(self, *, passed: int | None = None) -> int:
+        """Remove the segments that retention lets go; gives how many. ``passed``: see docs/rooms/journal.md."""
+        from penstock.journal.retention import Limits, apply
+
+        self._check_writing()
+        if self.retain_queues and passed is None and self.queue_states:
+            with self.queue_lock:
+                passed = min(state.floor for state in self.queue_states.values())
+        limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
+        removed = apply(self.directory, limits, self._disk)
+        if removed:
+            self.writer.publish_frontier(self._first_kept(), 1)
+        return removed
+
+    def compact(self) -> int:
+        """Of topics compacted by key keep the last message of each key, in sealed segments; gives how many went."""
+        from penstock.journal.compaction import compact
+
+        self._check_writing()
+        with self._roll_lock:
+            assert self._segment is not None
+            asked = layout.FLAG_COMPACTED_TOPIC
+            compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}
+            removed = compact(self.directory, compacted, self._segment.header.first, self.frontier, self._disk)
+            if removed:
+                self.writer.publish_frontier(self._first_kept(), 1)
+        return removed
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -417,6 +536,13 @@ class Journal:
 
         self._live_reader()
         return open_directory(self.directory).holes()
+
+    def verify(self) -> list[recovery.Damage]:
+        """Every byte against its checksums; empty when the journal is whole."""
+        from penstock.journal.verify import verify
+
+        self._live_reader()
+        return verify(self.directory)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 

@@ -130,8 +130,26 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
             result.report.damage.append(Damage(str(directory), 0, 0, 1, last, "segments are missing"))
         return result
     result.first = segments[0][0]
+    _seal_older(directory, segments, disk)  # first: unsealed ones are always the last
     _read_last(directory, segments[-1], frontier, disk, result)
     return result
+
+
+def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) -> None:
+    """A crash may have come between the beginning of a segment and the sealing of those before it."""
+    unsealed = []
+    for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
+        path = directory / layout.segment_name(*segment)
+        try:
+            with path.open("rb") as file:
+                header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+        except CorruptionError:
+            break  # told when it is read or verified
+        if header.seal is not None:
+            break
+        unsealed.append((segment, header, following[0]))
+    for segment, header, first in reversed(unsealed):
+        seal_from_log(directory, segment, header, first, disk)
 
 
 def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
@@ -170,8 +188,11 @@ def _read_last(
     result.topics = [(number, name or b"unknown#%d" % number, *rest) for number, name, *rest in scan["topics"]]
     result.states = scan["states"]
     result.next_position = max(scan["next_position"], durable, 1)
-    result.after_loss = result.next_position > scan["next_position"] or bool(result.report.damage)
     known = frontier.end if frontier and frontier.segment == header.first else layout.SEGMENT_HEADER_BYTES
+    if scan["end"] < known and not result.report.damage:
+        text = "the segment ends before its durable end"
+        result.report.damage.append(Damage(str(path), scan["end"], known - scan["end"], 1, 0, text))
+    result.after_loss = result.next_position > scan["next_position"] or bool(result.report.damage)
     _write_again(path, data, min(known, scan["end"]), scan["end"], disk, result.report)
     clean = not (scan["tail_bytes"] or result.report.damage or header.seal or header.flags & 3)
     if clean and result.next_position == scan["next_position"]:
@@ -223,6 +244,15 @@ def write_caches(
         finally:
             disk.close(file)
     return unfinished
+
+
+def seal_from_log(
+    directory: Path, segment: tuple[int, int], header: layout.SegmentHeader, following: int, disk: Disk
+) -> None:
+    """Seal a segment that the one beginning at ``following`` has succeeded."""
+    data = read_all(directory / layout.segment_name(*segment))
+    scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
+    seal_segment(directory, segment, header, data, scan, following, disk)
 
 
 def seal_segment(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from penstock._core import journal as native
 from penstock.journal import layout, recovery
-from penstock.journal.disk import Disk, read_all
+from penstock.journal.disk import Disk
 
 State = tuple[int, int, bytes]  # kind, flags, data
 
@@ -105,11 +105,3 @@ def begin(
                 disk.remove(path)
         raise
     return segment
-
-
-def seal(segment: ActiveSegment, following: int, disk: Disk) -> None:
-    """Sync its caches and write its summary and seal. All of it can be made again, so a full disk is no harm."""
-    data = read_all(segment.path())
-    scan = native.scan(data, segment.header.nonce, segment.header.first, following, following, segment.header.gaps)
-    with suppress(OSError):
-        recovery.seal_segment(segment.directory, segment.name, segment.header, data, scan, following, disk)

@@ -82,12 +82,11 @@ class Transaction:
         if not self._messages and not self._states:
             return
         writer = self._journal.writer
+        self._journal._prepare()  # before, not after: whoever gives the state has applied all that was committed
         first, last, ticket = writer.stage_all(self._messages, self._states)
         writer.commit(ticket)
         if self._messages:
             self.first, self.last = first, last
-        if writer.end >= self._journal.segment_bytes:
-            self._journal._roll()
 
     def _check_open(self) -> None:
         if self._done:

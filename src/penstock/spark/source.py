@@ -20,7 +20,7 @@ from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.places import BATCH_BYTES, Range, Reading, open_place, resolve
 
 if TYPE_CHECKING:
-    from pyspark.sql.datasource import DataSourceStreamReader
+    from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
 PARTITION_BYTES = 64 << 20
@@ -33,6 +33,8 @@ OPTIONS = (
     "maxMessagesPerTrigger",
     "maxBytesPerTrigger", "failOnDataLoss", "query", "transaction", "token", "segmentBytes", "properties",
 )  # fmt: skip
+
+SPARKS_OWN = ("checkpointLocation", "queryName", "outputMode")
 
 
 class PenstockSource(DataSource):
@@ -54,10 +56,20 @@ class PenstockSource(DataSource):
 
         return JournalStreamReader(dict(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink import batch_writer
+
+        return batch_writer(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from penstock.spark.sink import stream_writer
+
+        return stream_writer(dict(self.options), schema)
+
 
 def check_options(options: Mapping[str, str]) -> None:
     """``InvalidArgument`` for an option that is not one, with the nearest that is."""
-    known = {name.lower() for name in OPTIONS}
+    known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN)}
     for name in options:
         if name.lower() not in known:
             raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")

@@ -1,8 +1,9 @@
 """``spark.readStream.format("penstock")``: a journal as a stream.
 
-An offset is ``{journal UUID: the next position to read}``, so that a directory made anew under the old name is told and
-never mistaken for its forerunner. Positions are durable and never used twice, so a batch that is run again has the same
-rows. The reader lives in one Python process beside the driver for as long as its query; ``read`` runs on executors.
+An offset is ``{journal UUID: the next position to read}``, so that a directory made anew under the old name is told
+and never mistaken for its forerunner. Positions are durable and never used twice, so a batch that is run again has
+the same rows. The reader lives in one Python process beside the driver for as long as its query; ``read`` runs on
+executors.
 """
 
 from __future__ import annotations

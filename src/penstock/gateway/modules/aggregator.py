@@ -1,5 +1,4 @@
 """Aggregator: count, least, greatest, mean and last of a number, over windows of time or of messages.
-
 args: ``field`` ("value": of the JSON content), ``by`` ("deviceId": a window for each value of this property),
 ``window_s`` (10.0) or ``window_count`` (null; when given, windows of that many messages), ``max_groups`` (10000).
 A window of time is closed by the first message after it and at the end. Properties: ``kind`` = "aggregate" and the
@@ -31,19 +30,15 @@ class Aggregator(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Add one value; publish the window that it completes or follows."""
-        value, now, c = (
-            float(json.loads(bytes(message))[self.configuration["field"]]),
-            time.monotonic(),
-            self.configuration,
-        )
+        now, c = time.monotonic(), self.configuration
+        value = float(json.loads(bytes(message))[c["field"]])
         group = message.properties.get(c["by"], "")
         window = self._windows.get(group)
         if window and c["window_count"] is None and now - window["begin"] >= c["window_s"]:
-            self._close(group)
-            window = None
-        if window is None and len(self._windows) >= c["max_groups"]:
-            self._close(next(iter(self._windows)))
+            window = self._close(group)
         if window is None:
+            if len(self._windows) >= c["max_groups"]:
+                self._close(next(iter(self._windows)))
             window = self._windows[group] = {"begin": now, "count": 0, "min": value, "max": value, "sum": 0.0}
         window.update(count=window["count"] + 1, sum=window["sum"] + value, last=value)
         window.update(min=min(window["min"], value), max=max(window["max"], value))
@@ -55,8 +50,9 @@ class Aggregator(Module):
         for group in list(self._windows):
             self._close(group)
 
-    def _close(self, group: str) -> None:
+    def _close(self, group: str) -> dict[str, float] | None:
         window = self._windows.pop(group)
         window["mean"] = window.pop("sum") / window["count"]
         del window["begin"]
         self.publish(json.dumps(window).encode(), {"kind": "aggregate", self.configuration["by"]: group})
+        return None

@@ -1,5 +1,4 @@
 """FileTail: each line that is added to a file, as ``tail -F`` shows them.
-
 args: ``file`` (required), ``from_start`` (false), ``poll_s`` (0.2), ``max_line_bytes`` (65536: a longer line comes in
 pieces). Properties: ``file``, ``line`` (number since the module began). A file that is not there yet is waited for;
 one that was replaced or cut short is read anew from its beginning.

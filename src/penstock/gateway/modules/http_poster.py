@@ -1,8 +1,7 @@
 """HttpPoster: each message as the body of a POST; its properties as headers ``X-Property-NAME``.
 
-args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` ("application/octet-stream"). An answer
-outside 200 to 299 or a broken connection is raised, so that it is counted and the module's restart policy applies; a
-connection that the server has closed while it was idle is opened again once.
+args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` ("application/octet-stream"). Answers
+outside 200 to 299 count as failures; a connection that was closed while idle is opened again once.
 """
 
 from __future__ import annotations
@@ -22,13 +21,12 @@ class HttpPoster(Module):
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, url="", timeout_s=10.0, content_type="application/octet-stream")
-        parts = urlsplit(given["url"])
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if (parts := urlsplit(given["url"])).scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url is http://HOST... or https://HOST..., not {given['url']!r}")
         return given
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Prepare a connection; it is opened by the first message."""
+        """Prepare a connection, which the first message opens."""
         super().create(broker, configuration)
         parts = urlsplit(configuration["url"])
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -41,7 +39,7 @@ class HttpPoster(Module):
         headers["Content-Type"] = self.configuration["content_type"]
         try:
             status = self._post(bytes(message), headers)
-        except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+        except ConnectionError:
             status = self._post(bytes(message), headers)
         if not 200 <= status < 300:
             raise OSError(f"{self.configuration['url']} answered {status}")
@@ -52,7 +50,7 @@ class HttpPoster(Module):
             answer = self._connection.getresponse()
             answer.read(1 << 20)
             return answer.status
-        except BaseException:
+        except BaseException:  # half an answer may be waiting
             self._connection.close()
             raise
 

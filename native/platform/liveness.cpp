@@ -1,0 +1,168 @@
+#include "platform/liveness.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <set>
+#include <string>
+#include <system_error>
+#include <vector>
+
+#include "platform/shared_directory.hpp"
+
+namespace penstock {
+
+std::atomic<std::uint32_t> fork_generation_now{1};
+
+namespace {
+
+// One file of this process; a second one only when the directory was changed or emptied meanwhile.
+struct Mark {
+    std::uint64_t token;
+    int file;
+    std::string path;
+};
+
+struct State {
+    std::recursive_mutex fork_mutex;
+    std::mutex mutex;
+    std::vector<Mark> marks;
+    int owner = 0;  // pid that made them
+    bool shared = false;
+};
+
+State &state() {
+    static State *made = [] {
+        auto *fresh = new State;  // never destroyed: finalisers may come later
+        pthread_atfork([] { state().fork_mutex.lock(); state().mutex.lock(); },
+                       [] { state().mutex.unlock(); state().fork_mutex.unlock(); },
+                       [] {
+                           fork_generation_now.fetch_add(1);
+                           // The file is the parent's; closing our copy does not touch the parent's lock.
+                           for (Mark &mark : state().marks) close(mark.file);
+                           state().marks.clear();
+                           state().mutex.unlock();
+                           // A recursive mutex knows its owner by thread id, which is another one in the child.
+                           new (&state().fork_mutex) std::recursive_mutex;
+                       });
+        std::atexit([] {
+            std::lock_guard lock(state().mutex);
+            for (Mark &mark : state().marks)
+                if (state().owner == getpid()) unlink(mark.path.c_str());
+        });
+        return fresh;
+    }();
+    return *made;
+}
+
+std::string file_name(std::uint64_t token) {
+    char text[48];
+    std::snprintf(text, sizeof text, "alive.%u.%08x", unsigned(token >> 32), unsigned(token));
+    return text;
+}
+
+[[noreturn]] void fail(const std::string &what) { throw std::system_error(errno, std::generic_category(), what); }
+
+// Locked before it has a name, so that nobody ever sees it unlocked while its owner lives.
+void make(State &s) {
+    std::uint32_t random = 0;
+    if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
+    std::uint64_t token = std::uint64_t(getpid()) << 32 | random;  // the pid tells people, the rest tells lives apart
+    int directory = shared_directory();
+    std::string name = file_name(token), early = name + ".new";
+    int file = openat(directory, early.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (file < 0) fail("cannot make " + early + " in the shared directory");
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    if (fcntl(file, F_SETLK, &lock) != 0 || renameat(directory, early.c_str(), directory, name.c_str()) != 0) {
+        int error = errno;
+        unlinkat(directory, early.c_str(), 0);
+        close(file);
+        errno = error;
+        fail("cannot lock " + early);
+    }
+    if (s.shared) fchmod(file, 0644);
+    s.marks.push_back({token, file, shared_directory_path() + "/" + name});
+    s.owner = getpid();
+}
+
+bool locked(int directory, const char *name) {
+    int file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return errno == EACCES;  // another user's: it cannot be told, so it lives
+    struct flock lock {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    bool held = fcntl(file, F_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    close(file);
+    return held;
+}
+
+}  // namespace
+
+std::uint64_t process_token() {
+    State &s = state();
+    std::lock_guard lock(s.mutex);
+    std::string directory = shared_directory_path() + "/";
+    for (Mark &mark : s.marks)  // the mark must be where others look for it
+        if (mark.path == directory + file_name(mark.token) && access(mark.path.c_str(), F_OK) == 0) return mark.token;
+    make(s);
+    return s.marks.back().token;
+}
+
+void process_token_share() {
+    process_token();
+    State &s = state();
+    std::lock_guard lock(s.mutex);
+    s.shared = true;
+    for (Mark &mark : s.marks) fchmod(mark.file, 0644);
+}
+
+bool process_alive(std::uint64_t token) {
+    if (token == 0) return false;
+    {
+        std::lock_guard lock(state().mutex);
+        for (Mark &mark : state().marks)
+            if (token == mark.token) return true;  // never opened again by its owner
+    }
+    return locked(shared_directory(), file_name(token).c_str());
+}
+
+int process_sweep() {
+    int directory = shared_directory(), count = 0;
+    std::set<std::string> own;
+    {
+        std::lock_guard lock(state().mutex);
+        for (Mark &mark : state().marks) own.insert(file_name(mark.token));
+    }
+    DIR *listing = opendir(shared_directory_path().c_str());
+    if (!listing) return 0;
+    while (dirent *entry = readdir(listing)) {
+        if (std::strncmp(entry->d_name, "alive.", 6) != 0 || own.count(entry->d_name)) continue;
+        bool early = std::strstr(entry->d_name, ".new") != nullptr;
+        if (early) {  // between making and locking: only an old one is surely dead
+            struct stat status {};
+            if (fstatat(directory, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
+                time(nullptr) - status.st_mtime < 60)
+                continue;
+        }
+        if (!locked(directory, entry->d_name) && unlinkat(directory, entry->d_name, 0) == 0) ++count;
+    }
+    closedir(listing);
+    return count;
+}
+
+NoFork::NoFork() { state().fork_mutex.lock(); }
+NoFork::~NoFork() { state().fork_mutex.unlock(); }
+
+}  // namespace penstock

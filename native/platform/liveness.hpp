@@ -1,0 +1,42 @@
+// Whether a process that left its mark in shared memory still lives, without trusting pids.
+//
+// Each process has one file, alive.PID.RANDOM, with a POSIX record lock held for as long as it lives. The lock is the
+// only kind that a forked child does not inherit, and it vanishes at any kind of death. It would also vanish when any
+// descriptor of that file is closed in its own process: so it is opened once, here, and never again by its owner.
+//
+// Rules: may be called by any thread. Checking costs system calls: slow paths only.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace penstock {
+
+// Goes up in the child at each fork. A handle keeps the value it was made under; another value means that the handle
+// belongs to the parent.
+extern std::atomic<std::uint32_t> fork_generation_now;
+inline std::uint32_t fork_generation() noexcept { return fork_generation_now.load(std::memory_order_relaxed); }
+
+// This process's token (pid and random bits), never 0; made at the first call (and anew in a forked child).
+// Throws std::system_error when the file cannot be made.
+std::uint64_t process_token();
+
+// Lets processes of other users check on this one (they may open the empty file, no more).
+void process_token_share();
+
+// False for 0, for a token without a file and for one whose lock nobody holds.
+bool process_alive(std::uint64_t token);
+
+// Removes the files of dead processes; gives how many.
+int process_sweep();
+
+// While one lives no other thread of this process can fork: a lock taken meanwhile never leaks into a child.
+class NoFork {
+   public:
+    NoFork();
+    ~NoFork();
+    NoFork(const NoFork &) = delete;
+    NoFork &operator=(const NoFork &) = delete;
+};
+
+}  // namespace penstock

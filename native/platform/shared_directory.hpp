@@ -1,0 +1,18 @@
+// Where files in shared memory live: one function per platform.
+//
+// Rules: every name in the directory is a plain file name made by Penstock, opened relative to the directory's
+// descriptor and never through a symbolic link. May be called by any thread.
+#pragma once
+
+#include <string>
+
+namespace penstock {
+
+// PENSTOCK_SHM_DIR when set (made private), else /dev/shm/penstock (open to all with the sticky bit, like /tmp), else
+// a folder in the system's temporary directory. Throws std::system_error naming the path when it cannot be used.
+std::string shared_directory_path();
+
+// A descriptor of that directory, opened once per process and path; not to be closed by the caller.
+int shared_directory();
+
+}  // namespace penstock

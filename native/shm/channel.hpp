@@ -1,0 +1,579 @@
+// The algorithm: lock-free publishing and reading in memory that somebody else provides. No system call, no allocation
+// on the way of a message, so that native tests drive it in plain memory with many threads.
+//
+// Rules
+//   - Every operation that decides something is sequentially consistent; there is no stand-alone fence.
+//   - Whatever is read from shared memory may be nonsense (a hostile writer): indexes are checked, loops are bounded.
+//   - Writer and Reader are the private side of one member and are used by one thread at a time.
+//   - A member that dies after any step leaves words that recover_publisher and recover_subscriber put right; both may
+//     be repeated, and run under the channel's file lock.
+#pragma once
+
+#include <bit>
+#include <cstring>
+#include <vector>
+
+#include "shm/layout.hpp"
+#include "shm/step.hpp"
+
+namespace penstock::shm {
+
+// A publisher's private side.
+struct Writer {
+    std::uint32_t index = 0;
+    bool reliable = false;
+    std::int32_t vchan = -1;
+    std::uint64_t floor = 0;  // every reliable subscriber has seen what is below it
+    std::uint64_t ordinal = 0;  // of what was published last
+};
+
+// A subscriber's private side.
+struct Reader {
+    struct Pin {
+        std::uint64_t sequence = 0;
+        std::uint32_t count = 0;  // handles in this process that share the one reference
+    };
+    std::uint32_t index = 0;
+    std::int32_t vchan = -1;
+    std::uint64_t cursor = 1;
+    std::uint32_t held = 0;
+    std::uint32_t most_held = 1;
+    std::uint64_t lost = 0;  // sequences that were gone when looked at, since the cursor was first set
+    std::vector<Pin> pins;   // by slot
+};
+
+enum class Taken { yes, unread, held, none };
+enum class Found { message, nothing, limit };
+
+struct Channel {
+    Header *header = nullptr;
+    Word *reader_sleepers = nullptr, *publisher_sleepers = nullptr, *active = nullptr, *reliable = nullptr;
+    Member *publishers = nullptr, *subscribers = nullptr;
+    std::uint32_t publisher_capacity = 0, subscriber_capacity = 0;
+    Tables *tables = nullptr;
+    Slot *slots = nullptr;
+    Word *more_holders = nullptr, *ring = nullptr, *hints = nullptr, *hint_summary = nullptr;
+    std::uint8_t *metadata = nullptr;
+    std::uint32_t slot_count = 0, metadata_stride = 0;
+    std::uint64_t ring_size = 0;
+    unsigned ring_bits = 0;
+    Vchan *vchans = nullptr;
+
+    std::uint32_t publisher_words() const { return publisher_capacity / 64; }
+    std::uint32_t subscriber_words() const { return subscriber_capacity / 64; }
+
+    void attach_control(void *memory, std::uint32_t publishers_most, std::uint32_t subscribers_most) {
+        auto *base = static_cast<std::uint8_t *>(memory);
+        ControlPlaces at(publishers_most, subscribers_most);
+        header = reinterpret_cast<Header *>(base);
+        reader_sleepers = reinterpret_cast<Word *>(base + at.reader_sleepers);
+        publisher_sleepers = reinterpret_cast<Word *>(base + at.publisher_sleepers);
+        active = reinterpret_cast<Word *>(base + at.active);
+        reliable = reinterpret_cast<Word *>(base + at.reliable);
+        publishers = reinterpret_cast<Member *>(base + at.publishers);
+        subscribers = reinterpret_cast<Member *>(base + at.subscribers);
+        publisher_capacity = publishers_most;
+        subscriber_capacity = subscribers_most;
+    }
+
+    void attach_tables(void *memory, std::uint32_t count, std::uint32_t stride) {
+        auto *base = static_cast<std::uint8_t *>(memory);
+        TablePlaces at(count, subscriber_words(), stride);
+        tables = reinterpret_cast<Tables *>(base);
+        slots = reinterpret_cast<Slot *>(base + at.slots);
+        more_holders = reinterpret_cast<Word *>(base + at.more_holders);
+        ring = reinterpret_cast<Word *>(base + at.ring);
+        hints = reinterpret_cast<Word *>(base + at.hints);
+        hint_summary = reinterpret_cast<Word *>(base + at.hint_summary);
+        metadata = base + at.metadata;
+        slot_count = count;
+        metadata_stride = stride;
+        ring_size = ring_size_for(count);
+        ring_bits = unsigned(std::countr_zero(ring_size));
+    }
+
+    // What a new tables file must hold beyond zeros.
+    void format_tables() {
+        tables->slots = slot_count;
+        tables->subscriber_words = subscriber_words();
+        tables->ring_size = ring_size;
+        tables->metadata_stride = metadata_stride;
+        tables->tail.store(1);
+        tables->oldest.store(1);
+        for (std::uint32_t s = 0; s < slot_count; ++s) slots[s].vchan.store(-1);
+        rebuild_hints();
+        tables->magic = tables_magic;
+    }
+
+    // ------------------------------------------------------------------------------------------ ring
+
+    Word &entry_at(std::uint64_t sequence) const { return ring[sequence & (ring_size - 1)]; }
+    std::uint64_t entry_of(std::uint64_t sequence, std::uint32_t slot) const {
+        return (((sequence >> ring_bits) + 1) << 20) | slot;
+    }
+    std::uint64_t lap_of(std::uint64_t sequence) const { return (sequence >> ring_bits) + 1; }
+    static std::uint64_t lap_in(std::uint64_t entry) { return entry >> 20; }
+    static std::uint32_t slot_in(std::uint64_t entry) { return std::uint32_t(entry) & (max_slots - 1); }
+
+    std::uint64_t tail() const { return tables->tail.load() & sequence_mask; }
+
+    // Completes whatever was installed at the tail. Anyone may do it, any number of times.
+    void help() {
+        for (std::uint64_t turns = 0; turns < 2 * ring_size; ++turns) {
+            std::uint64_t t = tail();
+            std::uint64_t entry = entry_at(t).load();
+            if (lap_in(entry) != lap_of(t)) return;
+            std::uint32_t s = slot_in(entry);
+            if (s >= slot_count) return;
+            Slot &slot = slots[s];
+            std::uint64_t state = slot.state.load();
+            // An earlier sequence means not yet done; t or a later one that somebody else did it.
+            if (kind_of(state) == slot_owned && sequence_of(state) < t) {
+                PENSTOCK_STEP("help.before_live");
+                slot.state.compare_exchange_strong(state, live(t));
+                PENSTOCK_STEP("help.after_live");
+            }
+            std::int64_t time = slot.timestamp_ns.load();
+            std::int32_t vchan = slot.vchan.load();
+            std::uint64_t ordinal = slot.ordinal.load();
+            if (slot.state.load() == live(t)) {  // what was read is this message's
+                std::int64_t last = tables->last_timestamp_ns.load();
+                while (last < time && !tables->last_timestamp_ns.compare_exchange_weak(last, time)) {
+                }
+                if (vchans && vchan >= 0 && std::uint32_t(vchan) < max_vchans) {
+                    std::uint64_t before = ordinal - 1;
+                    vchans[vchan].tail.compare_exchange_strong(before, ordinal);
+                }
+                PENSTOCK_STEP("help.before_tail");
+            }
+            tables->tail.compare_exchange_strong(t, t + 1);
+            PENSTOCK_STEP("help.after_tail");
+        }
+    }
+
+    // ------------------------------------------------------------------------------------------ holders
+
+    Word &holder_word(std::uint32_t s, std::uint32_t word) const {
+        return word == 0 ? slots[s].holders : more_holders[std::uint64_t(s) * (subscriber_words() - 1) + word - 1];
+    }
+    bool is_held(std::uint32_t s) const {
+        if (slots[s].holders.load()) return true;
+        for (std::uint32_t word = 1; word < subscriber_words(); ++word)
+            if (holder_word(s, word).load()) return true;
+        return false;
+    }
+
+    // ------------------------------------------------------------------------------------------ hints of free slots
+
+    void hint_free(std::uint32_t s) {
+        hints[s / 64].fetch_or(1ull << (s % 64));
+        hint_summary[s / 4096].fetch_or(1ull << (s / 64 % 64));
+    }
+
+    // A slot that may be free, taken out of the hints; slot_count when there is none.
+    std::uint32_t next_hint() {
+        for (std::uint32_t top = 0; top < (slot_count + 4095) / 4096; ++top) {
+            for (std::uint64_t words = hint_summary[top].load(); words; words &= words - 1) {
+                std::uint32_t word = top * 64 + std::uint32_t(std::countr_zero(words));
+                std::uint64_t bits = hints[word].load();
+                if (!bits) {
+                    hint_summary[top].fetch_and(~(1ull << (word % 64)));
+                    if (!hints[word].load()) continue;
+                    hint_summary[top].fetch_or(1ull << (word % 64));
+                    bits = hints[word].load();
+                }
+                while (bits) {
+                    std::uint64_t bit = bits & -bits;
+                    if (hints[word].fetch_and(~bit) & bit) {
+                        std::uint32_t s = word * 64 + std::uint32_t(std::countr_zero(bit));
+                        if (s < slot_count) return s;
+                    }
+                    bits &= ~bit;
+                }
+            }
+        }
+        return slot_count;
+    }
+
+    void rebuild_hints() {
+        std::uint64_t oldest = tables->oldest.load();
+        for (std::uint32_t s = 0; s < slot_count; ++s) {
+            std::uint64_t state = slots[s].state.load();
+            if (kind_of(state) == slot_free || (kind_of(state) == slot_live && sequence_of(state) < oldest)) hint_free(s);
+        }
+    }
+
+    // The publisher goes past a held slot: who releases it gives the hint, unless it was released just now.
+    void pass_by(std::uint32_t s) {
+        slots[s].skipped.store(1);
+        if (!is_held(s)) hint_free(s);
+    }
+
+    // ------------------------------------------------------------------------------------------ publishing
+
+    // Below it every reliable subscriber has seen everything.
+    std::uint64_t reliable_floor() const {
+        std::uint64_t floor = tail();
+        for (std::uint32_t word = 0; word < subscriber_words(); ++word)
+            for (std::uint64_t bits = reliable[word].load(); bits; bits &= bits - 1) {
+                std::uint64_t cursor = subscribers[word * 64 + unsigned(std::countr_zero(bits))].cursor.load();
+                if (cursor < floor) floor = cursor;
+            }
+        return floor;
+    }
+
+    bool any_subscriber() const {
+        for (std::uint32_t word = 0; word < subscriber_words(); ++word)
+            if (active[word].load()) return true;
+        return false;
+    }
+
+    // Whether a reliable subscriber that wants message n of that virtual channel has not seen it.
+    bool is_wanted(std::uint64_t sequence, std::int32_t vchan) const {
+        for (std::uint32_t word = 0; word < subscriber_words(); ++word)
+            for (std::uint64_t bits = reliable[word].load(); bits; bits &= bits - 1) {
+                const Member &member = subscribers[word * 64 + unsigned(std::countr_zero(bits))];
+                if (member.cursor.load() <= sequence && (member.vchan < 0 || member.vchan == vchan)) return true;
+            }
+        return false;
+    }
+
+    bool may_overwrite(Writer &writer, std::uint64_t sequence, std::uint32_t s) {
+        if (!writer.reliable || sequence < writer.floor) return true;
+        writer.floor = reliable_floor();
+        if (sequence < writer.floor) return true;
+        return vchans && !is_wanted(sequence, slots[s].vchan.load());
+    }
+
+    // One try at one slot.
+    Taken take(Writer &writer, std::uint32_t s) {
+        Slot &slot = slots[s];
+        std::uint64_t state = slot.state.load();
+        std::uint64_t sequence = sequence_of(state);
+        std::uint64_t owned = state_of(slot_owned, writer.index, sequence);
+        if (kind_of(state) == slot_free) {
+            PENSTOCK_STEP("take.before_owned");
+            if (!slot.state.compare_exchange_strong(state, owned)) return Taken::none;
+        } else {
+            if (kind_of(state) != slot_live || sequence >= tail()) return Taken::none;
+            if (!may_overwrite(writer, sequence, s)) return Taken::unread;
+            if (is_held(s)) return Taken::held;
+            std::uint64_t claiming = state_of(slot_claiming, writer.index, sequence);
+            PENSTOCK_STEP("take.before_claiming");
+            if (!slot.state.compare_exchange_strong(state, claiming)) return Taken::held;
+            PENSTOCK_STEP("take.after_claiming");
+            if (is_held(s)) {
+                slot.state.compare_exchange_strong(claiming, live(sequence));
+                PENSTOCK_STEP("take.after_restore");
+                return Taken::held;
+            }
+            PENSTOCK_STEP("take.before_claimed");
+            if (!slot.state.compare_exchange_strong(claiming, owned)) return Taken::held;  // a reader put it back
+        }
+        slot.skipped.store(0);
+        PENSTOCK_STEP("take.after_owned");
+        return Taken::yes;
+    }
+
+    // A slot for the writer: never used or released out of order first, then the oldest message.
+    // unread: a reliable subscriber has not seen the oldest; held: nothing can be taken.
+    Taken acquire(Writer &writer, std::uint32_t &taken_slot) {
+        if (writer.reliable && !any_subscriber()) return Taken::unread;
+        Taken worst = Taken::none;
+        for (std::uint32_t tries = 0; tries <= slot_count; ++tries) {
+            std::uint32_t s = next_hint();
+            if (s >= slot_count) break;
+            PENSTOCK_STEP("acquire.after_hint");
+            // A hint may be stale: what the oldest mark has not passed is taken in its turn only.
+            std::uint64_t state = slots[s].state.load();
+            if (kind_of(state) == slot_live && sequence_of(state) >= tables->oldest.load()) continue;
+            Taken result = take(writer, s);
+            if (result == Taken::yes) return taken_slot = s, result;
+            if (result == Taken::held) pass_by(s);
+            if (result == Taken::unread) lower_oldest(sequence_of(slots[s].state.load())), worst = result;
+        }
+        std::uint64_t end = tail(), n = tables->oldest.load() & sequence_mask;
+        if (n + ring_size < end) n = end - ring_size;
+        for (; n < end; ++n) {
+            std::uint64_t entry = entry_at(n).load();
+            if (lap_in(entry) == lap_of(n) && slot_in(entry) < slot_count) {
+                std::uint32_t s = slot_in(entry);
+                if (slots[s].state.load() == live(n)) {
+                    Taken result = take(writer, s);
+                    if (result == Taken::unread) return result;
+                    raise_oldest(n + 1);
+                    PENSTOCK_STEP("acquire.after_oldest");
+                    if (result == Taken::yes) return taken_slot = s, result;
+                    pass_by(s);
+                    continue;
+                }
+            }
+            raise_oldest(n + 1);
+        }
+        return worst == Taken::unread ? worst : Taken::held;
+    }
+
+    void raise_oldest(std::uint64_t to) {
+        std::uint64_t now = tables->oldest.load();
+        while (now < to && !tables->oldest.compare_exchange_weak(now, to)) {
+        }
+    }
+    void lower_oldest(std::uint64_t to) {
+        std::uint64_t now = tables->oldest.load();
+        while (now > to && !tables->oldest.compare_exchange_weak(now, to)) {
+        }
+    }
+
+    // Publishes an owned slot; gives its sequence. 0 when a reliable publisher must wait first: the ring's place still
+    // names a message that a reliable subscriber of another virtual channel has not seen.
+    std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
+        Slot &slot = slots[s];
+        for (;;) {
+            std::uint64_t t = tail();
+            std::uint64_t entry = entry_at(t).load();
+            if (lap_in(entry) >= lap_of(t)) {
+                help();
+                if (tail() == t) return 0;  // nonsense in the ring
+                continue;
+            }
+            if (writer.reliable && t > ring_size && t - ring_size >= writer.floor && slot_in(entry) < slot_count &&
+                slots[slot_in(entry)].state.load() == live(t - ring_size) &&
+                !may_overwrite(writer, t - ring_size, slot_in(entry)))
+                return 0;
+            std::int64_t last = tables->last_timestamp_ns.load();
+            slot.timestamp_ns.store(now_ns > last ? now_ns : last, std::memory_order_relaxed);
+            bool is_virtual = vchans && writer.vchan >= 0;
+            std::uint64_t ordinal = is_virtual ? vchans[writer.vchan].tail.load() + 1 : t;
+            slot.ordinal.store(ordinal, std::memory_order_relaxed);
+            if (tail() != t) continue;
+            PENSTOCK_STEP("commit.before_install");
+            if (entry_at(t).compare_exchange_strong(entry, entry_of(t, s))) {
+                PENSTOCK_STEP("commit.after_install");
+                writer.ordinal = ordinal;
+                help();
+                PENSTOCK_STEP("commit.after_help");
+                return t;
+            }
+        }
+    }
+
+    void cancel(Writer &writer, std::uint32_t s) {
+        std::uint64_t state = slots[s].state.load();
+        if (kind_of(state) != slot_owned || member_of(state) != writer.index) return;
+        PENSTOCK_STEP("cancel.before_free");
+        slots[s].state.store(state_of(slot_free, 0, sequence_of(state)));
+        PENSTOCK_STEP("cancel.after_free");
+        hint_free(s);
+    }
+
+    // ------------------------------------------------------------------------------------------ reading
+
+    // Tries to hold message n in slot s.
+    bool pin(Reader &reader, std::uint64_t n, std::uint32_t s) {
+        Reader::Pin &mine = reader.pins[s];
+        if (mine.count) {  // the one reference is shared; the slot cannot have changed
+            if (mine.sequence != n) return false;
+            ++mine.count;
+            return true;
+        }
+        Slot &slot = slots[s];
+        std::uint64_t bit = 1ull << (reader.index % 64);
+        Word &holders = holder_word(s, reader.index / 64);
+        PENSTOCK_STEP("pin.before_bit");
+        holders.fetch_or(bit);
+        PENSTOCK_STEP("pin.after_bit");
+        std::uint64_t state = slot.state.load();
+        for (int turns = 0; turns < 64 && state != live(n); ++turns) {
+            if (kind_of(state) == slot_claiming && sequence_of(state) == n) {
+                if (slot.state.compare_exchange_strong(state, live(n))) state = live(n);
+            } else if (kind_of(state) == slot_owned && sequence_of(state) < n) {
+                help();  // installed, not yet completed
+                state = slot.state.load();
+            } else {
+                break;
+            }
+        }
+        if (state != live(n)) {
+            unhold(s, holders, bit);
+            return false;
+        }
+        PENSTOCK_STEP("pin.after_check");
+        mine = {n, 1};
+        ++reader.held;
+        return true;
+    }
+
+    void unhold(std::uint32_t s, Word &holders, std::uint64_t bit) {
+        PENSTOCK_STEP("unhold.before_bit");
+        holders.fetch_and(~bit);
+        PENSTOCK_STEP("unhold.after_bit");
+        if (slots[s].skipped.load()) hint_free(s);
+    }
+
+    // True when the slot was given back (no other handle of this process shares the reference).
+    bool unpin(Reader &reader, std::uint32_t s) {
+        Reader::Pin &mine = reader.pins[s];
+        if (mine.count == 0 || --mine.count) return false;
+        --reader.held;
+        unhold(s, holder_word(s, reader.index / 64), 1ull << (reader.index % 64));
+        return true;
+    }
+
+    void move_cursor(Reader &reader, std::uint64_t to) {
+        reader.cursor = to;
+        PENSTOCK_STEP("read.before_cursor");
+        subscribers[reader.index].cursor.store(to);
+        PENSTOCK_STEP("read.after_cursor");
+    }
+
+    // Whether message n, in slot s as far as the ring says, is of another virtual channel.
+    bool is_foreign(const Reader &reader, std::uint64_t n, std::uint32_t s) {
+        if (reader.vchan < 0) return false;
+        std::int32_t vchan = slots[s].vchan.load();
+        std::uint64_t state = slots[s].state.load();
+        bool whole = state == live(n) || (kind_of(state) == slot_claiming && sequence_of(state) == n);
+        return whole && vchan != reader.vchan;
+    }
+
+    // The next message, held and passed by the cursor.
+    Found next(Reader &reader, std::uint32_t &found_slot) {
+        std::uint64_t n = reader.cursor;
+        Found result = Found::nothing;
+        for (std::uint64_t turns = 0; turns <= 2 * ring_size; ++turns) {
+            std::uint64_t entry = entry_at(n).load();
+            if (lap_in(entry) < lap_of(n)) break;
+            if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
+                std::uint64_t end = tail();
+                std::uint64_t to = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
+                reader.lost += to - n;
+                n = to;
+                continue;
+            }
+            std::uint32_t s = slot_in(entry);
+            if (s >= slot_count) break;
+            if (reader.vchan >= 0) {
+                std::uint64_t state = slots[s].state.load();
+                if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
+                if (is_foreign(reader, n, s)) {
+                    ++n;
+                    continue;
+                }
+            }
+            if (reader.held >= reader.most_held) {
+                std::uint64_t state = slots[s].state.load();
+                bool gone = state != live(n) && !(kind_of(state) == slot_claiming && sequence_of(state) == n) &&
+                            !(kind_of(state) == slot_owned && sequence_of(state) < n);
+                if (!gone) {
+                    result = Found::limit;
+                    break;
+                }
+            } else if (pin(reader, n, s)) {
+                move_cursor(reader, n + 1);
+                found_slot = s;
+                return Found::message;
+            }
+            ++reader.lost;
+            ++n;
+        }
+        if (n != reader.cursor) move_cursor(reader, n);
+        return result;
+    }
+
+    // Whether next() would find something; costs one load when there is nothing. Other virtual channels' messages are
+    // passed by on the way.
+    bool has_next(Reader &reader) {
+        std::uint64_t n = reader.cursor;
+        bool found = false;
+        for (std::uint64_t turns = 0; turns <= 2 * ring_size; ++turns, ++n) {
+            std::uint64_t entry = entry_at(n).load();
+            if (lap_in(entry) < lap_of(n)) break;
+            std::uint32_t s = slot_in(entry);
+            found = reader.vchan < 0 || lap_in(entry) > lap_of(n);
+            if (found || s >= slot_count) break;
+            std::uint64_t state = slots[s].state.load();
+            if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
+            found = !is_foreign(reader, n, s);
+            if (found) break;
+        }
+        if (n != reader.cursor) move_cursor(reader, n);
+        return found;
+    }
+
+    // ------------------------------------------------------------------------------------------ sleeping
+
+    static void arm(Word *sleepers, Member &member, std::uint32_t index) {
+        std::uint64_t generation = (member.sleep.load() >> 1) + 1;
+        member.sleep.store(generation << 1 | 1);
+        PENSTOCK_STEP("arm.before_summary");
+        sleepers[index / 64].fetch_or(1ull << (index % 64));
+        PENSTOCK_STEP("arm.after_summary");
+    }
+    static bool is_armed(const Member &member) { return member.sleep.load() & 1; }
+    // Only the sleeper clears its summary bit.
+    static void disarm(Word *sleepers, Member &member, std::uint32_t index) {
+        member.sleep.fetch_and(~1ull);
+        sleepers[index / 64].fetch_and(~(1ull << (index % 64)));
+    }
+
+    // Calls ring_bell(index) for each sleeper that wants the virtual channel; the bell comes before the mark is taken
+    // away, so that a waker's death in between costs one bell too many and never one too few.
+    template <typename Bell>
+    static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, Bell &&ring_bell) {
+        for (std::uint32_t word = 0; word < words; ++word)
+            for (std::uint64_t bits = sleepers[word].load(); bits; bits &= bits - 1) {
+                std::uint32_t index = word * 64 + unsigned(std::countr_zero(bits));
+                Member &member = members[index];
+                std::uint64_t sleep = member.sleep.load();
+                if (!(sleep & 1) || (vchan >= 0 && member.vchan >= 0 && member.vchan != vchan)) continue;
+                PENSTOCK_STEP("wake.before_bell");
+                ring_bell(index);
+                PENSTOCK_STEP("wake.after_bell");
+                member.sleep.compare_exchange_strong(sleep, sleep & ~1ull);
+            }
+    }
+    template <typename Bell>
+    void wake_readers(std::int32_t vchan, Bell &&ring_bell) {
+        wake(reader_sleepers, subscriber_words(), subscribers, vchan, ring_bell);
+    }
+    template <typename Bell>
+    void wake_publishers(Bell &&ring_bell) {
+        wake(publisher_sleepers, publisher_words(), publishers, -1, ring_bell);
+    }
+
+    // ------------------------------------------------------------------------------------------ recovery
+
+    // Puts right what a dead publisher left. What it had installed in the ring counts as published.
+    void recover_publisher(std::uint32_t index) {
+        if (tables) {
+            help();
+            for (std::uint32_t s = 0; s < slot_count; ++s) {
+                std::uint64_t state = slots[s].state.load();
+                if (member_of(state) != index) continue;
+                if (kind_of(state) == slot_claiming)
+                    slots[s].state.compare_exchange_strong(state, live(sequence_of(state)));
+                else if (kind_of(state) == slot_owned)
+                    slots[s].state.compare_exchange_strong(state, state_of(slot_free, 0, sequence_of(state)));
+                PENSTOCK_STEP("recover.after_slot");
+            }
+            rebuild_hints();
+        }
+        publisher_sleepers[index / 64].fetch_and(~(1ull << (index % 64)));
+        publishers[index].sleep.fetch_and(~1ull);
+    }
+
+    // Puts right what a dead subscriber left, or one that leaves.
+    void recover_subscriber(std::uint32_t index) {
+        std::uint64_t bit = 1ull << (index % 64);
+        active[index / 64].fetch_and(~bit);
+        reliable[index / 64].fetch_and(~bit);
+        PENSTOCK_STEP("recover.after_active");
+        if (tables) {
+            for (std::uint32_t s = 0; s < slot_count; ++s) holder_word(s, index / 64).fetch_and(~bit);
+            rebuild_hints();
+        }
+        reader_sleepers[index / 64].fetch_and(~bit);
+        subscribers[index].sleep.fetch_and(~1ull);
+    }
+};
+
+}  // namespace penstock::shm

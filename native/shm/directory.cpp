@@ -1,0 +1,245 @@
+// Channels as seen from outside: who is there, what they hold; and what the dead left behind.
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <map>
+#include <set>
+
+#include "platform/shared_directory.hpp"
+#include "shm/membership.hpp"
+
+namespace penstock::shm {
+
+namespace {
+
+constexpr const char *suffix = ".channel";
+
+std::vector<std::string> names_in_directory() {
+    std::vector<std::string> names;
+    DIR *listing = opendir(shared_directory_path().c_str());
+    if (!listing) return names;
+    while (dirent *entry = readdir(listing)) names.emplace_back(entry->d_name);
+    closedir(listing);
+    std::sort(names.begin(), names.end());
+    return names;
+}
+
+bool is_control(const std::string &name) {
+    return name.size() > std::strlen(suffix) && name.rfind(suffix) == name.size() - std::strlen(suffix);
+}
+
+// A control block looked at, never joined. Empty problem: it is sound.
+struct Look {
+    File file;
+    Mapping memory;
+    Channel channel;
+    std::string problem;
+};
+
+Look look_at(const std::string &file_name, bool writable) {
+    Look look;
+    Access any;
+    any.shared = true;
+    try {
+        look.file = open_file(file_name, any, writable);
+        if (!look.file) {
+            look.problem = "gone";
+            return look;
+        }
+        std::uint64_t size = file_size(look.file);
+        if (size < sizeof(Header)) throw Error(Fault::corruption, "too short to be a channel");
+        look.memory = Mapping(look.file.get(), size, writable);
+        auto *header = reinterpret_cast<Header *>(look.memory.data());
+        std::uint32_t p = header->publisher_capacity, s = header->subscriber_capacity;
+        if (header->magic != control_magic || header->version != layout_version || !p || !s || p % 64 || s % 64 ||
+            p > max_members || s > max_members || size != ControlPlaces(p, s).total)
+            throw Error(Fault::corruption, "its control block is damaged");
+        look.channel.attach_control(look.memory.data(), p, s);
+    } catch (const Error &error) {
+        look.problem = error.what();
+    }
+    return look;
+}
+
+bool any_alive(const Channel &channel) {
+    std::map<std::uint64_t, bool> known;
+    auto lives = [&](const Member &member) {
+        if (!member.taken.load()) return false;
+        std::uint64_t token = member.process.load();
+        auto found = known.find(token);
+        if (found == known.end()) found = known.emplace(token, process_alive(token)).first;
+        return found->second;
+    };
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
+        if (lives(channel.publishers[i])) return true;
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i)
+        if (lives(channel.subscribers[i])) return true;
+    return false;
+}
+
+// The 16 hexadecimal digits in NAME.kind.NONCE..., or empty.
+std::string nonce_in(const std::string &name) {
+    for (const char *kind : {".tables.", ".vchans.", ".payload.", ".wake."}) {
+        std::size_t at = name.find(kind);
+        if (at != std::string::npos) return name.substr(at + std::strlen(kind), 16);
+    }
+    return "";
+}
+
+std::string hexadecimal(std::uint64_t word) {
+    char text[24];
+    std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(word));
+    return text;
+}
+
+void view_slots(const std::string &name, ChannelView &view, const Channel &control) {
+    Access any;
+    any.shared = true;
+    try {
+        std::uint32_t slots = control.header->slots.load();
+        auto stride = std::uint32_t(round_up(control.header->metadata_size.load(), 16));
+        if (!control.header->ready.load() || slots < 2 || slots > max_slots || stride > max_metadata_bytes) return;
+        File file = open_file(name + ".tables." + hexadecimal(control.header->nonce), any, false);
+        std::uint64_t size = TablePlaces(slots, control.subscriber_words(), stride).total;
+        if (!file || file_size(file) != size) return;
+        Mapping memory(file.get(), size, false);
+        Channel channel = control;
+        channel.attach_tables(memory.data(), slots, stride);
+        view.messages = channel.tail() - 1;
+        for (std::uint32_t s = 0; s < slots; ++s) {
+            SlotKind kind = kind_of(channel.slots[s].state.load());
+            (kind == slot_free ? view.free_slots : kind == slot_owned ? view.owned_slots : view.live_slots) += 1;
+            if (channel.is_held(s)) ++view.held_slots;
+        }
+    } catch (const Error &error) {
+        view.problem = error.what();
+    }
+}
+
+void view_vchans(const std::string &name, ChannelView &view, const Header &header) {
+    if (!header.vchans_ready.load()) return;
+    Access any;
+    any.shared = true;
+    try {
+        File file = open_file(name + ".vchans." + hexadecimal(header.nonce), any, false);
+        if (!file || file_size(file) != sizeof(Vchan) * max_vchans) return;
+        Mapping memory(file.get(), sizeof(Vchan) * max_vchans, false);
+        auto *vchans = reinterpret_cast<Vchan *>(memory.data());
+        for (std::uint32_t id = 0; id < max_vchans; ++id)
+            if (vchans[id].used.load())
+                view.vchans.emplace_back(id, std::string(vchans[id].name, strnlen(vchans[id].name, sizeof vchans[id].name)));
+    } catch (const Error &error) {
+        view.problem = error.what();
+    }
+}
+
+}  // namespace
+
+std::vector<ChannelView> list_channels() {
+    std::vector<ChannelView> found;
+    std::vector<std::string> names = names_in_directory();
+    for (const std::string &file_name : names) {
+        if (!is_control(file_name)) continue;
+        std::string encoded = file_name.substr(0, file_name.size() - std::strlen(suffix));
+        ChannelView view;
+        view.name = decode_name(encoded);
+        Look look = look_at(file_name, false);
+        view.problem = look.problem;
+        if (look.problem == "gone") continue;
+        if (look.problem.empty()) {
+            const Header &header = *look.channel.header;
+            view.type = std::string(header.type, strnlen(header.type, sizeof header.type));
+            view.slots = header.slots.load();
+            view.metadata_size = header.metadata_size.load();
+            view.flags = header.flags.load();
+            view.mode = header.mode;
+            view.made_ns = header.made_ns;
+            std::uint32_t segments = std::min(header.segments.load(), max_segments);
+            if (segments) view.slot_size = header.segment[segments - 1].slot_size.load();
+            auto add = [&](bool publishers, const Member *members, std::uint32_t capacity) {
+                for (std::uint32_t i = 0; i < capacity; ++i) {
+                    const Member &member = members[i];
+                    if (!member.taken.load()) continue;
+                    MemberView seen;
+                    seen.is_publisher = publishers;
+                    seen.reliable = member.flags & member_reliable;
+                    seen.alive = process_alive(member.process.load());
+                    seen.asleep = member.sleep.load() & 1;
+                    seen.index = i;
+                    seen.pid = member.pid;
+                    seen.most_held = member.most_held;
+                    seen.vchan = member.vchan;
+                    seen.count = member.count.load();
+                    seen.bytes = member.bytes.load();
+                    seen.dropped = member.dropped.load();
+                    seen.joined_ns = member.joined_ns;
+                    seen.cursor = member.cursor.load();
+                    view.members.push_back(seen);
+                }
+            };
+            add(true, look.channel.publishers, look.channel.publisher_capacity);
+            add(false, look.channel.subscribers, look.channel.subscriber_capacity);
+            view_slots(encoded, view, look.channel);
+            view_vchans(encoded, view, header);
+        }
+        for (const std::string &other : names) {
+            struct stat status {};
+            if (other.compare(0, encoded.size() + 1, encoded + ".") == 0 &&
+                fstatat(shared_directory(), other.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0) {
+                view.memory_bytes += std::uint64_t(status.st_blocks) * 512;
+                if (other == file_name) view.owner = status.st_uid;
+            }
+        }
+        found.push_back(std::move(view));
+    }
+    return found;
+}
+
+std::vector<std::string> clean_channels() {
+    std::vector<std::string> removed;
+    // Files first, channels after: a file whose channel is not there now had one when it was made, which has gone.
+    std::vector<std::string> files = names_in_directory();
+    std::set<std::string> nonces, kept;
+    for (const std::string &file_name : names_in_directory()) {
+        if (!is_control(file_name)) continue;
+        std::string encoded = file_name.substr(0, file_name.size() - std::strlen(suffix));
+        struct stat status {};
+        bool ours = fstatat(shared_directory(), file_name.c_str(), &status, AT_SYMLINK_NOFOLLOW) == 0 &&
+                    S_ISREG(status.st_mode) && (status.st_uid == geteuid() || geteuid() == 0);
+        Look look;
+        if (ours) look = look_at(file_name, true);
+        if (!ours || !look.problem.empty()) {  // who uses it cannot be told: leave all of it alone
+            kept.insert(encoded);
+            continue;
+        }
+        FileLock lock(look.file, file_name, false);
+        bool dead = lock.held() && has_name(look.file) && look.channel.header->takings.load() && !any_alive(look.channel);
+        // Made by somebody who died before joining: nobody has it open but us, and it is not brand-new.
+        if (!dead && lock.held() && !look.channel.header->takings.load() && time(nullptr) - status.st_mtime > 60) dead = true;
+        if (dead) {
+            remove_file(file_name);
+            removed.push_back(decode_name(encoded));
+        } else {
+            nonces.insert(hexadecimal(look.channel.header->nonce));
+        }
+    }
+    for (const std::string &file : files) {
+        std::string nonce = nonce_in(file);
+        if (file[0] != '%' || nonce.empty() || nonces.count(nonce) || kept.count(file.substr(0, file.find('.')))) continue;
+        struct stat status {};
+        if (fstatat(shared_directory(), file.c_str(), &status, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (status.st_uid == geteuid() || geteuid() == 0) remove_file(file);
+    }
+    process_sweep();
+    return removed;
+}
+
+}  // namespace penstock::shm

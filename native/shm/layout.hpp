@@ -1,0 +1,198 @@
+// Every byte of a shared-memory channel. Nothing here does anything: channel.hpp is the algorithm, files.hpp knows
+// where the memory comes from.
+//
+// A channel is a few files in the shared directory (NAME is the channel's name, percent-encoded; NONCE tells one life
+// of a channel from the next):
+//
+//   NAME.channel                 Header, wake-up bitmaps, Member records       written by all, size fixed when made
+//   NAME.tables.NONCE            Tables, Slot records, ring, hints, metadata   made by the first publisher
+//   NAME.vchans.NONCE            Vchan records                                 made by the first virtual member
+//   NAME.payload.NONCE.K         payloads, slot_size(K) bytes a slot           K-th size of the channel; readers map it read-only
+//   NAME.wake.NONCE.p3.7         FIFO of member 3 (publisher), 7th taking      written to when its owner sleeps
+//
+// Words that decide something (each fact stands in exactly one of them):
+//
+//   Slot::state      63..62 kind | 61..50 publisher | 49..0 sequence
+//                    free(n)         nobody's; last held message n (0: none yet)
+//                    owned(p, n)     publisher p writes it; it last held n
+//                    claiming(p, n)  publisher p wants it; message n is still whole, anyone may put live(n) back
+//                    live(n)         holds message n
+//   Slot::holders    bit r: subscriber r holds the slot, or is looking whether it may
+//   ring[n mod R]    63..20 lap + 1 | 19..0 slot: message n = lap * R + index is in that slot. Its compare-and-swap is
+//                    the moment of publishing.
+//   Tables::tail     next sequence; follows the ring, anyone may help it forward
+//   Member::cursor   next sequence that subscriber will look at
+//   active, reliable bit r: subscriber r is there, and holds reliable publishers back
+//   Member::sleep    63..1 generation | 0 asleep
+//
+// Hints, rebuilt by a scan: Tables::oldest, the bitmaps of maybe-free slots, Slot::skipped.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace penstock::shm {
+
+using Word = std::atomic<std::uint64_t>;
+
+inline constexpr std::uint64_t control_magic = 0x314d4853'4b545350ull;  // "PSTKSHM1"
+inline constexpr std::uint64_t tables_magic = 0x31424154'4b545350ull;   // "PSTKTAB1"
+inline constexpr std::uint32_t layout_version = 1;
+
+inline constexpr std::uint32_t max_slots = 1u << 20;
+inline constexpr std::uint32_t max_members = 4096;  // of each kind; 12 bits of Slot::state
+inline constexpr std::uint32_t max_vchans = 1024;
+inline constexpr std::uint32_t max_segments = 32;
+inline constexpr std::uint32_t max_name_bytes = 180;
+inline constexpr std::uint32_t max_vchan_name_bytes = 103;
+inline constexpr std::uint32_t max_type_bytes = 119;
+inline constexpr std::uint32_t max_metadata_bytes = 4096;
+inline constexpr std::uint64_t max_slot_bytes = 1ull << 36;
+inline constexpr std::uint64_t sequence_mask = (1ull << 50) - 1;
+
+enum SlotKind : std::uint64_t { slot_free = 0, slot_owned = 1, slot_claiming = 2, slot_live = 3 };
+
+constexpr std::uint64_t state_of(SlotKind kind, std::uint64_t member, std::uint64_t sequence) {
+    return (std::uint64_t(kind) << 62) | (member << 50) | sequence;
+}
+constexpr std::uint64_t live(std::uint64_t sequence) { return state_of(slot_live, 0, sequence); }
+constexpr SlotKind kind_of(std::uint64_t state) { return SlotKind(state >> 62); }
+constexpr std::uint32_t member_of(std::uint64_t state) { return std::uint32_t(state >> 50) & 0xfff; }
+constexpr std::uint64_t sequence_of(std::uint64_t state) { return state & sequence_mask; }
+
+// flags of a message
+inline constexpr std::uint32_t message_activation = 1;
+inline constexpr std::uint32_t message_checksummed = 2;
+
+struct alignas(64) Slot {
+    Word state;                              //  0
+    Word holders;                            //  8  subscribers 0..63; the others' words stand apart
+    std::atomic<std::int64_t> timestamp_ns;  // 16
+    Word ordinal;                            // 24
+    Word size;                               // 32
+    std::atomic<std::uint32_t> segment;      // 40
+    std::atomic<std::int32_t> vchan;         // 44  -1: none
+    std::atomic<std::uint32_t> checksum;     // 48
+    std::atomic<std::uint32_t> flags;        // 52
+    std::atomic<std::uint32_t> skipped;      // 56  a publisher passed it by while held: whoever releases it says so
+    std::uint32_t zero;                      // 60
+};
+static_assert(sizeof(Slot) == 64);
+
+// Flags of a member
+inline constexpr std::uint32_t member_reliable = 1;
+inline constexpr std::uint32_t member_closing = 2;  // closed, but messages of it are still held
+inline constexpr std::uint32_t member_local = 4;
+
+struct alignas(128) Member {
+    Word taken;              //  0  0: free, else the number of the taking (names the FIFO); written under the file lock
+    Word process;            //  8  liveness token
+    std::uint32_t pid;       // 16
+    std::uint32_t most_held; // 20  slots it may hold at once
+    std::int32_t vchan;      // 24  -1: none (a subscriber then sees all)
+    std::uint32_t flags;     // 28
+    Word sleep;              // 32
+    std::uint64_t joined_ns; // 40
+    std::uint64_t none[2];   // 48
+    alignas(64) Word cursor; // 64  a line of its own: written at each read
+    Word count;              // 72  messages published or read, for statistics
+    Word bytes;              // 80
+    Word dropped;            // 88
+    std::uint64_t zero[4];
+};
+static_assert(sizeof(Member) == 128 && offsetof(Member, cursor) == 64);
+
+struct Segment {
+    Word slot_size;
+    std::atomic<std::uint32_t> gone;  // 1: nobody refers to it any more and its memory was given back
+    std::uint32_t zero;
+};
+static_assert(sizeof(Segment) == 16);
+
+inline constexpr std::uint32_t channel_fixed_size = 1;
+inline constexpr std::uint32_t channel_mux = 2;
+inline constexpr std::uint32_t channel_local = 4;
+
+struct alignas(64) Header {
+    std::uint64_t magic;                       //   0
+    std::uint32_t version;                     //   8
+    std::uint32_t publisher_capacity;          //  12  multiple of 64
+    std::uint32_t subscriber_capacity;         //  16  multiple of 64
+    std::uint32_t mode;                        //  20
+    std::uint64_t nonce;                       //  24
+    std::uint64_t made_ns;                     //  32
+    char name[216];                            //  40
+    // Written under the file lock:
+    char type[120];                            // 256
+    std::atomic<std::uint32_t> flags;          // 376
+    std::atomic<std::uint32_t> ready;          // 380  1: the tables are there
+    std::atomic<std::uint32_t> slots;          // 384
+    std::atomic<std::uint32_t> metadata_size;  // 388
+    std::atomic<std::uint32_t> max_publishers; // 392
+    std::atomic<std::uint32_t> max_subscribers;// 396
+    std::atomic<std::uint32_t> vchans_ready;   // 400
+    std::atomic<std::uint32_t> segments;       // 404  how many there have been
+    Word takings;                              // 408
+    std::uint64_t zero[12];                    // 416
+    Segment segment[max_segments];             // 512
+};
+static_assert(sizeof(Header) == 1024 && offsetof(Header, segment) == 512 && offsetof(Header, type) == 256 &&
+              offsetof(Header, takings) == 408);
+
+struct alignas(64) Tables {
+    std::uint64_t magic;
+    std::uint32_t slots;
+    std::uint32_t subscriber_words;
+    std::uint64_t ring_size;
+    std::uint32_t metadata_stride;
+    std::uint32_t zero;
+    alignas(64) Word tail;                         //  64  sequences start at 1
+    std::atomic<std::int64_t> last_timestamp_ns;   //  72
+    Word oldest;                                   //  80
+};
+static_assert(sizeof(Tables) == 128 && offsetof(Tables, tail) == 64);
+
+struct alignas(128) Vchan {
+    Word tail;  // last ordinal
+    std::atomic<std::uint32_t> used;
+    std::uint32_t zero;
+    char name[112];
+};
+static_assert(sizeof(Vchan) == 128);
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { return (value + step - 1) / step * step; }
+
+// Where things stand in the control file, from the two capacities alone.
+struct ControlPlaces {
+    std::uint64_t reader_sleepers, publisher_sleepers, active, reliable, publishers, subscribers, total;
+    constexpr ControlPlaces(std::uint64_t publisher_capacity, std::uint64_t subscriber_capacity)
+        : reader_sleepers(sizeof(Header)),
+          publisher_sleepers(reader_sleepers + round_up(subscriber_capacity / 8, 64)),
+          active(publisher_sleepers + round_up(publisher_capacity / 8, 64)),
+          reliable(active + round_up(subscriber_capacity / 8, 64)),
+          publishers(round_up(reliable + round_up(subscriber_capacity / 8, 64), 128)),
+          subscribers(publishers + publisher_capacity * sizeof(Member)),
+          total(subscribers + subscriber_capacity * sizeof(Member)) {}
+};
+
+constexpr std::uint64_t ring_size_for(std::uint64_t slots) {
+    std::uint64_t size = 64;
+    while (size < 2 * slots) size *= 2;
+    return size;
+}
+
+// Where things stand in the tables file.
+struct TablePlaces {
+    std::uint64_t slots, more_holders, ring, hints, hint_summary, metadata, total;
+    constexpr TablePlaces(std::uint64_t count, std::uint64_t subscriber_words, std::uint64_t metadata_stride)
+        : slots(sizeof(Tables)),
+          more_holders(slots + count * sizeof(Slot)),
+          ring(more_holders + round_up(count * (subscriber_words - 1) * 8, 64)),
+          hints(ring + ring_size_for(count) * 8),
+          hint_summary(hints + round_up(count, 4096) / 8),
+          metadata(hint_summary + round_up(round_up(count, 4096) / 64 / 8, 64)),
+          total(metadata + count * metadata_stride) {}
+};
+
+}  // namespace penstock::shm

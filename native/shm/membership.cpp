@@ -1,0 +1,660 @@
+#include "shm/membership.hpp"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "platform/shared_directory.hpp"
+
+namespace penstock::shm {
+
+namespace {
+
+void copy_text(char *to, std::size_t room, const std::string &text) {
+    std::memset(to, 0, room);
+    std::memcpy(to, text.data(), std::min(text.size(), room - 1));
+}
+std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
+
+std::uint32_t capacity_for(std::uint32_t most) {
+    return std::uint32_t(round_up(std::max(most, default_capacity), 64));
+}
+
+// Once per process: what earlier crashes left anywhere goes away when somebody arrives.
+void sweep_once() {
+    static std::atomic<std::uint32_t> swept{0};
+    std::uint32_t now = fork_generation();
+    if (swept.exchange(now) != now) clean_channels();
+}
+
+}  // namespace
+
+Membership::Membership(bool publisher, const Options &given) : options(given), is_publisher(publisher) {
+    if (given.slots && (given.slots < 2 || given.slots > max_slots))
+        throw Error(Fault::invalid, describe() + ": slots=" + std::to_string(given.slots) + " must be between 2 and " +
+                                        std::to_string(max_slots));
+    if (given.slot_size > max_slot_bytes)
+        throw Error(Fault::invalid, describe() + ": slot_size=" + std::to_string(given.slot_size) +
+                                        " must be at most " + std::to_string(max_slot_bytes) + " bytes");
+    if (given.type.size() > max_type_bytes)
+        throw Error(Fault::invalid, describe() + ": the type's name is longer than " + std::to_string(max_type_bytes) +
+                                        " bytes");
+    if (given.metadata_size != not_given && given.metadata_size > max_metadata_bytes)
+        throw Error(Fault::invalid, describe() + ": metadata_size=" + std::to_string(given.metadata_size) +
+                                        " must be at most " + std::to_string(max_metadata_bytes));
+    if (given.max_publishers > max_members || given.max_subscribers > max_members)
+        throw Error(Fault::invalid, describe() + ": max_publishers and max_subscribers are at most " +
+                                        std::to_string(max_members));
+    if (given.vchan_id >= std::int32_t(max_vchans))
+        throw Error(Fault::invalid, describe() + ": vchan_id=" + std::to_string(given.vchan_id) +
+                                        " must be below MAX_VCHAN_ID, " + std::to_string(max_vchans));
+    if (!given.mux.empty()) {
+        encode_name(given.name);
+        if (given.name.size() > max_vchan_name_bytes)
+            throw Error(Fault::invalid, "virtual channel name '" + given.name.substr(0, 40) + "...' is longer than " +
+                                            std::to_string(max_vchan_name_bytes) + " bytes");
+        if (given.mux == given.name)
+            throw Error(Fault::invalid, describe() + " cannot be its own multiplexer");
+    }
+    encoded_ = encode_name(channel_name());
+    sweep_once();
+    if (given.access.shared) process_token_share();
+    generation_ = fork_generation();
+    for (int attempt = 0; attempt < 1000; ++attempt)
+        if (try_join()) return;
+    throw Error(Fault::state, describe() + " keeps vanishing while it is joined");
+}
+
+Membership::~Membership() { leave(); }
+
+std::string Membership::describe() const {
+    if (options.mux.empty()) return "channel '" + options.name + "'";
+    return "virtual channel '" + options.name + "' on '" + options.mux + "'";
+}
+
+std::string Membership::file_name(const char *kind) const {
+    char text[32];
+    std::snprintf(text, sizeof text, ".%s.%016llx", kind, static_cast<unsigned long long>(nonce_));
+    return encoded_ + text;
+}
+
+std::string Membership::bell_name(bool publisher, std::uint32_t member, std::uint64_t taken) const {
+    return file_name("wake") + (publisher ? ".p" : ".s") + std::to_string(member) + "." + std::to_string(taken);
+}
+
+// ---------------------------------------------------------------------------------------------- joining
+
+bool Membership::try_join() {
+    std::string name = encoded_ + ".channel";
+    File file = open_file(name, options.access, true);
+    if (!file) {
+        std::uint32_t publisher_capacity = capacity_for(options.max_publishers);
+        std::uint32_t subscriber_capacity = capacity_for(options.max_subscribers);
+        ControlPlaces at(publisher_capacity, subscriber_capacity);
+        file = make_file(name, at.total, options.access, [&](std::uint8_t *memory) {
+            auto *header = reinterpret_cast<Header *>(memory);
+            header->version = layout_version;
+            header->publisher_capacity = publisher_capacity;
+            header->subscriber_capacity = subscriber_capacity;
+            header->mode = options.access.mode;
+            header->nonce = random_word();
+            header->made_ns = std::uint64_t(realtime_ns());
+            copy_text(header->name, sizeof header->name, channel_name());
+            header->magic = control_magic;
+        });
+        if (!file) return false;
+    }
+    FileLock lock(file, describe());
+    if (!has_name(file)) return false;
+    std::uint64_t size = file_size(file);
+    control_file_ = std::move(file);
+    if (size < sizeof(Header))
+        throw Error(Fault::corruption, describe() + ": " + shared_directory_path() + "/" + name + " holds " +
+                                           std::to_string(size) + " bytes and is no channel; remove it");
+    control_ = Mapping(control_file_.get(), size, true);
+    channel = Channel();
+    channel.header = reinterpret_cast<Header *>(control_.data());
+    check_header();
+    // From here on only these copies count, whatever becomes of the header.
+    channel.attach_control(control_.data(), channel.header->publisher_capacity, channel.header->subscriber_capacity);
+    nonce_ = channel.header->nonce;
+    segments_.clear();
+    vchans_memory_ = Mapping();
+    tables_memory_ = Mapping();
+    PENSTOCK_STEP("join.after_lock");
+    if (channel.header->ready.load()) attach_tables(true);
+    recover_locked();
+    const Header &header = *channel.header;
+    bool begun = header.takings.load() || header.ready.load() || header.vchans_ready.load() || header.flags.load();
+    if (!anyone_left() && begun) {  // all have died: their life of the channel ends here
+        remove_files();
+        return false;
+    }
+    try {
+        check_agreement();
+        if (is_publisher && !channel.header->ready.load()) make_tables();
+        choose_vchan();
+        settle_most_held();
+        take_place();
+    } catch (...) {
+        if (!anyone_left()) remove_files();
+        throw;
+    }
+    joined_ = true;
+    return true;
+}
+
+void Membership::check_header() const {
+    const Header &header = *channel.header;
+    std::string path = shared_directory_path() + "/" + encoded_ + ".channel";
+    if (header.magic != control_magic)
+        throw Error(Fault::corruption, describe() + ": " + path + " is no channel of Penstock; remove it");
+    if (header.version != layout_version)
+        throw Error(Fault::refused, describe() + ": " + path + " has layout " + std::to_string(header.version) +
+                                        ", this is " + std::to_string(layout_version));
+    std::uint32_t p = header.publisher_capacity, s = header.subscriber_capacity;
+    bool sane = p && s && p % 64 == 0 && s % 64 == 0 && p <= max_members && s <= max_members &&
+                control_.size() == ControlPlaces(p, s).total &&
+                read_text(header.name, sizeof header.name) == channel_name() && header.segments.load() <= max_segments &&
+                header.slots.load() <= max_slots && header.metadata_size.load() <= max_metadata_bytes;
+    if (!sane) throw Error(Fault::corruption, describe() + ": the control block in " + path + " is damaged; remove it");
+}
+
+void Membership::check_agreement() {
+    Header &header = *channel.header;
+    bool is_virtual = !options.mux.empty();
+    std::uint32_t flags = header.flags.load();
+    bool ready = header.ready.load();
+    if (is_virtual && !(flags & channel_mux)) {
+        if (ready || count_members(true))
+            throw Error(Fault::refused, describe() + ": '" + options.mux + "' is an ordinary channel, not a multiplexer");
+        header.flags.fetch_or(channel_mux);
+    }
+    if (!is_virtual && (flags & channel_mux) && is_publisher)
+        throw Error(Fault::refused, describe() + " is a multiplexer: publish on a virtual channel of it (mux='" +
+                                        options.name + "')");
+    std::string type = read_text(header.type, sizeof header.type);
+    if (!options.type.empty()) {
+        if (type.empty() && (is_publisher || !ready)) copy_text(header.type, sizeof header.type, options.type);
+        else if (type != options.type)
+            throw Error(Fault::refused, describe() + " carries type '" + type + "', not '" + options.type + "'");
+    }
+    auto refuse = [&](const char *option, std::uint64_t given, std::uint64_t there) {
+        throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + " but the channel has " +
+                                        std::to_string(there));
+    };
+    if (ready && is_publisher) {
+        if (options.slots && options.slots != header.slots.load()) refuse("slots", options.slots, header.slots.load());
+        if (is_virtual && options.slot_size && options.slot_size != header.segment[0].slot_size.load())
+            refuse("slot_size", options.slot_size, header.segment[0].slot_size.load());
+        if (options.metadata_size != not_given && options.metadata_size != header.metadata_size.load())
+            refuse("metadata_size", options.metadata_size, header.metadata_size.load());
+        if (options.fixed_size != bool(flags & channel_fixed_size))
+            refuse("fixed_size", options.fixed_size, !options.fixed_size);
+        if (options.local != bool(flags & channel_local)) refuse("local", options.local, !options.local);
+    }
+    auto limit = [&](std::atomic<std::uint32_t> &place, std::uint32_t given, std::uint32_t capacity, const char *option) {
+        if (!given) return;
+        if (!place.load()) place.store(std::min(given, capacity));
+        if (place.load() != given) refuse(option, given, place.load());
+    };
+    limit(header.max_publishers, options.max_publishers, channel.publisher_capacity, "max_publishers");
+    limit(header.max_subscribers, options.max_subscribers, channel.subscriber_capacity, "max_subscribers");
+}
+
+void Membership::make_tables() {
+    Header &header = *channel.header;
+    std::uint32_t slots = options.slots ? options.slots : default_slots;
+    std::uint32_t metadata = options.metadata_size == not_given ? 0 : options.metadata_size;
+    auto stride = std::uint32_t(round_up(metadata, 16));
+    if (held_by_others() + std::max(1u, options.most_held) >= slots)
+        throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
+                                         who_holds_what() + "; give more slots");
+    TablePlaces at(slots, channel.subscriber_words(), stride);
+    remove_file(file_name("tables"));  // left by a publisher that died before it said ready
+    File file = make_file(file_name("tables"), at.total, options.access, [&](std::uint8_t *memory) {
+        Channel fresh = channel;
+        fresh.attach_tables(memory, slots, stride);
+        fresh.format_tables();
+    });
+    PENSTOCK_STEP("join.after_tables");
+    header.slots.store(slots);
+    header.metadata_size.store(metadata);
+    header.flags.fetch_or((options.fixed_size ? channel_fixed_size : 0) | (options.local ? channel_local : 0));
+    std::uint64_t slot_size = options.slot_size ? options.slot_size : default_slot_size;
+    try {
+        make_segment(0, round_up(std::max<std::uint64_t>(slot_size, 1), 64));
+    } catch (...) {
+        remove_file(file_name("tables"));
+        throw;
+    }
+    header.segment[0].slot_size.store(round_up(std::max<std::uint64_t>(slot_size, 1), 64));
+    header.segments.store(1);
+    PENSTOCK_STEP("join.before_ready");
+    header.ready.store(1);
+    PENSTOCK_STEP("join.after_ready");
+    attach_tables(true);
+}
+
+bool Membership::attach_tables(bool locked) {
+    Header &header = *channel.header;
+    if (!header.ready.load()) return false;
+    std::uint32_t slots = header.slots.load(), metadata = header.metadata_size.load();
+    auto damaged = [&](const std::string &what) {
+        throw Error(Fault::corruption, describe() + ": " + what + " is damaged; remove the channel's files");
+    };
+    if (slots < 2 || slots > max_slots || metadata > max_metadata_bytes) damaged("its control block");
+    auto stride = std::uint32_t(round_up(metadata, 16));
+    File file = open_file(file_name("tables"), options.access, true);
+    if (!file || file_size(file) != TablePlaces(slots, channel.subscriber_words(), stride).total) damaged("its table of slots");
+    Mapping memory(file.get(), file_size(file), true);
+    auto *tables = reinterpret_cast<Tables *>(memory.data());
+    if (tables->magic != tables_magic || tables->slots != slots || tables->metadata_stride != stride ||
+        tables->subscriber_words != channel.subscriber_words() || tables->ring_size != ring_size_for(slots))
+        damaged("its table of slots");
+    tables_memory_ = std::move(memory);
+    channel.attach_tables(tables_memory_.data(), slots, stride);
+    if (header.vchans_ready.load()) attach_vchans();
+    if (joined_ && !is_publisher && options.most_held == 0) {
+        if (locked) {
+            settle_most_held();
+        } else {
+            FileLock lock(control_file_, describe());
+            settle_most_held();
+        }
+        self().most_held = most_held;
+    }
+    return true;
+}
+
+void Membership::attach_vchans() {
+    if (channel.vchans) return;
+    File file = open_file(file_name("vchans"), options.access, true);
+    if (!file || file_size(file) != sizeof(Vchan) * max_vchans)
+        throw Error(Fault::corruption, describe() + ": its table of virtual channels is damaged");
+    vchans_memory_ = Mapping(file.get(), sizeof(Vchan) * max_vchans, true);
+    channel.vchans = reinterpret_cast<Vchan *>(vchans_memory_.data());
+}
+
+void Membership::choose_vchan() {
+    Header &header = *channel.header;
+    if (header.vchans_ready.load()) attach_vchans();
+    if (options.mux.empty()) return;
+    if (!channel.vchans) {
+        remove_file(file_name("vchans"));
+        make_file(file_name("vchans"), sizeof(Vchan) * max_vchans, options.access, nullptr);
+        PENSTOCK_STEP("join.after_vchans");
+        header.vchans_ready.store(1);
+        attach_vchans();
+    }
+    std::int32_t by_name = -1, first_free = -1;
+    for (std::int32_t id = 0; id < std::int32_t(max_vchans); ++id) {
+        bool used = channel.vchans[id].used.load();
+        if (used && read_text(channel.vchans[id].name, sizeof channel.vchans[id].name) == options.name) by_name = id;
+        if (!used && first_free < 0) first_free = id;
+    }
+    std::int32_t wanted = options.vchan_id;
+    if (by_name >= 0) {
+        if (wanted >= 0 && wanted != by_name)
+            throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
+                                            std::to_string(wanted));
+        vchan = by_name;
+        return;
+    }
+    if (wanted >= 0 && channel.vchans[wanted].used.load())
+        throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +
+                                        read_text(channel.vchans[wanted].name, sizeof channel.vchans[wanted].name) + "'");
+    vchan = wanted >= 0 ? wanted : first_free;
+    if (vchan < 0)
+        throw Error(Fault::capacity, describe() + ": all " + std::to_string(max_vchans) + " virtual channels are used");
+    copy_text(channel.vchans[vchan].name, sizeof channel.vchans[vchan].name, options.name);
+    channel.vchans[vchan].used.store(1);
+}
+
+std::uint32_t Membership::count_members(bool publishers) const {
+    std::uint32_t count = 0;
+    const Member *members = publishers ? channel.publishers : channel.subscribers;
+    for (std::uint32_t i = 0; i < (publishers ? channel.publisher_capacity : channel.subscriber_capacity); ++i)
+        if (members[i].taken.load()) ++count;
+    return count;
+}
+
+std::uint64_t Membership::held_by_others() const {
+    std::uint64_t sum = 0;
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
+        if (channel.publishers[i].taken.load() && !(joined_ && is_publisher && i == index))
+            sum += channel.publishers[i].most_held;
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i)
+        if (channel.subscribers[i].taken.load() && !(joined_ && !is_publisher && i == index))
+            sum += channel.subscribers[i].most_held;
+    return sum;
+}
+
+std::string Membership::who_holds_what() const {
+    std::string text;
+    auto add = [&](const char *kind, const Member *members, std::uint32_t capacity) {
+        for (std::uint32_t i = 0; i < capacity && text.size() < 800; ++i)
+            if (members[i].taken.load())
+                text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
+                        std::to_string(members[i].pid) + ") may hold " + std::to_string(members[i].most_held);
+    };
+    add("publisher", channel.publishers, channel.publisher_capacity);
+    add("subscriber", channel.subscribers, channel.subscriber_capacity);
+    return text.empty() ? "nobody is there" : text;
+}
+
+void Membership::settle_most_held() {
+    most_held = std::max(1u, options.most_held);
+    if (!channel.tables) return;
+    std::uint64_t others = held_by_others(), slots = channel.slot_count;
+    std::uint64_t left = slots > others + 1 ? slots - others - 1 : 0;
+    if (options.most_held == 0 && !is_publisher)
+        most_held = std::uint32_t(std::clamp<std::uint64_t>((left + 2) / 3, 1, 256));
+    if (most_held > left)
+        throw Error(Fault::capacity,
+                    describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
+                        " more cannot be held: " + who_holds_what() +
+                        "; use more slots, a smaller max_active_messages or max_reserved");
+}
+
+void Membership::take_place() {
+    Header &header = *channel.header;
+    Member *members = is_publisher ? channel.publishers : channel.subscribers;
+    std::uint32_t capacity = is_publisher ? channel.publisher_capacity : channel.subscriber_capacity;
+    std::uint32_t limit = (is_publisher ? header.max_publishers : header.max_subscribers).load();
+    const char *option = is_publisher ? "max_publishers" : "max_subscribers";
+    if (limit == 0 || limit > capacity) limit = capacity;
+    if (count_members(is_publisher) >= limit)
+        throw Error(Fault::capacity, describe() + " has its " + std::to_string(limit) + " " +
+                                         (is_publisher ? "publishers" : "subscribers") + " (" + option + "): " +
+                                         who_holds_what());
+    for (index = 0; index < capacity && members[index].taken.load(); ++index) {
+    }
+    if (index >= capacity) throw Error(Fault::capacity, describe() + ": no place left");
+    if (is_publisher) channel.recover_publisher(index);  // a place left without a mark
+    else channel.recover_subscriber(index);
+    Member &me = members[index];
+    me.process.store(process_token());
+    me.pid = std::uint32_t(getpid());
+    me.most_held = most_held;
+    me.vchan = vchan;
+    me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0);
+    me.joined_ns = std::uint64_t(realtime_ns());
+    me.count.store(0);
+    me.bytes.store(0);
+    me.dropped.store(0);
+    me.cursor.store(1);
+    PENSTOCK_STEP("join.before_taken");
+    taken_ = header.takings.fetch_add(1) + 1;
+    me.taken.store(taken_);
+    PENSTOCK_STEP("join.after_taken");
+    if (is_publisher) return;
+    std::uint64_t bit = 1ull << (index % 64);
+    if (channel.tables) {
+        channel.help();
+        me.cursor.store(channel.tail());
+    }
+    if (options.reliable) channel.reliable[index / 64].fetch_or(bit);
+    channel.active[index / 64].fetch_or(bit);
+    PENSTOCK_STEP("join.after_active");
+    if (channel.tables) {
+        do {
+            joined_tail = start = channel.tail();
+            if (vchan >= 0) start_ordinal = channel.vchans[vchan].tail.load();
+        } while (channel.tail() != start);
+        if (options.history && !options.reliable) {
+            std::uint64_t n = start > channel.ring_size ? start - channel.ring_size : 1;
+            for (; n < start; ++n) {
+                std::uint64_t entry = channel.entry_at(n).load();
+                std::uint32_t s = Channel::slot_in(entry);
+                if (Channel::lap_in(entry) == channel.lap_of(n) && s < channel.slot_count &&
+                    channel.slots[s].state.load() == live(n))
+                    break;
+            }
+            start = n;
+        }
+        me.cursor.store(start);
+    }
+    wake_publishers();
+}
+
+// ---------------------------------------------------------------------------------------------- leaving
+
+bool Membership::recover() {
+    if (!belongs_here() || !joined_) return false;
+    FileLock lock(control_file_, describe(), false);
+    return lock.held() && recover_locked();
+}
+
+bool Membership::recover_locked() {
+    std::map<std::uint64_t, bool> known;
+    auto is_dead = [&](Member &member) {
+        if (!member.taken.load()) return false;
+        std::uint64_t token = member.process.load();
+        auto found = known.find(token);
+        if (found == known.end()) found = known.emplace(token, process_alive(token)).first;
+        return !found->second;
+    };
+    bool any = false;
+    if (!channel.tables && channel.header->ready.load()) attach_tables(true);
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
+        if (is_dead(channel.publishers[i])) {
+            channel.recover_publisher(i);
+            remove_file(bell_name(true, i, channel.publishers[i].taken.load()));
+            channel.publishers[i].taken.store(0);
+            any = true;
+        }
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i)
+        if (is_dead(channel.subscribers[i])) {
+            channel.recover_subscriber(i);
+            remove_file(bell_name(false, i, channel.subscribers[i].taken.load()));
+            PENSTOCK_STEP("recover.before_taken");
+            channel.subscribers[i].taken.store(0);
+            any = true;
+        }
+    if (any && joined_) {
+        wake_publishers();
+        wake_readers(-1);  // a publisher may have died between publishing and waking
+    }
+    return any;
+}
+
+bool Membership::anyone_left() const { return count_members(true) + count_members(false) > 0; }
+
+void Membership::remove_files() const noexcept {
+    try {
+        remove_file(encoded_ + ".channel");  // the name first: who comes now makes a new channel
+        PENSTOCK_STEP("remove.after_name");
+        for (std::uint32_t k = 0; k < max_segments; ++k) remove_file(file_name("payload") + "." + std::to_string(k));
+        remove_file(file_name("tables"));
+        remove_file(file_name("vchans"));
+    } catch (...) {  // out of memory for a name: the next sweep removes it
+    }
+}
+
+void Membership::linger() noexcept {
+    if (!joined_ || !belongs_here() || is_publisher) return;
+    std::uint64_t bit = 1ull << (index % 64);
+    channel.active[index / 64].fetch_and(~bit);
+    channel.reliable[index / 64].fetch_and(~bit);
+    self().flags |= member_closing;
+    wake_publishers();
+}
+
+void Membership::leave() noexcept {
+    if (!joined_) return;
+    joined_ = false;
+    if (!belongs_here()) return;
+    try {
+        FileLock lock(control_file_, describe());
+        Member &me = self();
+        if (me.taken.load() == taken_ && me.process.load() == process_token()) {
+            if (is_publisher) channel.recover_publisher(index);
+            else channel.recover_subscriber(index);
+            PENSTOCK_STEP("leave.before_taken");
+            remove_file(bell_name(is_publisher, index, taken_));
+            me.taken.store(0);
+            PENSTOCK_STEP("leave.after_taken");
+        }
+        recover_locked();
+        if (!anyone_left()) {
+            if (has_name(control_file_)) remove_files();
+        } else {
+            wake_publishers();
+            wake_readers(-1);
+        }
+    } catch (const std::exception &) {  // the next participant finds us dead and does it
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- payload
+
+std::uint32_t Membership::newest_segment() const {
+    std::uint32_t count = channel.header->segments.load();
+    return count == 0 || count > max_segments ? 0 : count - 1;
+}
+
+std::uint64_t Membership::segment_size_of(std::uint32_t segment) const {
+    return segment < segments_.size() && segments_[segment].memory
+               ? segments_[segment].slot_size
+               : channel.header->segment[segment].slot_size.load();
+}
+
+void Membership::make_segment(std::uint32_t segment, std::uint64_t size) {
+    std::string name = file_name("payload") + "." + std::to_string(segment);
+    remove_file(name);
+    std::uint64_t slots = channel.header->slots.load();
+    if (!make_file(name, round_up(size * slots, 4096), options.access, nullptr))
+        throw Error(Fault::state, describe() + ": " + name + " is there already");
+}
+
+bool Membership::map_segment(std::uint32_t segment) {
+    if (segment >= max_segments || segment >= channel.header->segments.load()) return false;
+    std::uint64_t size = channel.header->segment[segment].slot_size.load();
+    if (size == 0 || size > max_slot_bytes) return false;
+    File file = open_file(file_name("payload") + "." + std::to_string(segment), options.access, is_publisher);
+    if (!file || file_size(file) < size * channel.slot_count) return false;
+    if (segments_.size() <= segment) segments_.resize(segment + 1);
+    segments_[segment].memory = Mapping(file.get(), size * channel.slot_count, is_publisher);
+    segments_[segment].slot_size = size;
+    if (is_publisher) segments_[segment].file = std::move(file);
+    return true;
+}
+
+std::uint64_t Membership::grown_size(std::uint64_t now, std::uint64_t wanted) {
+    std::uint64_t size = std::max<std::uint64_t>(now, 64);
+    while (size < wanted) size = size < 4096 ? size * 2 : size < 65536 ? size + size / 2 : size + size / 4;
+    return round_up(size, 64);
+}
+
+void Membership::grow(std::uint64_t size) {
+    if (size > max_slot_bytes)
+        throw Error(Fault::invalid, describe() + ": " + std::to_string(size) + " bytes are more than a slot can have");
+    if (channel.header->flags.load() & channel_fixed_size)
+        throw Error(Fault::invalid, describe() + " has slots of a fixed size of " + std::to_string(slot_size()) +
+                                        " bytes; " + std::to_string(size) + " do not fit");
+    FileLock lock(control_file_, describe());
+    std::uint32_t newest = newest_segment();
+    std::uint64_t now = segment_size_of(newest);
+    if (now >= size) return;
+    if (newest + 1 >= max_segments)
+        throw Error(Fault::capacity, describe() + " has grown " + std::to_string(max_segments) +
+                                         " times; open it with a larger slot_size");
+    std::uint64_t larger = newest + 8 >= max_segments ? round_up(size * 4, 64) : grown_size(now, size);
+    make_segment(newest + 1, larger);
+    PENSTOCK_STEP("grow.after_segment");
+    channel.header->segment[newest + 1].slot_size.store(larger);
+    PENSTOCK_STEP("grow.before_count");
+    channel.header->segments.store(newest + 2);
+    PENSTOCK_STEP("grow.after_count");
+}
+
+bool Membership::free_segments() {
+    FileLock lock(control_file_, describe(), false);
+    if (!lock.held()) return false;
+    bool all_gone = true;
+    for (std::uint32_t k = 0; k < newest_segment(); ++k) {
+        if (channel.header->segment[k].gone.load()) {
+            if (k < segments_.size()) segments_[k] = SegmentMap();
+            continue;
+        }
+        channel.header->segment[k].gone.store(1);
+        bool referred = false;
+        for (std::uint32_t s = 0; s < channel.slot_count && !referred; ++s)
+            referred = channel.slots[s].segment.load() == k && kind_of(channel.slots[s].state.load()) != slot_free;
+        if (referred) {
+            channel.header->segment[k].gone.store(0);
+            all_gone = false;
+            continue;
+        }
+        if (!map_segment(k)) continue;
+        // Others may have it mapped: the file keeps its length and loses its pages.
+        fallocate(segments_[k].file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  off_t(round_up(segments_[k].slot_size * channel.slot_count, 4096)));
+        remove_file(file_name("payload") + "." + std::to_string(k));
+        segments_[k] = SegmentMap();
+    }
+    return all_gone;
+}
+
+// ---------------------------------------------------------------------------------------------- bells
+
+int Membership::bell() {
+    if (own_bell_) return own_bell_.get();
+    std::string name = bell_name(is_publisher, index, taken_);
+    int directory = shared_directory();
+    if (mkfifoat(directory, name.c_str(), 0600) != 0 && errno != EEXIST) fail_system(errno, "cannot make " + name);
+    int descriptor = openat(directory, name.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
+    if (descriptor < 0) fail_system(errno, "cannot open " + name);
+    own_bell_ = File(descriptor);
+    struct stat status {};
+    if (fstat(descriptor, &status) != 0 || !S_ISFIFO(status.st_mode))
+        throw Error(Fault::corruption, name + " is not a FIFO");
+    if (options.access.has_group && fchown(descriptor, uid_t(-1), options.access.group) != 0)
+        fail_system(errno, "cannot give " + name + " to its group");
+    fchmod(descriptor, options.access.mode);
+    return descriptor;
+}
+
+void Membership::drain_bell() noexcept {
+    char bytes[64];
+    while (own_bell_ && read(own_bell_.get(), bytes, sizeof bytes) == ssize_t(sizeof bytes)) {
+    }
+}
+
+void Membership::ring_own_bell() noexcept {
+    if (own_bell_ && write(own_bell_.get(), "", 1) < 0) return;  // full: it is readable then
+}
+
+void Membership::ring(bool publisher, std::uint32_t member) noexcept {
+    try {
+        auto &bells = publisher ? publisher_bells_ : reader_bells_;
+        if (bells.size() <= member) bells.resize(member + 1);
+        Bell &bell = bells[member];
+        std::uint64_t taken = (publisher ? channel.publishers : channel.subscribers)[member].taken.load();
+        if (bell.taken != taken || !bell.file) {
+            std::string name = bell_name(publisher, member, taken);
+            bell.file = File(openat(shared_directory(), name.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
+            struct stat status {};
+            if (bell.file && (fstat(bell.file.get(), &status) != 0 || !S_ISFIFO(status.st_mode))) bell.file = File();
+            bell.taken = taken;
+        }
+        if (bell.file && write(bell.file.get(), "", 1) < 0) return;  // full: it is readable then
+    } catch (...) {  // no memory for the list of bells: the sleeper looks again by itself
+    }
+}
+
+void Membership::wake_readers_now(std::int32_t message_vchan) {
+    channel.wake_readers(message_vchan, [&](std::uint32_t member) { ring(false, member); });
+}
+void Membership::wake_publishers_now() {
+    channel.wake_publishers([&](std::uint32_t member) { ring(true, member); });
+}
+
+}  // namespace penstock::shm

@@ -1,0 +1,173 @@
+// One member of one channel: joins, leaves, finds the dead, maps what it needs, rings the bells of sleepers.
+//
+// Rules
+//   - A membership is used by one thread at a time.
+//   - After a fork the child's copy is dead: belongs_here() is false and nothing is written through it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "platform/liveness.hpp"
+#include "shm/channel.hpp"
+#include "shm/files.hpp"
+
+namespace penstock::shm {
+
+inline constexpr std::uint32_t default_slots = 64;
+inline constexpr std::uint64_t default_slot_size = 4096;
+inline constexpr std::uint32_t default_capacity = 64;
+inline constexpr std::uint32_t not_given = 0xffffffff;
+
+struct Options {
+    std::string name;
+    std::string mux;
+    std::int32_t vchan_id = -1;
+    bool reliable = false;
+    std::uint32_t slots = 0;      // 0: what the channel has, or the default
+    std::uint64_t slot_size = 0;  // 0: likewise
+    std::uint32_t most_held = 0;  // reserved or active messages; 0: a fair part
+    std::string type;
+    std::uint32_t metadata_size = not_given;
+    bool fixed_size = false;
+    bool local = false;
+    std::uint32_t max_publishers = 0, max_subscribers = 0;  // 0: the capacity
+    bool history = true;  // an unreliable subscriber starts with what is still in the slots
+    Access access;
+};
+
+class Membership {
+   public:
+    Membership(bool is_publisher, const Options &options);
+    ~Membership();
+    Membership(const Membership &) = delete;
+    Membership &operator=(const Membership &) = delete;
+
+    Channel channel;
+    const Options options;
+    const bool is_publisher;
+    std::uint32_t index = 0;
+    std::int32_t vchan = -1;
+    std::uint32_t most_held = 1;
+    std::uint64_t start = 1;         // a subscriber's first sequence
+    std::uint64_t start_ordinal = 0; // last ordinal of its virtual channel when it joined
+    std::uint64_t joined_tail = 1;   // what is lost before it was lost before joining
+
+    bool belongs_here() const { return generation_ == fork_generation(); }
+    bool joined() const { return joined_; }
+    Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
+
+    // Maps the tables once a publisher has made them; false while there are none.
+    bool ensure_tables() { return channel.tables || attach_tables(false); }
+    // Where slot s has its bytes in the segment; null when that segment is not there (any more).
+    std::uint8_t *payload(std::uint32_t segment, std::uint32_t s) {
+        if (segment < segments_.size() && segments_[segment].memory) [[likely]]
+            return segments_[segment].memory.data() + std::uint64_t(s) * segments_[segment].slot_size;
+        return map_segment(segment) ? payload(segment, s) : nullptr;
+    }
+    std::uint64_t segment_size(std::uint32_t segment) const { return segments_[segment].slot_size; }
+    std::uint32_t newest_segment() const;
+    std::uint64_t slot_size() { return segment_size_of(newest_segment()); }
+
+    // Makes slots of at least `size` bytes; throws where the channel is of fixed size or there is no room.
+    void grow(std::uint64_t size);
+    static std::uint64_t grown_size(std::uint64_t now, std::uint64_t wanted);
+    // Gives back the memory of sizes that no slot refers to any more; true when only the newest is left.
+    bool free_segments();
+
+    // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
+    bool recover();
+    void leave() noexcept;
+    // Closed with messages held: no reliable publisher waits for it, its holds stay.
+    void linger() noexcept;
+
+    // The descriptor that becomes readable when this member is woken.
+    int bell();
+    void drain_bell() noexcept;
+    void ring_own_bell() noexcept;
+    void wake_readers(std::int32_t message_vchan) {
+        for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
+            if (channel.reader_sleepers[word].load()) return wake_readers_now(message_vchan);
+    }
+    void wake_publishers() {
+        for (std::uint32_t word = 0; word < channel.publisher_words(); ++word)
+            if (channel.publisher_sleepers[word].load()) return wake_publishers_now();
+    }
+    Word *sleepers() const { return is_publisher ? channel.publisher_sleepers : channel.reader_sleepers; }
+    void arm() { Channel::arm(sleepers(), self(), index); }
+    void disarm() { Channel::disarm(sleepers(), self(), index); }
+    bool is_armed() const { return Channel::is_armed(self()); }
+
+    // "publisher 0 (pid 17) may hold 1, ..." for errors
+    std::string who_holds_what() const;
+    std::string describe() const;
+
+   private:
+    struct SegmentMap {
+        Mapping memory;
+        File file;
+        std::uint64_t slot_size = 0;
+    };
+    struct Bell {
+        std::uint64_t taken = 0;
+        File file;
+    };
+
+    bool try_join();
+    void check_header() const;
+    void check_agreement();
+    void make_tables();
+    bool attach_tables(bool locked);
+    void attach_vchans();
+    void choose_vchan();
+    void take_place();
+    void settle_most_held();
+    std::uint32_t count_members(bool publishers) const;
+    std::uint64_t held_by_others() const;
+    bool recover_locked();
+    bool anyone_left() const;
+    void remove_files() const noexcept;
+    void make_segment(std::uint32_t segment, std::uint64_t size);
+    bool map_segment(std::uint32_t segment);
+    std::uint64_t segment_size_of(std::uint32_t segment) const;
+    std::string file_name(const char *kind) const;
+    std::string bell_name(bool publisher, std::uint32_t member, std::uint64_t taken) const;
+    void ring(bool publisher, std::uint32_t member) noexcept;
+    void wake_readers_now(std::int32_t message_vchan);
+    void wake_publishers_now();
+    std::string channel_name() const { return options.mux.empty() ? options.name : options.mux; }
+
+    std::string encoded_;
+    File control_file_;
+    Mapping control_, tables_memory_, vchans_memory_;
+    std::vector<SegmentMap> segments_;
+    std::vector<Bell> reader_bells_, publisher_bells_;
+    File own_bell_;
+    std::uint64_t nonce_ = 0;
+    std::uint64_t taken_ = 0;
+    std::uint32_t generation_ = 0;
+    bool joined_ = false;
+};
+
+// A channel as others see it.
+struct MemberView {
+    bool is_publisher = false, reliable = false, alive = false, asleep = false;
+    std::uint32_t index = 0, pid = 0, most_held = 0;
+    std::int32_t vchan = -1;
+    std::uint64_t count = 0, bytes = 0, dropped = 0, joined_ns = 0, cursor = 0;
+};
+struct ChannelView {
+    std::string name, type, problem;
+    std::uint32_t slots = 0, metadata_size = 0, flags = 0, mode = 0, owner = 0;
+    std::uint64_t slot_size = 0, memory_bytes = 0, messages = 0, made_ns = 0;
+    std::uint32_t free_slots = 0, owned_slots = 0, live_slots = 0, held_slots = 0;
+    std::vector<MemberView> members;
+    std::vector<std::pair<std::int32_t, std::string>> vchans;
+};
+std::vector<ChannelView> list_channels();
+
+// Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
+std::vector<std::string> clean_channels();
+
+}  // namespace penstock::shm

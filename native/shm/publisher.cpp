@@ -1,0 +1,175 @@
+#include "shm/publisher.hpp"
+
+#include <algorithm>
+
+namespace penstock::shm {
+
+Publisher::Publisher(const Options &options, bool with_checksums, bool with_retirement)
+    : member(true, options),
+      counters(counters_take("shm", "publisher", options.name)),
+      checksums(with_checksums),
+      retirement(with_retirement) {
+    writer.index = member.index;
+    writer.reliable = options.reliable;
+    writer.vchan = member.vchan;
+    metadata_size_ = std::min<std::uint32_t>(member.channel.header->metadata_size.load(), member.channel.metadata_stride);
+    if (options.mux.empty() && options.slot_size > slot_size() &&
+        !(member.channel.header->flags.load() & channel_fixed_size))
+        grow(options.slot_size);
+    counters->capacity.set(member.channel.slot_count);
+}
+
+Publisher::~Publisher() {
+    close(true);
+    counters_give(counters);
+}
+
+void Publisher::use_segment(std::uint32_t segment) {
+    base_ = member.payload(segment, 0);
+    if (!base_) throw Error(Fault::corruption, member.describe() + ": its payload " + std::to_string(segment) + " is gone");
+    segment_ = segment;
+    older_segments_ = segment > 0;
+    segment_size_ = member.segment_size(segment);
+    counters->memory_bytes.set(segment_size_ * member.channel.slot_count);
+}
+
+// Once every slot may have moved to the newest size, look whether the older ones can go.
+void Publisher::try_free_segments() {
+    if (++taken_since_ < member.channel.slot_count) return;
+    taken_since_ = 0;
+    older_segments_ = !member.free_segments();
+}
+
+void Publisher::refuse_reserve() const {
+    throw Error(Fault::capacity, member.describe() + ": this publisher has " + std::to_string(reserved) +
+                                     " messages reserved and max_reserved is " + std::to_string(member.most_held) +
+                                     "; publish or cancel one, or open it with a larger max_reserved");
+}
+
+void Publisher::cancel(std::uint32_t slot) {
+    if (!member.belongs_here() || !member.joined()) return;
+    member.channel.cancel(writer, slot);
+    if (reserved) --reserved;
+    if (retiring_ && !reserved) return member.leave();
+    member.wake_publishers();
+}
+
+bool Publisher::could_reserve() {
+    Place place;
+    if (reserved >= member.most_held) return true;  // reserve() says why not
+    if (member.channel.acquire(writer, place.slot) != Taken::yes) return false;
+    member.channel.cancel(writer, place.slot);
+    return true;
+}
+
+Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
+    std::int64_t looked_ns = monotonic_ns();
+    Wait wait;
+    wait.deadline_ns = deadline_ns;
+    wait.spin_ns = spin_ns;
+    wait.slice_ns = 50'000'000;
+    wait.extra = extra;
+    wait.closed = &closed;
+    return sleep_until(member, wait, [&] {
+        if (could_reserve()) return true;
+        std::int64_t now = monotonic_ns();
+        if (now - looked_ns > 50'000'000) {  // somebody who holds us up may be dead
+            looked_ns = now;
+            if (member.recover()) return could_reserve();
+        }
+        return false;
+    });
+}
+
+std::uint32_t Publisher::subscribers() const {
+    const Channel &channel = member.channel;
+    std::uint32_t count = 0;
+    for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
+        for (std::uint64_t bits = channel.active[word].load(); bits; bits &= bits - 1) {
+            std::int32_t vchan = channel.subscribers[word * 64 + unsigned(std::countr_zero(bits))].vchan;
+            if (vchan < 0 || writer.vchan < 0 || vchan == writer.vchan) ++count;
+        }
+    return count;
+}
+
+std::uint32_t Publisher::publishers() const {
+    std::uint32_t count = 0;
+    for (std::uint32_t i = 0; i < member.channel.publisher_capacity; ++i)
+        if (member.channel.publishers[i].taken.load()) ++count;
+    return count;
+}
+
+Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns) {
+    Wait wait;
+    wait.deadline_ns = deadline_ns;
+    wait.slice_ns = 50'000'000;
+    wait.closed = &closed;
+    std::int64_t looked_ns = 0;
+    return sleep_until(member, wait, [&] {
+        if (subscribers() < count) return false;
+        // Dead ones do not count.
+        if (std::int64_t now = monotonic_ns(); now - looked_ns > 50'000'000) looked_ns = now, member.recover();
+        return subscribers() >= count;
+    });
+}
+
+bool Publisher::is_retired(std::uint64_t sequence, std::uint32_t slot) const {
+    const Channel &channel = member.channel;
+    if (channel.slots[slot].state.load() != live(sequence)) return true;  // taken again
+    for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
+        for (std::uint64_t bits = channel.active[word].load(); bits; bits &= bits - 1) {
+            const Member &reader = channel.subscribers[word * 64 + unsigned(std::countr_zero(bits))];
+            bool wants = reader.vchan < 0 || writer.vchan < 0 || reader.vchan == writer.vchan;
+            if (wants && reader.cursor.load() <= sequence) return false;
+        }
+    return !channel.is_held(slot);
+}
+
+bool Publisher::any_retired() {
+    return std::any_of(outstanding_.begin(), outstanding_.end(),
+                       [&](auto &message) { return is_retired(message.first, message.second); });
+}
+
+std::vector<std::uint32_t> Publisher::retired() {
+    std::vector<std::uint32_t> slots;
+    std::erase_if(outstanding_, [&](auto &message) {
+        if (!is_retired(message.first, message.second)) return false;
+        slots.push_back(message.second);
+        return true;
+    });
+    return slots;
+}
+
+Woken Publisher::wait_retired(std::int64_t deadline_ns) {
+    Wait wait;
+    wait.deadline_ns = deadline_ns;
+    wait.slice_ns = 50'000'000;
+    wait.closed = &closed;
+    return sleep_until(member, wait, [&] { return any_retired(); });
+}
+
+bool Publisher::arm_if(bool nothing) {
+    member.bell();
+    if (!nothing) return false;
+    if (!member.is_armed()) {
+        member.drain_bell();
+        member.arm();
+    }
+    return true;
+}
+
+void Publisher::wake() { member.ring_own_bell(); }
+
+void Publisher::close(bool at_once) noexcept {
+    closed.store(true);
+    if (!at_once && reserved && member.belongs_here() && member.joined()) retiring_ = true;
+    else member.leave();
+}
+
+std::string Publisher::why_full() const {
+    if (writer.reliable && !member.channel.any_subscriber())
+        return member.describe() + " is reliable and has no subscriber yet";
+    return member.describe() + ": no slot is free; " + member.who_holds_what();
+}
+
+}  // namespace penstock::shm

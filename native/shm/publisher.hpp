@@ -1,0 +1,130 @@
+// A publisher of a channel: takes a slot, lends its bytes, publishes them.
+//
+// Rules: one thread at a time, but wait() may run while another thread calls wake().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <utility>
+#include <vector>
+
+#include "counters/counters.hpp"
+#include "shm/checksum.hpp"
+#include "shm/membership.hpp"
+#include "shm/sleep.hpp"
+
+namespace penstock::shm {
+
+class Publisher {
+   public:
+    Publisher(const Options &options, bool checksums, bool retirement);
+    ~Publisher();
+
+    Membership member;
+    Writer writer;
+    Counters *counters;
+    const bool checksums;
+    const bool retirement;  // keep account of what was published, to tell what all have released
+    std::atomic<bool> closed{false};
+    std::uint32_t reserved = 0;
+
+    struct Place {
+        std::uint32_t slot = 0;
+        std::uint8_t *data = nullptr;
+    };
+
+    std::uint64_t slot_size() {
+        std::uint32_t now = member.newest_segment();
+        if (now != segment_) [[unlikely]] use_segment(now);
+        return segment_size_;
+    }
+    void grow(std::uint64_t size) { member.grow(size); }
+
+    // A slot for up to slot_size() bytes. `unread` and `held` are for the caller to wait for.
+    Taken reserve(Place &place) {
+        if (reserved >= member.most_held) [[unlikely]] refuse_reserve();
+        Taken result = member.channel.acquire(writer, place.slot);
+        if (result != Taken::yes) return result;
+        ++reserved;
+        set_segment(place);
+        return result;
+    }
+    std::uint8_t *metadata(std::uint32_t slot) const {
+        return member.channel.metadata + std::uint64_t(slot) * member.channel.metadata_stride;
+    }
+    std::uint32_t metadata_size() const { return metadata_size_; }
+
+    // The ordinal; 0: a reliable subscriber of another virtual channel must go on first.
+    std::uint64_t publish(const Place &place, std::uint64_t size, std::int64_t now_ns, std::uint32_t flags = 0) {
+        Slot &slot = member.channel.slots[place.slot];
+        slot.size.store(size, std::memory_order_relaxed);
+        slot.vchan.store(writer.vchan, std::memory_order_relaxed);
+        if (checksums) {
+            flags |= message_checksummed;
+            slot.checksum.store(checksum_of(place.data, size), std::memory_order_relaxed);
+        }
+        slot.flags.store(flags, std::memory_order_relaxed);
+        std::uint64_t sequence = member.channel.commit(writer, place.slot, now_ns);
+        if (sequence == 0) [[unlikely]] return 0;
+        --reserved;
+        if (retirement) outstanding_.emplace_back(sequence, place.slot);
+        counters->matched.add();
+        counters->delivered.add();
+        counters->bytes.add(size);
+        Member &me = member.channel.publishers[writer.index];
+        me.count.store(me.count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+        me.bytes.store(me.bytes.load(std::memory_order_relaxed) + size, std::memory_order_relaxed);
+        return writer.ordinal;
+    }
+    void cancel(std::uint32_t slot);
+    void wake_readers() { member.wake_readers(writer.vchan); }
+
+    // Until a slot may be had (or there is no more sense in waiting).
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
+    bool could_reserve();
+    // Until so many subscribers are there.
+    Woken wait_subscribers(std::uint32_t count, std::int64_t deadline_ns);
+    std::uint32_t subscribers() const;
+    std::uint32_t publishers() const;
+
+    // Slots whose message was released by all subscribers since the last call.
+    std::vector<std::uint32_t> retired();
+    bool any_retired();
+    Woken wait_retired(std::int64_t deadline_ns);
+
+    // For who polls the descriptor: true when it was armed (nothing to be had), false when there is something.
+    bool arm_if(bool nothing);
+    void wake();  // ends a wait of another thread
+    // Leaves, or stays until the last draft that somebody may write into is gone.
+    void close(bool at_once = false) noexcept;
+    std::string why_full() const;
+
+   private:
+    void use_segment(std::uint32_t segment);
+    void set_segment(Place &place) {
+        Slot &slot = member.channel.slots[place.slot];
+        slot_size();
+        for (;;) {
+            slot.segment.store(segment_);
+            if (!member.channel.header->segment[segment_].gone.load()) [[likely]] break;
+            use_segment(member.newest_segment());
+        }
+        if (older_segments_) [[unlikely]] try_free_segments();
+        place.data = base_ + std::uint64_t(place.slot) * segment_size_;
+    }
+    void try_free_segments();
+    [[noreturn]] void refuse_reserve() const;
+    bool is_retired(std::uint64_t sequence, std::uint32_t slot) const;
+
+    std::uint32_t segment_ = not_given;
+    std::uint64_t segment_size_ = 0;
+    std::uint8_t *base_ = nullptr;
+    std::uint32_t metadata_size_ = 0;
+    bool older_segments_ = false;
+    std::uint32_t taken_since_ = 0;
+    bool retiring_ = false;
+    std::deque<std::pair<std::uint64_t, std::uint32_t>> outstanding_;
+};
+
+}  // namespace penstock::shm

@@ -1,0 +1,95 @@
+// Waiting for something in shared memory: spin for as long as asked, then sleep on the member's bell.
+//
+// Rules: no GIL is held here. A sleep is cut into slices, after each of which shared memory is looked at again, so that
+// even a waker that died before it rang delays nobody for longer than a slice.
+#pragma once
+
+#include <poll.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "shm/membership.hpp"
+
+namespace penstock::shm {
+
+enum class Woken { ready, timeout, interrupted, extra, closed };
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Looks again and again for `spin_ns`. After a few microseconds it gives way between looks, for whoever must act first
+// may need this very core.
+template <typename Ready>
+bool spin(std::int64_t spin_ns, Ready &&ready) {
+    if (spin_ns <= 0) return false;
+    std::int64_t begin = monotonic_ns();
+    for (;;) {
+        for (int i = 0; i < 32; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+        std::int64_t spent = monotonic_ns() - begin;
+        if (spent > spin_ns) return false;
+        if (spent > 3'000) sched_yield();
+    }
+}
+
+struct Wait {
+    std::int64_t deadline_ns = -1;  // monotonic; -1: for ever
+    std::int64_t spin_ns = 0;
+    std::int64_t slice_ns = 500'000'000;
+    int extra = -1;  // another descriptor that ends the wait
+    const std::atomic<bool> *closed = nullptr;
+};
+
+template <typename Ready>
+Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
+    if (ready()) return Woken::ready;
+    std::int64_t left = wait.deadline_ns < 0 ? -1 : wait.deadline_ns - monotonic_ns();
+    if (wait.deadline_ns >= 0 && left <= 0) return Woken::timeout;
+    if (spin(left >= 0 && left < wait.spin_ns ? left : wait.spin_ns, ready)) return Woken::ready;
+    int bell = member.bell();
+    Woken result = Woken::timeout;
+    for (;;) {
+        if (wait.closed && wait.closed->load()) return Woken::closed;
+        member.arm();
+        if (ready()) {
+            result = Woken::ready;
+            break;
+        }
+        std::int64_t slice = wait.slice_ns;
+        if (wait.deadline_ns >= 0) {
+            left = wait.deadline_ns - monotonic_ns();
+            if (left <= 0) break;
+            if (left < slice) slice = left;
+        }
+        timespec time{slice / 1'000'000'000, slice % 1'000'000'000};
+        pollfd places[2] = {{bell, POLLIN, 0}, {wait.extra, POLLIN, 0}};
+        PENSTOCK_STEP("sleep.before_poll");
+        int count = ppoll(places, wait.extra >= 0 ? 2 : 1, &time, nullptr);
+        if (count < 0) {
+            result = Woken::interrupted;
+            break;
+        }
+        if (places[0].revents) member.drain_bell();
+        if (ready()) {
+            result = Woken::ready;
+            break;
+        }
+        if (wait.extra >= 0 && places[1].revents) {
+            result = Woken::extra;
+            break;
+        }
+    }
+    member.disarm();
+    return result;
+}
+
+}  // namespace penstock::shm

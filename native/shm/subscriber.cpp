@@ -1,0 +1,240 @@
+#include "shm/subscriber.hpp"
+
+#include <algorithm>
+
+namespace penstock::shm {
+
+Subscriber::Subscriber(const Options &options, bool with_activation, bool with_verify)
+    : member(false, options),
+      counters(counters_take("shm", "subscriber", options.name)),
+      pass_activation(with_activation),
+      verify(with_verify) {
+    reader.index = member.index;
+    reader.vchan = member.vchan;
+    reader.cursor = expected_ = member.start;
+    last_ordinal_ = member.start_ordinal;
+    prepare();
+}
+
+Subscriber::~Subscriber() {
+    close(true);
+    counters_give(counters);
+}
+
+bool Subscriber::prepare() {
+    if (!member.belongs_here() || !member.joined() || !member.ensure_tables()) return false;
+    const Channel &channel = member.channel;
+    reader.pins.assign(channel.slot_count, {});
+    reader.most_held = member.most_held;
+    metadata_size_ = std::min<std::uint32_t>(channel.header->metadata_size.load(), channel.metadata_stride);
+    counters->capacity.set(channel.slot_count);
+    return ready_ = true;
+}
+
+void Subscriber::drop(std::uint64_t count, DropReason reason) {
+    counters->drop(reason, count);
+    Word &dropped = member.self().dropped;
+    dropped.store(dropped.load(std::memory_order_relaxed) + count, std::memory_order_relaxed);
+}
+
+// Everything below `upto` that has not been delivered is lost; what went before joining was never ours.
+void Subscriber::account(std::uint64_t upto, DropReason reason) {
+    std::uint64_t from = std::max(expected_, member.joined_tail);
+    if (upto > from) drop(upto - from, reason);
+    if (upto > expected_) expected_ = upto;
+}
+
+bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
+    const Slot &slot = member.channel.slots[s];
+    std::uint32_t segment = slot.segment.load(std::memory_order_relaxed);
+    const std::uint8_t *data = member.payload(segment, s);
+    std::uint64_t size = slot.size.load(std::memory_order_relaxed);
+    if (!data || size > member.segment_size(segment)) [[unlikely]] {
+        member.channel.unpin(reader, s);
+        counters->errors.add();
+        throw Error(Fault::corruption, member.describe() + ": message " + std::to_string(sequence) + " in slot " +
+                                           std::to_string(s) + " says it has " + std::to_string(size) +
+                                           " bytes in segment " + std::to_string(segment) + ", which cannot be");
+    }
+    view.data = data;
+    view.size = size;
+    view.ordinal = slot.ordinal.load(std::memory_order_relaxed);
+    view.timestamp_ns = slot.timestamp_ns.load(std::memory_order_relaxed);
+    view.sequence = sequence;
+    view.slot = s;
+    view.vchan = slot.vchan.load(std::memory_order_relaxed);
+    view.flags = slot.flags.load(std::memory_order_relaxed);
+    view.metadata = metadata_size_ ? member.channel.metadata + std::uint64_t(s) * member.channel.metadata_stride : nullptr;
+    view.metadata_size = metadata_size_;
+    view.intact = true;
+    if (verify && (view.flags & message_checksummed)) [[unlikely]]
+        view.intact = checksum_of(data, size) == slot.checksum.load(std::memory_order_relaxed);
+    return true;
+}
+
+bool Subscriber::deliver(View &view, std::uint32_t s) {
+    std::uint64_t sequence = reader.cursor - 1;
+    if (reader.vchan < 0) {
+        if (sequence != expected_) [[unlikely]] account(sequence);
+        expected_ = sequence + 1;
+    }
+    fill(view, s, sequence);
+    if (reader.vchan >= 0) {
+        std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
+        if (view.ordinal > from + 1) drop(view.ordinal - from - 1, DropReason::overflow);
+        last_ordinal_ = std::max(last_ordinal_, view.ordinal);
+    }
+    bool before_joining = reader.vchan < 0 ? sequence < member.joined_tail : view.ordinal <= member.start_ordinal;
+    if (before_joining) [[unlikely]] ++history_;
+    if ((view.flags & message_activation) && !pass_activation) [[unlikely]] {
+        drop(1, DropReason::filtered);
+        release(s);
+        return false;
+    }
+    std::uint64_t seen = reader.vchan < 0 ? expected_ : last_ordinal_;
+    std::uint64_t first = reader.vchan < 0 ? member.joined_tail : member.start_ordinal;
+    counters->matched.set(history_ + (seen > first ? seen - first : 0));
+    counters->delivered.add();
+    counters->bytes.add(view.size);
+    Member &me = member.channel.subscribers[reader.index];
+    me.count.store(me.count.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    me.bytes.store(me.bytes.load(std::memory_order_relaxed) + view.size, std::memory_order_relaxed);
+    return true;
+}
+
+Found Subscriber::read_newest(View &view) {
+    if (!ready_ && !prepare()) return Found::nothing;
+    Channel &channel = member.channel;
+    channel.help();
+    if (at_limit()) return has_next() ? Found::limit : Found::nothing;
+    std::uint64_t end = channel.tail();
+    std::uint64_t low = std::max(reader.cursor, end > channel.ring_size ? end - channel.ring_size : 1);
+    for (std::uint64_t n = end; n-- > low;) {
+        std::uint64_t entry = channel.entry_at(n).load();
+        std::uint32_t s = Channel::slot_in(entry);
+        if (Channel::lap_in(entry) != channel.lap_of(n) || s >= channel.slot_count) continue;
+        if (channel.is_foreign(reader, n, s) || !channel.pin(reader, n, s)) continue;
+        if (reader.vchan < 0) account(n, DropReason::filtered);
+        channel.move_cursor(reader, n + 1);
+        if (reader.vchan >= 0) {
+            std::uint64_t ordinal = channel.slots[s].ordinal.load();
+            if (ordinal > last_ordinal_ + 1) drop(ordinal - last_ordinal_ - 1, DropReason::filtered);
+            last_ordinal_ = std::max(last_ordinal_, ordinal - 1);
+        }
+        if (deliver(view, s)) {
+            tell_publishers();
+            return Found::message;
+        }
+    }
+    return read(view);
+}
+
+Found Subscriber::again(View &view, std::uint32_t s, std::uint64_t sequence) {
+    if (!ready_ || s >= member.channel.slot_count) return Found::nothing;
+    bool shared = reader.pins[s].count > 0;
+    if (!shared && at_limit()) return member.channel.slots[s].state.load() == live(sequence) ? Found::limit : Found::nothing;
+    if (!member.channel.pin(reader, sequence, s)) return Found::nothing;
+    fill(view, s, sequence);
+    return Found::message;
+}
+
+Found Subscriber::find(View &view, std::int64_t timestamp_ns) {
+    if (!ready_ && !prepare()) return Found::nothing;
+    Channel &channel = member.channel;
+    channel.help();
+    std::uint64_t end = channel.tail();
+    std::uint64_t low = end > channel.ring_size ? end - channel.ring_size : 1;
+    for (int tries = 0; tries < 4; ++tries) {
+        std::uint64_t best = 0;
+        std::uint32_t best_slot = 0;
+        for (std::uint64_t n = end; n-- > low;) {
+            std::uint64_t entry = channel.entry_at(n).load();
+            std::uint32_t s = Channel::slot_in(entry);
+            if (Channel::lap_in(entry) != channel.lap_of(n) || s >= channel.slot_count) continue;
+            std::int64_t time = channel.slots[s].timestamp_ns.load();
+            bool foreign = channel.is_foreign(reader, n, s);
+            bool activation = channel.slots[s].flags.load() & message_activation;
+            if (channel.slots[s].state.load() != live(n) || foreign || activation) continue;
+            if (time < timestamp_ns) break;
+            best = n;
+            best_slot = s;
+        }
+        if (!best) return Found::nothing;
+        Found found = again(view, best_slot, best);
+        if (found != Found::nothing) return found;  // else it went while we looked
+    }
+    return Found::nothing;
+}
+
+void Subscriber::release_many(const std::uint64_t *slots, std::size_t count) noexcept {
+    if (!member.belongs_here() || !member.joined()) return;
+    bool freed = false;
+    for (std::size_t i = 0; i < count; ++i) freed |= member.channel.unpin(reader, std::uint32_t(slots[i]));
+    if (!freed) return;
+    if (retiring_) return finish();
+    member.wake_publishers();
+}
+
+Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
+    Wait wait;
+    wait.deadline_ns = deadline_ns;
+    wait.spin_ns = spin_ns;
+    wait.extra = extra;
+    wait.closed = &closed;
+    return sleep_until(member, wait, [&] { return has_next(); });
+}
+
+bool Subscriber::arm() {
+    member.bell();
+    if (!member.is_armed()) {
+        member.drain_bell();
+        member.arm();
+    }
+    return !has_next();
+}
+
+void Subscriber::wake() { member.ring_own_bell(); }
+
+void Subscriber::finish() noexcept {
+    if (reader.held) {
+        member.wake_publishers();
+        return;
+    }
+    member.leave();
+}
+
+void Subscriber::close(bool at_once) noexcept {
+    closed.store(true);
+    if (!member.joined()) return;
+    if (!at_once && reader.held && member.belongs_here()) {
+        retiring_ = true;
+        member.linger();
+        return;
+    }
+    member.leave();
+}
+
+void Subscriber::update_counters() {
+    if (!ready_ || !member.belongs_here() || !member.joined()) return;
+    const Channel &channel = member.channel;
+    std::uint64_t end, published;
+    do {
+        end = channel.tail();
+        published = reader.vchan < 0 ? end - member.joined_tail : channel.vchans[reader.vchan].tail.load() - member.start_ordinal;
+    } while (channel.tail() != end);
+    if (reader.vchan >= 0 && reader.cursor >= end && published + member.start_ordinal > last_ordinal_) {
+        drop(published + member.start_ordinal - last_ordinal_, DropReason::overflow);
+        last_ordinal_ = published + member.start_ordinal;
+    }
+    std::uint64_t known = counters->delivered.get() + counters->lost();
+    counters->matched.set(std::max(known, published + history_));
+    counters->depth.set(reader.held);
+    counters->lag.set(end > reader.cursor ? end - reader.cursor : 0);
+}
+
+std::string Subscriber::why_limit() const {
+    return member.describe() + ": this subscriber holds " + std::to_string(reader.held) +
+           " messages, its max_active_messages; release some (message.release(), or let them go) or open it with more";
+}
+
+}  // namespace penstock::shm

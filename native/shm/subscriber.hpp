@@ -1,0 +1,101 @@
+// A subscriber of a channel: holds one message after the other in its slot, without a copy.
+//
+// Rules: one thread at a time, but wait() may run while another thread calls wake() or release().
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "counters/counters.hpp"
+#include "shm/checksum.hpp"
+#include "shm/membership.hpp"
+#include "shm/sleep.hpp"
+
+namespace penstock::shm {
+
+// A message held by this process.
+struct View {
+    const std::uint8_t *data = nullptr;
+    std::uint64_t size = 0;
+    std::uint64_t ordinal = 0;
+    std::int64_t timestamp_ns = 0;
+    std::uint64_t sequence = 0;
+    std::uint32_t slot = 0;
+    std::int32_t vchan = -1;
+    std::uint32_t flags = 0;
+    bool intact = true;  // false: the checksum does not match
+    const std::uint8_t *metadata = nullptr;
+    std::uint32_t metadata_size = 0;
+};
+
+class Subscriber {
+   public:
+    Subscriber(const Options &options, bool pass_activation, bool verify);
+    ~Subscriber();
+
+    Membership member;
+    Reader reader;
+    Counters *counters;
+    const bool pass_activation;
+    const bool verify;
+    std::atomic<bool> closed{false};
+
+    Found read(View &view) {
+        if (!ready_ && !prepare()) [[unlikely]] return Found::nothing;
+        for (;;) {
+            std::uint32_t slot;
+            Found found = member.channel.next(reader, slot);
+            if (found != Found::message) {
+                if (reader.vchan < 0 && reader.cursor != expected_) [[unlikely]] account(reader.cursor);
+                return found;
+            }
+            if (deliver(view, slot)) [[likely]] return found;
+        }
+    }
+    // The newest message; those before it are passed by.
+    Found read_newest(View &view);
+    // The first message at or after that time, wherever the subscriber is. The cursor stays.
+    Found find(View &view, std::int64_t timestamp_ns);
+    // Message `sequence` again, if its slot is unchanged.
+    Found again(View &view, std::uint32_t slot, std::uint64_t sequence);
+
+    void release(std::uint32_t slot) noexcept {
+        if (!member.belongs_here() || !member.joined()) [[unlikely]] return;
+        if (!member.channel.unpin(reader, slot)) return;
+        if (retiring_) [[unlikely]] return finish();
+        member.wake_publishers();
+    }
+    void release_many(const std::uint64_t *slots, std::size_t count) noexcept;
+    // After reading: reliable publishers may go on.
+    void tell_publishers() { member.wake_publishers(); }
+
+    bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
+    bool at_limit() const { return reader.held >= reader.most_held; }
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
+    // For who polls the descriptor: arms the bell; false when there is something to read after all.
+    bool arm();
+    void wake();
+    // Leaves, or lingers until the last held message is released.
+    void close(bool at_once) noexcept;
+
+    // Brings `matched` up to now: what was published since joining, read or not.
+    void update_counters();
+    std::string why_limit() const;
+
+   private:
+    bool prepare();
+    bool deliver(View &view, std::uint32_t slot);
+    bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
+    void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
+    void drop(std::uint64_t count, DropReason reason);
+    void finish() noexcept;
+
+    bool ready_ = false;
+    bool retiring_ = false;
+    std::uint32_t metadata_size_ = 0;
+    std::uint64_t last_ordinal_ = 0;  // of the virtual channel
+    std::uint64_t history_ = 0;       // delivered although published before joining
+    std::uint64_t expected_ = 1;      // plain: next sequence that has not been accounted for
+};
+
+}  // namespace penstock::shm

@@ -1,0 +1,324 @@
+"""Dialogue: the client's side of the protocol without I/O. Bytes to send come out, bytes received go in.
+
+Rules:
+
+- Answers come in the order of what was asked, so what waits for one is a row. Publishes are numbered by the broker
+  under this client's producer name; after a reconnect the broker tells how many it has stored, and only what it lacks
+  is sent again, in the old order: stored once.
+- Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock._core.broker import Scanner, publish_lines
+from penstock.broker import words
+from penstock.errors import InvalidArgument, PenstockError, ProtocolError, RefusedError
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+
+MAX_LINE_BYTES = 65_536
+
+
+class Pending:
+    """Something asked for and not answered yet. ``done`` turns true once; then ``result()`` gives or raises."""
+
+    __slots__ = ("count", "data", "done", "error", "first", "last", "left", "publishes", "repeat", "value")
+
+    def __init__(self, data: bytes, count: int = 1, *, publishes: bool = False, repeat: bool = True) -> None:
+        self.data = data  # kept for sending it again
+        self.count = count
+        self.left = count
+        self.done = count == 0
+        self.publishes = publishes
+        self.repeat = repeat
+        self.first: int | None = None
+        self.last: int | None = None
+        self.error: PenstockError | None = None
+        self.value: Any = None
+
+    def result(self) -> Any:
+        """The answer; raises what the broker refused it with."""
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+    def settle(self, value: Any = None, error: PenstockError | None = None) -> None:
+        """Answered."""
+        self.value = value
+        self.error = self.error or error
+        self.left = 0
+        self.done = True
+        self.data = b""
+
+
+class Dialogue:
+    """One client's talk with a broker, over as many connections as it takes."""
+
+    def __init__(
+        self,
+        *,
+        token: str | None = None,
+        name: str = "",
+        producer: str | None = None,
+        max_message_bytes: int = 64 << 20,
+    ) -> None:
+        self.token = token
+        self.name = name
+        self.producer = producer if producer is not None else uuid.uuid4().hex
+        self.max_message_bytes = max_message_bytes
+        self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
+        self.ready = False
+        self.journal = ""
+        self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
+        self.subscriptions: dict[str, Callable[[Batch], None]] = {}
+        self._subscribe_lines: dict[str, bytes] = {}
+        self._waiting: deque[Pending] = deque()
+        self._outgoing: deque[bytes] = deque()
+        self._sent = 0  # of the first outgoing piece
+        self._stored = 0  # publishes that the broker has confirmed
+        self._closing = ""
+        self._greeted = False
+        self._renewed: set[bytes] = set()
+
+    # --- asking
+
+    def ask(self, line: str | bytes, *, repeat: bool = True) -> Pending:
+        """One command with one answer."""
+        data = line.encode() if isinstance(line, str) else line
+        if b"\n" in data or b"\r" in data or len(data) > 4000:
+            raise InvalidArgument(f"a command is one line of at most 4000 bytes: {data[:60]!r}")
+        return self._add(Pending(data + b"\n", repeat=repeat))
+
+    def tell(self, line: str | bytes) -> None:
+        """One command without an answer. Lost with the connection, as what it is about."""
+        data = line.encode() if isinstance(line, str) else line
+        if self.ready:
+            self._outgoing.append(data + b"\n")
+
+    def publish(self, topic: str, items: Any, options: str = "") -> Pending:
+        """Messages to one topic; settled when all of them are on disk."""
+        words.check_topic(topic)
+        tail = f" {options}".encode() if options else b""
+        data = publish_lines(f"PUB {topic}".encode(), items, tail, self.max_message_bytes)
+        count = len(items)
+        return self._add(Pending(data, count, publishes=True))
+
+    def stage(self, transaction: str, topic: str, items: Any) -> Pending:
+        """Messages that are published when their transaction is committed. Not sent again on another connection."""
+        head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
+        data = publish_lines(head, items, b"", self.max_message_bytes)
+        return self._add(Pending(data, len(items), repeat=False))
+
+    def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
+        """Consume a queue; asked for again on every new connection."""
+        line = f"SUB {words.check_name(queue, 'queue')} {options}".rstrip().encode() + b"\n"
+        self.subscriptions[queue] = receive
+        self._subscribe_lines[queue] = line
+        return self._add(Pending(line))
+
+    def unsubscribe(self, queue: str) -> Pending | None:
+        """Consume it no more."""
+        self.subscriptions.pop(queue, None)
+        self._subscribe_lines.pop(queue, None)
+        return self.ask(f"UNSUB {queue}", repeat=False) if self.ready else None
+
+    def _add(self, pending: Pending) -> Pending:
+        if self.refused is not None:
+            pending.settle(error=self.refused)
+        elif not pending.done:
+            self._waiting.append(pending)
+            if self.ready:
+                self._outgoing.append(pending.data)
+        return pending
+
+    @property
+    def unconfirmed(self) -> int:
+        """Publishes that are not confirmed yet."""
+        return sum(pending.left for pending in self._waiting if pending.publishes)
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits for an answer."""
+        return not self._waiting
+
+    # --- the connection
+
+    def connected(self) -> None:
+        """There is a new connection: introduce ourselves on it."""
+        parts = ["HELLO 1"]
+        if self.token:
+            parts.append(f"token={self.token}")
+        if self.name:
+            parts.append(f"name={self.name}")
+        if self.producer:
+            parts.append(f"producer={self.producer}")
+        self.scanner = Scanner("deliveries", max(self.max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
+        self._outgoing.clear()
+        self._sent = 0
+        self._closing = ""
+        self.ready = False
+        self._outgoing.append(" ".join(parts).encode() + b"\n")
+
+    def disconnected(self) -> None:
+        """The connection has gone."""
+        self.ready = False
+        self._outgoing.clear()
+        self._sent = 0
+
+    def fail(self, error: PenstockError) -> None:
+        """Nothing will be answered any more."""
+        self.refused = error
+        while self._waiting:
+            self._waiting.popleft().settle(error=error)
+
+    def outgoing(self) -> memoryview | None:
+        """What is to be sent next."""
+        return memoryview(self._outgoing[0])[self._sent :] if self._outgoing else None
+
+    def sent(self, count: int) -> None:
+        """So many bytes of it were."""
+        self._sent += count
+        if self._outgoing and self._sent >= len(self._outgoing[0]):
+            self._outgoing.popleft()
+            self._sent = 0
+
+    # --- answers
+
+    def step(self, most: int = 16384) -> bool:
+        """Handle one event of what was received; False when there is none."""
+        event = self.scanner.next(most)
+        if event is None:
+            return False
+        verb, rest, batch = event
+        if verb == "MSG" and batch is not None:
+            receive = self.subscriptions.get(rest)
+            if receive is not None:
+                receive(batch)
+        elif verb == "OK" and self._waiting and self._waiting[0].publishes:
+            self._confirm(*words.span(rest))
+        elif verb == "HELLO":
+            self._welcome(rest)
+        elif verb == "ERR":
+            self._error(rest)
+        elif verb == "STAGED":
+            self._staged(int(rest))
+        elif verb in ("#", "!", "?"):
+            raise ProtocolError(f"the broker sent what is no answer: {rest[:100]}")
+        else:
+            self._answer(verb, rest, batch)
+        return True
+
+    def _head(self) -> Pending:
+        if not self._waiting:
+            raise ProtocolError("the broker answered what was not asked")
+        return self._waiting[0]
+
+    def _answer(self, verb: str, rest: str, batch: Batch | None) -> None:
+        self._head()
+        self._waiting.popleft().settle(batch if batch is not None else (verb, rest))
+
+    def _confirm(self, first: int, last: int) -> None:
+        while first <= last:
+            pending = self._head()
+            if not pending.publishes:
+                raise ProtocolError("the broker confirmed more than was published")
+            count = min(pending.left, last - first + 1)
+            pending.first = first if pending.first is None else pending.first
+            pending.last = first + count - 1
+            self._take(pending, count)
+            first += count
+
+    def _take(self, pending: Pending, count: int) -> None:
+        """``count`` publishes of it are done."""
+        pending.left -= count
+        self._stored += count
+        if not pending.left:
+            self._waiting.popleft()
+            pending.settle((pending.first, pending.last))
+
+    def _staged(self, count: int) -> None:
+        while count > 0:
+            pending = self._head()
+            now = min(count, pending.left)
+            pending.left -= now
+            count -= now
+            if not pending.left:
+                self._waiting.popleft()
+                pending.settle(pending.count)
+
+    def _error(self, rest: str) -> None:
+        code, _, text = rest.partition(" ")
+        if code == "closing":
+            self._closing = text
+            if not self.ready:
+                self.fail(RefusedError(f"the broker refused the connection: {text}"))
+            return
+        error = words.Refusal(code, text)
+        pending = self._head()
+        if pending.publishes:  # one message of it is refused; what follows is sent again after the cut
+            pending.error = pending.error or error
+            pending.left -= 1
+            pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
+            pending.count = pending.left
+            if not pending.left:
+                self._waiting.popleft()
+                pending.settle()
+        else:
+            self._waiting.popleft()
+            if pending.data in self._renewed:  # nobody waits for this: try it all again
+                raise ProtocolError(f"the broker did not take the subscription again: {text}")
+            pending.settle(error=error)
+
+    def _welcome(self, rest: str) -> None:
+        fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
+        self.journal = fields.get("journal", "")
+        self.max_message_bytes = min(self.max_message_bytes, int(fields.get("max_message_bytes", 1 << 62)))
+        self.ready = True
+        self._known_stored(int(fields.get("last", 0)))
+        asked = {pending.data for pending in self._waiting}
+        self._renewed = {line for line in self._subscribe_lines.values() if line not in asked}
+        again = deque(Pending(line) for line in self._renewed)
+        for pending in self._waiting:
+            if pending.repeat or not self._greeted:
+                again.append(pending)
+            else:
+                pending.settle(error=RefusedError("the connection was lost while this was under way; ask again"))
+        self._greeted = True
+        self._waiting = again
+        for pending in again:
+            self._outgoing.append(pending.data[_offset(pending.data, pending.count - pending.left) :])
+
+    def _known_stored(self, last: int) -> None:
+        """Publishes that were stored while the confirm was lost are done."""
+        lost = last - self._stored
+        while lost > 0:
+            pending = next((pending for pending in self._waiting if pending.publishes), None)
+            if pending is None:
+                break
+            count = min(lost, pending.left)
+            lost -= count
+            pending.left -= count
+            if not pending.left:
+                self._waiting.remove(pending)
+                pending.settle((pending.first, pending.last))
+        self._stored = max(self._stored, last)
+
+
+_LINE = re.compile(rb"(?:PUB \S+|STAGE \S+ \S+) (\d+)[^\n]*\n")
+
+
+def _offset(data: bytes, count: int) -> int:
+    """Where the publishes after the first ``count`` begin."""
+    at = 0
+    for _ in range(count):
+        found = _LINE.match(data, at)
+        assert found is not None
+        at = found.end() + int(found[1]) + 1
+    return at

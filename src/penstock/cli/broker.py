@@ -1,0 +1,75 @@
+"""``penstock broker DIRECTORY [PORT]``: run the durable broker in the foreground until it is told to end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer()
+
+
+@app.command()
+def broker(
+    directory: Annotated[Path, typer.Argument(help="Where the journal is, or is to be made.")],
+    port: Annotated[int, typer.Argument(min=0, max=65535, help="0 takes any free one; it is printed.")] = 9876,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    tokens: Annotated[Path | None, typer.Option(help="A file of tokens and rights (TOML, mode 600).")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="The server's certificate chain: switches TLS on.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key, if not in the same file.")] = None,
+    client_authority: Annotated[Path | None, typer.Option(help="Clients must show a certificate of this one.")] = None,
+    insecure: Annotated[bool, typer.Option(help="Listen beyond this machine without tokens.")] = False,
+    quota: Annotated[int, typer.Option(min=0, metavar="BYTES", help="Refuse to publish past this; 0: none.")] = 0,
+    max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The longest message.")] = 64 << 20,
+    max_rate: Annotated[float, typer.Option(min=0.0, help="Messages per second and connection; 0: any.")] = 0.0,
+    max_connections: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 10_000,
+    max_unacknowledged: Annotated[int, typer.Option(min=1, help="Messages that a consumer may hold.")] = 65_536,
+    retain_age: Annotated[float | None, typer.Option(metavar="SECONDS", help="Free what is older.")] = None,
+    retain_bytes: Annotated[int | None, typer.Option(metavar="BYTES", help="Free the oldest past this size.")] = None,
+    retain_queues: Annotated[bool, typer.Option(help="Free what every queue has passed.")] = False,
+    deduplication: Annotated[float, typer.Option(metavar="SECONDS", help="How long message ids are known.")] = 120.0,
+    drain: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for consumers when ending.")] = 5.0,
+    sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
+) -> None:
+    """Run the durable broker.
+
+    Example: [green]penstock broker /var/lib/penstock 9876[/], then [green]nc 127.0.0.1 9876[/] and
+    [green]SUB Hello[/], or [green]penstock pub broker://127.0.0.1:9876/greetings hello[/].
+
+    SIGTERM and Ctrl-C end it gracefully, SIGHUP reads the tokens again.
+    """
+    from penstock.broker import ConnectionLimits, Limits, Server
+
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    rules = {"retain_age_s": retain_age, "retain_bytes": retain_bytes, "retain_queues": retain_queues}
+    journal_options: dict[str, Any] = {name: value for name, value in rules.items() if value}
+    server = Server(
+        directory,
+        port,
+        host=host,
+        limits=Limits(max_message_bytes=max_message, quota_bytes=quota, deduplication_s=deduplication),
+        connection_limits=ConnectionLimits(
+            max_message_bytes=max_message, max_rate=max_rate, max_unacknowledged=max_unacknowledged
+        ),
+        max_connections=max_connections,
+        tokens=tokens,
+        certificate=certificate,
+        key=key,
+        client_authority=client_authority,
+        insecure=insecure,
+        drain_s=drain,
+        sync=sync,
+        max_message_bytes=max_message,
+        **journal_options,
+    )
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    signal.signal(signal.SIGINT, lambda *_: server.stop())
+    signal.signal(signal.SIGHUP, lambda *_: server.reload())
+    print(f"listening on {server.host}:{server.port}", flush=True)
+    server.run()
+    print("ended", file=sys.stderr)

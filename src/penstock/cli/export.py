@@ -1,0 +1,165 @@
+"""``penstock export``: a recording as MCAP, Parquet, CSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import enum
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import show
+from penstock.cli.play import Span, _messages, _reader
+from penstock.cli.recording import STORY, parts
+from penstock.errors import InvalidArgument
+from penstock.monitor import decode
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+app = typer.Typer()
+
+
+class Kind(enum.StrEnum):
+    """What a recording can become."""
+
+    MCAP = "mcap"
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+@app.command()
+def export(
+    directory: Annotated[Path, typer.Argument(help="A recording, or any journal.")],
+    to: Annotated[Kind, typer.Option(help="The format.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file; '-' is standard output (csv, jsonl).")
+    ] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Only these; * and > as in topics.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s after the start.")
+    ] = None,
+    length: Annotated[str | None, typer.Option("--for", help="So much of it: 30s, 5m.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
+) -> None:
+    """Turn a recording into MCAP, Parquet, CSV or JSON lines.
+
+    Bodies stay bytes in MCAP and Parquet; in CSV and JSON lines they are JSON or text where they are, else hexadecimal.
+
+    Example: [green]penstock export run1 --to parquet -o run1.parquet --topic 'camera.>'[/]
+    """
+    target = output or Path(f"{directory.name.rstrip('/') or 'recording'}.{to.value}")
+    if str(target) == "-" and to not in (Kind.CSV, Kind.JSONL):
+        raise InvalidArgument(f"--to {to.value} is a file with an index at its end; give -o FILE")
+    journals = [_reader(folder) for folder in parts(directory)]
+    try:
+        messages = _messages(journals, topic, Span.of(journals, start, length))
+        count = _WRITERS[to](messages, target)
+    finally:
+        for journal in journals:
+            journal.close()
+    if as_json:
+        show.print_json({"file": str(target), "messages": count})
+    elif str(target) != "-":
+        print(f"wrote {show.count_text(count)} messages to {target}", file=sys.stderr)
+
+
+def _open(target: Path) -> IO[str]:
+    return sys.stdout if str(target) == "-" else target.open("w", encoding="utf-8", newline="")
+
+
+def _jsonl(messages: Iterator[Message], target: Path) -> int:
+    count = 0
+    stream = _open(target)
+    try:
+        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+            stream.write(json.dumps(decode.record(message)) + "\n")
+    finally:
+        if stream is not sys.stdout:
+            stream.close()
+    return count
+
+
+def _csv(messages: Iterator[Message], target: Path) -> int:
+    count = 0
+    stream = _open(target)
+    try:
+        writer = csv.writer(stream)
+        writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "body"))
+        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+            value = decode.body_value(bytes(message))
+            body = value if isinstance(value, str) else json.dumps(value)
+            properties = json.dumps(dict(message.properties)) if message.properties else ""
+            row = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
+            writer.writerow((*row, properties, body))
+    finally:
+        if stream is not sys.stdout:
+            stream.close()
+    return count
+
+
+def _parquet(messages: Iterator[Message], target: Path) -> int:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema(
+        [("position", pyarrow.int64()), ("topic", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
+         ("ordinal", pyarrow.int64()), ("timestamp", pyarrow.timestamp("ns", "UTC")), ("payload", pyarrow.binary()),
+         ("properties", pyarrow.map_(pyarrow.string(), pyarrow.string()))]
+    )  # fmt: skip
+    count = 0
+    with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
+        for rows in _chunks(messages):
+            columns = [list(column) for column in zip(*rows, strict=True)]
+            arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
+            writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
+            count += len(rows)
+    return count
+
+
+def _chunks(messages: Iterator[Message], most: int = 20_000, most_bytes: int = 32 << 20) -> Iterator[list[Any]]:
+    rows: list[Any] = []
+    size = 0
+    for message in messages:
+        body = bytes(message)
+        properties = list(message.properties.items())
+        rows.append((message.position, message.channel, message.ordinal, message.timestamp_ns, body, properties))
+        size += len(body)
+        if len(rows) >= most or size >= most_bytes:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _mcap(messages: Iterator[Message], target: Path) -> int:
+    from mcap.writer import Writer
+
+    count = 0
+    with target.open("wb") as stream:
+        writer = Writer(stream)
+        writer.start(library="penstock")
+        channels: dict[str, int] = {}
+        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+            body = bytes(message)
+            name = message.channel or STORY
+            if name not in channels:
+                kind = "json" if isinstance(decode.body_value(body), dict) else "application/octet-stream"
+                channels[name] = writer.register_channel(topic=name, message_encoding=kind, schema_id=0)
+            writer.add_message(
+                channel_id=channels[name],
+                log_time=message.timestamp_ns,
+                publish_time=message.timestamp_ns,
+                sequence=message.ordinal & 0xFFFFFFFF,
+                data=body,
+            )
+        writer.finish()  # type: ignore[no-untyped-call]
+    return count
+
+
+_WRITERS = {Kind.MCAP: _mcap, Kind.PARQUET: _parquet, Kind.CSV: _csv, Kind.JSONL: _jsonl}

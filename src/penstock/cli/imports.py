@@ -1,0 +1,73 @@
+"""``penstock import``: an MCAP file as a recording."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import show
+from penstock.cli.recording import STORY
+from penstock.errors import CorruptionError, InvalidArgument
+
+app = typer.Typer()
+
+BATCH = 1000
+BATCH_BYTES = 16 << 20
+
+
+@app.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="An MCAP file.", exists=True, dir_okay=False)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the recording; new or empty.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was read as one JSON object.")] = False,
+) -> None:
+    """Turn an MCAP file into a recording: a journal with a topic for each channel, in order of time.
+
+    Example: [green]penstock import drive.mcap -o drive[/]
+    """
+    from mcap.exceptions import McapError
+    from mcap.reader import make_reader
+
+    from penstock.journal import Entry, Journal
+
+    if output.exists() and any(output.iterdir()):
+        raise InvalidArgument(f"{output} is not empty; a recording begins in a folder of its own")
+    counts: dict[str, int] = {}
+    with file.open("rb") as stream, Journal(output) as journal:
+        started = {"event": "started", "addresses": {}, "imported": file.name, "time_ns": time.time_ns()}
+        journal.append(STORY, json.dumps(started).encode())
+        pending: list[Any] = []
+        size = 0
+        try:
+            for _, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
+                topic = topic_name(channel.topic)
+                counts[topic] = counts.get(topic, 0) + 1
+                properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
+                pending.append(Entry(topic, message.data, properties, timestamp_ns=message.log_time))
+                size += len(message.data)
+                if len(pending) >= BATCH or size >= BATCH_BYTES:
+                    journal.commit(pending)
+                    pending, size = [], 0
+        except McapError as error:
+            raise CorruptionError(f"{file}: {error}", str(file)) from None
+        if pending:
+            journal.commit(pending)
+        total = sum(counts.values())
+        journal.append(STORY, json.dumps({"event": "ended", "messages": total, "topics": counts}).encode())
+    if as_json:
+        show.print_json({"directory": str(output), "messages": total, "topics": counts})
+    else:
+        print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
+
+
+def topic_name(name: str) -> str:
+    """An MCAP topic (``/camera/front``) as ours (``camera.front``)."""
+    from penstock.journal.layout import check_topic
+
+    plain = re.sub(r"[\s*>/]+", ".", name)
+    return check_topic(re.sub(r"\.{2,}", ".", plain).strip(".") or "default")

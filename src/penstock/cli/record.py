@@ -1,0 +1,139 @@
+"""``penstock record``: records addresses into a journal."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import exits, show
+from penstock.cli.recorder import Plan, Recorder
+from penstock.cli.recording import topic_of
+from penstock.cli.target import duration_s, is_size, live_addresses, size_bytes
+from penstock.errors import InvalidArgument
+
+app = typer.Typer()
+
+
+@app.command()
+def record(
+    addresses: Annotated[list[str], typer.Argument(help="What to record.", autocompletion=live_addresses)],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the recording; new or empty.")],
+    split: Annotated[
+        str | None, typer.Option(help="A new part every so many bytes (500M) or so much time (10min, 1h).")
+    ] = None,
+    max_size: Annotated[
+        str | None, typer.Option(help="Keep at most so many bytes; the oldest go, and that is recorded too.")
+    ] = None,
+    pre_buffer: Annotated[
+        str | None, typer.Option(help="Hold the last seconds in memory; store them from SIGUSR1 or Enter on.")
+    ] = None,
+    names: Annotated[
+        list[str] | None, typer.Option("--as", metavar="TOPIC", help="The topics, in the order of the addresses.")
+    ] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="End after so long; otherwise Ctrl-C ends it.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was recorded as one JSON object.")] = False,
+) -> None:
+    """Record addresses into a journal, which 'play', 'export', 'journal' and Spark read as it is.
+
+    Messages keep their bodies, timestamps and properties; what was lost before it could be recorded is recorded as a
+    loss. After kill -9 of the recorder everything synced is there, and 'penstock play' says that the end is missing.
+
+    Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
+    """
+    plan = _plan(addresses, names, output, split, max_size, pre_buffer)
+    with Recorder(plan) as recorder:
+        with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a recording
+            _watch(recorder, seconds, count)
+        recorder.stop()
+        totals = recorder.totals()
+    _report(recorder, totals, as_json)
+
+
+def _plan(
+    given: list[str], names: list[str] | None, output: Path, split: str | None, max_size: str | None, pre: str | None
+) -> Plan:
+    topics = names or [topic_of(address) for address in given]
+    if len(topics) != len(given):
+        raise InvalidArgument(f"--as was given {len(topics)} times for {len(given)} addresses")
+    if len(set(topics)) != len(topics) or len(set(given)) != len(given):
+        raise InvalidArgument(f"two addresses would share a topic ({', '.join(topics)}); name them with --as")
+    sized = split is not None and is_size(split)
+    if sized and max_size is not None:
+        raise InvalidArgument("--split by size and --max-size exclude each other: the size of a part is its bound")
+    return Plan(
+        output,
+        dict(zip(given, topics, strict=True)),
+        split_bytes=size_bytes(split, "--split") if split is not None and sized else None,
+        split_s=duration_s(split, "--split") if split is not None and not sized else None,
+        max_bytes=size_bytes(max_size, "--max-size") if max_size is not None else None,
+        pre_buffer_s=duration_s(pre, "--pre-buffer") if pre is not None else None,
+    )
+
+
+def _watch(recorder: Recorder, seconds: float | None, count: int | None) -> None:
+    signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with _display() as update:
+        while recorder.running:
+            totals = recorder.totals()
+            update(recorder, totals)
+            if count is not None and totals["messages"] >= count:
+                return
+            left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
+            if left <= 0:
+                return
+            _pause(recorder, left)
+    for source in recorder.sources:
+        if source.error:
+            exits.told(f"{source.address}: {source.error}")
+
+
+def _pause(recorder: Recorder, left: float) -> None:
+    """Sleep; Enter on a terminal triggers what is held back."""
+    if not recorder.recording and sys.stdin.isatty() and select.select([sys.stdin], [], [], left)[0]:
+        sys.stdin.readline()
+        recorder.trigger()
+    else:
+        time.sleep(left)
+
+
+@contextlib.contextmanager
+def _display() -> Any:
+    """A line that moves on a terminal; silence when piped."""
+    if not sys.stderr.isatty():
+        yield lambda recorder, totals: None
+        return
+    from rich.status import Status
+
+    with Status("", console=show.console(stderr=True)) as status:
+
+        def update(recorder: Recorder, totals: dict[str, Any]) -> None:
+            word = "recording" if recorder.recording else "holding back (Enter or SIGUSR1 stores)"
+            held = "" if recorder.recording else f", {sum(len(s.waiting) for s in recorder.sources)} held"
+            status.update(
+                f"{word}: {show.count_text(totals['messages'])} messages, {show.bytes_text(totals['bytes'])}, "
+                f"{totals['lost']} lost{held}"
+            )
+
+        yield update
+
+
+def _report(recorder: Recorder, totals: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        show.print_json({"directory": str(recorder.plan.directory), "parts": recorder.part, **totals})
+        return
+    parts = f" in {recorder.part} parts" if recorder.plan.split else ""
+    print(
+        f"recorded {show.count_text(totals['messages'])} messages, {show.bytes_text(totals['bytes'])}, "
+        f"{totals['lost']} lost, to {recorder.plan.directory}{parts}"
+    )
+    for topic, number in totals["topics"].items():
+        print(f"  {topic:<30} {show.count_text(number)}")

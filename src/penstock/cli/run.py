@@ -1,0 +1,175 @@
+"""``penstock run``: a gateway from its file, until Ctrl-C or SIGTERM; SIGHUP applies what has changed in the file."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import exits
+from penstock.errors import PenstockError
+from penstock.gateway import Configuration, Event, Gateway, read
+from penstock.gateway.configuration import is_address
+from penstock.gateway.links import LinkTable, drain_order
+from penstock.gateway.loaders import recipe
+
+app = typer.Typer()
+
+FileArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON, or TOML when it ends in .toml.")]
+
+
+@app.command()
+def run(
+    file: FileArgument,
+    check: Annotated[bool, typer.Option("--check", help="Check the file, print the graph and start nothing.")] = False,
+    seconds: Annotated[float | None, typer.Option(min=0.0, help="End by itself after so long.")] = None,
+    drain_timeout: Annotated[
+        float, typer.Option(min=0.0, help="At the end: seconds for handling what is queued, in link order.")
+    ] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the graph or the closing table as JSON.")] = False,
+) -> None:
+    """Run a gateway: modules joined by links, as a file describes them.
+
+    Classes beside the file can be named without a package. SIGHUP applies the difference after the file has changed;
+    when that fails, the gateway goes on as it was. Ctrl-C and SIGTERM stop it in order and drain it.
+
+    Example: [green]penstock run examples/edge/gateway.json --check[/], then without [green]--check[/]
+    """
+    sys.path.insert(0, str(file.resolve().parent))
+    configuration = read(file)
+    if check:
+        loaders = {loader.name: loader for loader in configuration.loaders}
+        for entry in configuration.modules:
+            recipe(entry, loaders)
+        _print_graph(configuration, as_json)
+        return
+    _serve(file, configuration, seconds, drain_timeout, as_json)
+
+
+def _serve(
+    file: Path, configuration: Configuration, seconds: float | None, drain_timeout: float, as_json: bool
+) -> None:
+    told = [(event, _tell) for event in (Event.MODULE_FAILED, Event.MODULE_RESTARTED, Event.MODULE_STUCK)]
+    gateway = Gateway(configuration, name=file.stem, callbacks=told)
+    rows: list[dict[str, Any]] = []
+    drained = True
+    try:
+        with _asked() as asked:
+            gateway.start()
+            _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
+            _listen(gateway, file, asked, seconds)
+    except (KeyboardInterrupt, exits.Terminated):
+        pass  # a service that was asked to stop has done its work
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        infos = gateway.modules
+        gateway.add_event_callback(Event.DESTROYED, lambda *_: rows.extend(map(_row, infos())))
+        drained = gateway.destroy(drain_timeout)
+    _print_rows(rows, as_json)
+    if not drained:
+        exits.told(f"not everything was handled in {drain_timeout} s; what was left is dropped and counted")
+        raise typer.Exit(exits.FAILED)
+
+
+@contextmanager
+def _asked() -> Iterator[queue.SimpleQueue[str]]:
+    """What signals ask for, as words in a queue."""
+    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def note(_: int, __: FrameType | None) -> None:
+        asked.put("reload")
+
+    before = signal.signal(signal.SIGHUP, note)
+    try:
+        yield asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _listen(gateway: Gateway, file: Path, asked: queue.SimpleQueue[str], seconds: float | None) -> None:
+    timer = None if seconds is None else threading.Timer(seconds, asked.put, ("end",))
+    if timer is not None:
+        timer.daemon = True
+        timer.start()
+    try:
+        while asked.get() == "reload":
+            _reload(gateway, file)
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def _reload(gateway: Gateway, file: Path) -> None:
+    try:
+        done = gateway.apply(file)
+    except (PenstockError, OSError) as error:
+        exits.told(f"{error}; the gateway goes on as it was")
+    else:
+        _say("reloaded: " + (", ".join(done) or "nothing has changed"))
+
+
+def _tell(_: Gateway, event: Event, context: Any, __: Any) -> None:
+    name, *more = context if isinstance(context, tuple) else (context,)
+    _say(f"{event.value.replace('_', ' ')}: {name} {' '.join(map(str, more))}".rstrip())
+
+
+def _say(text: str) -> None:
+    print(f"penstock: {text}", file=sys.stderr, flush=True)
+
+
+# ---- what is printed
+
+
+def _row(info: Any) -> dict[str, Any]:
+    ledger = info.ledger
+    dropped = {reason: count for reason, count in ledger.dropped.items() if reason != "filtered"}
+    return {
+        "module": info.name,
+        "received": info.handled,
+        "published": info.published,
+        "failed": info.failed,
+        "filtered": ledger.dropped.get("filtered", 0),
+        "lost": sum(dropped.values()) + info.waiting,
+    }
+
+
+def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*map(str, row.values()))
+    Console().print(table)
+
+
+def _print_graph(configuration: Configuration, as_json: bool) -> None:
+    table = LinkTable()
+    for name in (*(entry.name for entry in configuration.modules), *configuration.addresses):
+        table.add_name(name)
+    for link in configuration.links:
+        table.add(link)
+    graph = table.graph()
+    cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
+    if as_json:
+        print(json.dumps({"graph": graph, "cycles": cycles}))
+        return
+    loaders = {entry.name: f"{entry.loader} {json.dumps(entry.entrypoint)}" for entry in configuration.modules}
+    width = max(map(len, graph), default=0)
+    for name, sinks in graph.items():
+        arrow = f" -> {', '.join(map(str, sinks))}" if sinks else ""
+        print(f"{name:{width}}  {'address' if is_address(name) else loaders[name]}{arrow}")
+    for cycle in cycles:
+        print(f"cycle: {' -> '.join((*cycle, cycle[0]))} (a publish that would wait on it fails after a second)")

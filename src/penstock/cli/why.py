@@ -1,0 +1,49 @@
+"""``penstock why``: explains silence."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from penstock.cli import exits, show
+from penstock.cli.target import AddressArgument
+from penstock.monitor.reasons import explain, explain_filter
+
+app = typer.Typer()
+
+
+@app.command()
+def why(
+    address: AddressArgument,
+    expression: Annotated[
+        str | None, typer.Option("--filter", help="Also read for a while and see whether this filter matches anything.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, help="How long to read for --filter.")] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
+) -> None:
+    """Explain why nothing arrives: nobody publishes, somebody holds every slot, a stopped process, a filter ...
+
+    It looks at shared counters and, for --filter only, at messages. Ends with code 4 when it found a reason.
+
+    Example: [green]penstock why shm:/camera --filter '.celsius > 20'[/]
+    """
+    findings = explain(address)
+    if expression is not None:
+        findings.append(explain_filter(address, expression, seconds))
+    grave = [finding for finding in findings if finding.grave]
+    if as_json:
+        for finding in findings:
+            show.print_json(asdict(finding))
+    else:
+        console = show.console()
+        for finding in findings:
+            console.print("[red]!![/] " if finding.grave else "[green]ok[/] ", end="")
+            console.print(finding.text, markup=False)
+            if finding.remedy:
+                console.print(f"   → {finding.remedy}", markup=False)
+        if not grave:
+            console.print("nothing is wrong that can be seen from here")
+    if grave:
+        raise typer.Exit(exits.WRONG)

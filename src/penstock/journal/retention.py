@@ -1,0 +1,85 @@
+"""Retention: whole sealed segments go, the oldest first, by age, by size and by what every queue has passed.
+
+The active segment never goes. Who has a removed file mapped keeps it. Under the writer's lock; ``choose`` is pure.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.journal import layout
+from penstock.journal.disk import Disk
+from penstock.journal.rewrite import remove_segment
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit. ``passed``: every queue is done with positions up to it."""
+
+    age_s: float | None = None
+    size: int | None = None
+    passed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """What retention looks at of a sealed segment."""
+
+    first: int
+    revision: int
+    next: int
+    greatest_time_ns: int
+    bytes: int
+
+
+def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: int) -> list[Sealed]:
+    """The segments that go: always the oldest ones, so that what is left is one range."""
+    total = active_bytes + sum(segment.bytes for segment in segments)
+    chosen = []
+    for segment in segments:
+        too_old = limits.age_s is not None and segment.greatest_time_ns < now_ns - int(limits.age_s * 1e9)
+        too_much = limits.size is not None and total > limits.size
+        done_with = limits.passed is not None and segment.next - 1 <= limits.passed
+        if not (too_old or too_much or done_with):
+            break
+        chosen.append(segment)
+        total -= segment.bytes
+    return chosen
+
+
+def apply(directory: Path, limits: Limits, disk: Disk) -> int:
+    """Remove what the limits let go; gives how many segments."""
+    if limits == Limits():
+        return 0
+    names = layout.latest_segments(os.listdir(directory))
+    sealed = []
+    for first, revision in names[:-1]:
+        found = _look(directory, first, revision)
+        if found is None:
+            break  # not sealed yet, or damaged: neither it nor what follows can be judged
+        sealed.append(found)
+    if not names:
+        return 0
+    active = (directory / layout.segment_name(*names[-1])).stat().st_size
+    chosen = choose(sealed, active, limits, time.time_ns())
+    for segment in chosen:
+        remove_segment(directory, segment.first, segment.revision, disk)
+    if chosen:
+        disk.sync_directory(directory)
+    return len(chosen)
+
+
+def _look(directory: Path, first: int, revision: int) -> Sealed | None:
+    path = directory / layout.segment_name(first, revision)
+    try:
+        with path.open("rb") as file:
+            header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+    except PenstockError:
+        return None
+    if header.seal is None:
+        return None
+    return Sealed(first, revision, header.seal.next, header.seal.greatest_time_ns, path.stat().st_size)

@@ -1,0 +1,83 @@
+"""Rewriting a segment as its next revision: what compaction and repair share.
+
+The caches of the new revision are written first and its ``.log`` renamed into place last, so that a crash leaves either
+revision whole. The old files are removed after it; who has them mapped keeps them. Under the writer's lock.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+import time
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock._core import journal as native
+from penstock.journal import layout
+from penstock.journal.disk import Disk
+
+SUFFIXES = ("log", "index", "sums", "topics")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A segment as it was read: its bytes and what the scan of them gave."""
+
+    header: layout.SegmentHeader
+    revision: int
+    data: bytes
+    scan: dict[str, Any]
+    following: int
+
+
+def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk) -> None:
+    """Write the next revision with the index entries ``kept``; on disk when this returns, the old one gone."""
+    old = source.header
+    header = layout.SegmentHeader(
+        old.uuid, secrets.randbits(64) | 1, old.first, time.time_ns(), source.revision + 1, old.flags | flags
+    )
+    head = encode_head(source.scan)
+    body, index = native.compose(
+        source.data, kept, header.nonce, header.first, b"".join(head), len(head), layout.BATCH_TOPICS
+    )
+    end = layout.SEGMENT_HEADER_BYTES + len(body)
+    count = len(index) // layout.INDEX_ENTRY_BYTES
+    least, greatest = _times(index)
+    seal = layout.Seal(end, source.following, count, least, greatest)
+    whole = bytearray(header.encode() + body)
+    sums = [zlib.crc32(whole[at : at + layout.BLOCK_BYTES]) for at in range(0, end, layout.BLOCK_BYTES)]
+    whole[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = header.encode_seal(seal)
+    contents = {
+        "index": index,
+        "sums": struct.pack(f"<{len(sums)}I", *sums),
+        "topics": native.summarise(index),
+        "log": bytes(whole),
+    }
+    for suffix, content in contents.items():
+        disk.write_file(directory / layout.segment_name(header.first, header.revision, suffix), content)
+    disk.sync_directory(directory)
+    remove_segment(directory, header.first, source.revision, disk)
+
+
+def encode_head(scan: dict[str, Any]) -> list[bytes]:
+    """Topics and states as the segment's end has them, for the snapshot at its head."""
+    records = [
+        layout.encode_record(layout.KIND_TOPIC, number, name, flags=flags, ordinal=ordinal, time_ns=time_ns)
+        for number, name, flags, ordinal, time_ns in scan["topics"]
+        if name
+    ]
+    states = scan["states"]
+    return records + [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
+
+
+def remove_segment(directory: Path, first: int, revision: int, disk: Disk) -> None:
+    """The ``.log`` first: without it the others count for nothing."""
+    for suffix in SUFFIXES:
+        disk.remove(directory / layout.segment_name(first, revision, suffix))
+
+
+def _times(index: bytes) -> tuple[int, int]:
+    times = [time_ns for (time_ns,) in struct.iter_unpack("<16xq24x", index)]
+    return (min(times), max(times)) if times else (0, 0)

@@ -1,0 +1,103 @@
+"""Verify: every byte of a journal against its checksums, and its caches against the log. Reads only, by ``pread``.
+
+Any thread; a journal that is being written is verified up to its durable frontier.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock._core import journal as native
+from penstock.errors import PenstockError
+from penstock.journal import layout
+from penstock.journal.disk import read_all
+from penstock.journal.recovery import Damage
+
+
+def verify(directory: str | os.PathLike[str]) -> list[Damage]:
+    """Everything that is not as it must be, in order of position; empty when the journal is whole."""
+    path = Path(directory)
+    marker = path / layout.MARKER_NAME
+    identity = layout.decode_marker(read_all(marker), str(marker))
+    place = path / layout.FRONTIER_NAME
+    words = layout.decode_frontier(read_all(place), identity) if place.exists() else None
+    damage = [] if words else [Damage(str(place), 0, 0, 1, 0, "the frontier file is missing or damaged")]
+    durable = words.frontier if words else 0
+    segments = [item for item in layout.latest_segments(os.listdir(path)) if not durable or item[0] <= durable]
+    if not segments and durable > 1:
+        damage.append(Damage(str(path), 0, 0, 1, durable - 1, "segments are missing"))
+    for number, segment in enumerate(segments):
+        last = number == len(segments) - 1
+        following = 2**63 if last else segments[number + 1][0]
+        limit = min(following, durable) if durable else following
+        end = words.end if words and words.segment == segment[0] else 0
+        damage += _verify_segment(path, segment, limit, last, identity.bytes, end)
+    return damage
+
+
+def _verify_segment(
+    directory: Path, segment: tuple[int, int], limit: int, active: bool, identity: bytes, end: int
+) -> list[Damage]:
+    path = directory / layout.segment_name(*segment)
+    data = read_all(path)
+    try:
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+    except PenstockError as error:
+        return [Damage(str(path), 0, layout.SEGMENT_HEADER_BYTES, segment[0], limit - 1, str(error))]
+    if header.uuid.bytes != identity or header.first != segment[0]:
+        return [Damage(str(path), 0, len(data), segment[0], limit - 1, "the segment belongs elsewhere")]
+    durable = limit if limit < 2**63 else 0
+    scan = native.scan(data, header.nonce, header.first, limit, durable, header.gaps)
+    damage = [
+        Damage(str(path), offset, size, first, following - 1, text)
+        for offset, size, first, following, text in scan["damage"]
+    ]
+    if header.seal and header.seal.next < limit < 2**63:
+        damage.append(Damage(str(directory), 0, 0, header.seal.next, limit - 1, "a segment is missing"))
+    if not damage and durable and scan["next_position"] < durable and not header.gaps:
+        lost = scan["next_position"], durable - 1
+        damage.append(Damage(str(path), scan["end"], 0, *lost, "the segment ends too early"))
+    if not damage and scan["end"] < end:
+        text = "the segment ends before its durable end"
+        damage.append(Damage(str(path), scan["end"], end - scan["end"], 1, 0, text))
+    return damage + _verify_caches(directory, segment, header, data, scan, active)
+
+
+def _verify_caches(
+    directory: Path,
+    segment: tuple[int, int],
+    header: layout.SegmentHeader,
+    data: bytes,
+    scan: dict[str, Any],
+    active: bool,
+) -> list[Damage]:
+    """Only where the log is whole: a cache of a damaged log tells nothing more. A missing one is no damage."""
+    if scan["damage"]:
+        return []
+    found = []
+    index = directory / layout.segment_name(*segment, "index")
+    if index.exists() and read_all(index)[: len(scan["index"])] != scan["index"]:
+        text = "the index does not agree with the log; it can be made again"
+        found.append(Damage(str(index), 0, index.stat().st_size, 1, 0, text))
+    sums = directory / layout.segment_name(*segment, "sums")
+    if sums.exists():
+        stored = read_all(sums)
+        for block in _wrong_sums(data[: scan["end"]], stored, active or not header.seal):
+            text = f"the sum of block {block} does not agree; it can be made again"
+            found.append(Damage(str(sums), block * 4, 4, 1, 0, text))
+    return found
+
+
+def _wrong_sums(data: bytes, stored: bytes, active: bool) -> Iterator[int]:
+    size = layout.BLOCK_BYTES
+    blank = bytearray(data)
+    blank[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = bytes(layout.SEAL_BYTES)
+    whole = len(data) // size if active else -(-len(data) // size)
+    for block in range(min(whole, len(stored) // 4)):
+        told = int.from_bytes(stored[block * 4 : block * 4 + 4], "little")
+        if zlib.crc32(blank[block * size : (block + 1) * size]) != told:
+            yield block

@@ -1,0 +1,32 @@
+"""Shared-memory channels: publish and subscribe between the processes of one machine, without a server.
+
+The first user of a channel creates it, the last one removes it; what a killed process held is taken back by the others.
+``penstock.publisher("shm:/camera")`` opens one; the classes here have everything the reach can do.
+
+Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any); a forked child opens its own handles.
+"""
+
+from __future__ import annotations
+
+from penstock._core.shm import MAX_VCHAN_ID, Message
+from penstock.shm.directory import Channel, Member, channels, clean
+from penstock.shm.open import open_publisher, open_subscriber
+from penstock.shm.publisher import Publisher
+from penstock.shm.subscriber import Subscriber, WeakReference
+from penstock.shm.vchans import read_vchans, write_vchans
+
+__all__ = [
+    "MAX_VCHAN_ID",
+    "Channel",
+    "Member",
+    "Message",
+    "Publisher",
+    "Subscriber",
+    "WeakReference",
+    "channels",
+    "clean",
+    "open_publisher",
+    "open_subscriber",
+    "read_vchans",
+    "write_vchans",
+]

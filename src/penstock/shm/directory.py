@@ -1,0 +1,83 @@
+"""Channels of this machine as seen from outside: who is there, what they hold, what the dead left.
+
+Any thread. Looking joins nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from penstock._core import shm as native
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A publisher or subscriber of a channel."""
+
+    kind: str
+    index: int
+    pid: int
+    alive: bool
+    reliable: bool
+    asleep: bool
+    most_held: int
+    vchan_id: int | None
+    messages: int
+    total_bytes: int
+    dropped: int
+    joined_ns: int
+    next_ordinal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """A channel, its memory and its members. ``problem`` is not empty where its files are damaged or not ours."""
+
+    name: str
+    type: str
+    problem: str
+    slots: int
+    slot_size: int
+    metadata_size: int
+    mux: bool
+    fixed_size: bool
+    local: bool
+    mode: int
+    owner: int
+    memory_bytes: int
+    published: int
+    made_ns: int
+    free_slots: int
+    owned_slots: int
+    live_slots: int
+    held_slots: int
+    members: tuple[Member, ...] = ()
+    vchans: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def publishers(self) -> tuple[Member, ...]:
+        """Members that publish."""
+        return tuple(member for member in self.members if member.kind == "publisher")
+
+    @property
+    def subscribers(self) -> tuple[Member, ...]:
+        """Members that subscribe."""
+        return tuple(member for member in self.members if member.kind == "subscriber")
+
+
+def channels() -> list[Channel]:
+    """Every channel of this machine, by name."""
+    found = []
+    for entry in native.channels():
+        members = []
+        for member in entry.pop("members"):
+            vchan_id = member.pop("vchan_id")
+            members.append(Member(vchan_id=None if vchan_id < 0 else vchan_id, **member))
+        found.append(Channel(members=tuple(members), **entry))
+    return found
+
+
+def clean() -> list[str]:
+    """Remove what killed processes left behind; gives the names of the channels removed."""
+    return native.clean()

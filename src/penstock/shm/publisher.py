@@ -1,0 +1,102 @@
+"""The publisher. ``publish``, ``publish_many``, ``reserve``, ``wait`` and ``close`` are native; what is here happens
+once a handle or once a growth.
+
+Rules: one thread at a time. Reliable: waits while a reliable subscriber has not seen the oldest message, or while there
+is no subscriber. Unreliable: never waits, overwrites the oldest message that nobody holds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock import channel
+from penstock._core import shm as native
+from penstock.channel import Ledger
+from penstock.errors import InvalidArgument, RefusedError
+from penstock.shm.handles import remember
+
+if TYPE_CHECKING:
+    ResizeCallback = Callable[["Publisher", int, int], Any]
+
+
+class Publisher(native.Publisher, channel.Publisher):
+    """One writing handle on a shared-memory channel. ``docs/rooms/shm.md`` has the table of options."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: int | None = None,
+        slot_size: int | None = None,
+        reliable: bool = False,
+        timeout: float | None = None,
+        fixed_size: bool = False,
+        max_reserved: int = 1,
+        type: str | None = None,
+        checksum: bool = False,
+        metadata_size: int | None = None,
+        activation: bool = False,
+        retirement: bool = False,
+        max_publishers: int | None = None,
+        max_subscribers: int | None = None,
+        local: bool = False,
+        mux: str | None = None,
+        vchan_id: int | None = None,
+        mode: int | None = None,
+        group: int | str | None = None,
+        spin_us: int = 0,
+        on_resize: ResizeCallback | None = None,
+    ) -> None:
+        if vchan_id is not None and mux is None:
+            raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
+        self.name = name
+        self.mux = mux
+        self.reliable = reliable
+        self.local = local
+        self._on_resize = on_resize
+        super().__init__(
+            name=name, slots=slots, slot_size=slot_size, reliable=reliable, timeout=timeout, fixed_size=fixed_size,
+            max_reserved=max_reserved, type=type, checksum=checksum, metadata_size=metadata_size, retirement=retirement,
+            max_publishers=max_publishers, max_subscribers=max_subscribers, local=local, mux=mux, vchan_id=vchan_id,
+            mode=mode, group=group_id(group), spin_us=spin_us,
+        )  # fmt: skip
+        remember(self)
+        if activation:
+            self._activate()
+
+    def on_resize(self, function: ResizeCallback | None) -> None:
+        """``function(publisher, old_size, new_size)`` is asked before slots grow; False vetoes it. None unsets it."""
+        if function is not None and not callable(function):
+            raise TypeError(f"on_resize takes a function or None, not {function.__class__.__name__}")
+        self._on_resize = function
+
+    def _grow(self, size: int) -> None:
+        """Slots of at least ``size`` bytes; called by the native side when a message does not fit."""
+        if self._on_resize is not None and not self.fixed_size:
+            old, new = self.slot_size, self._grown_size(size)
+            if self._on_resize(self, old, new) is False:
+                raise RefusedError(f"channel {self.name!r}: growing its slots from {old} to {new} bytes was vetoed")
+        self._do_grow(size)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was published: in this reach it is delivered to the channel when it is published."""
+        published, _ = self._counts()
+        return Ledger(matched=published, delivered=published)
+
+    def __repr__(self) -> str:
+        return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def group_id(group: int | str | None) -> int | None:
+    """The number of a group given by number or name."""
+    if group is None or isinstance(group, int):
+        return group
+    import grp  # not on every platform, and seldom needed
+
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise InvalidArgument(f"group={group!r}: this machine has no group of that name (uid {os.getuid()})") from None

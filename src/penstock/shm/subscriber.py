@@ -1,0 +1,161 @@
+"""The subscriber. ``read``, ``read_newest``, ``read_many``, ``find``, ``wait``, ``fileno`` and ``close`` are native.
+
+Rules: one thread at a time. A message holds its slot until it is released or collected; so many at once as
+``max_active_messages``. At that limit ``read(0)`` gives None and the message stays unread; a read that would wait
+raises CapacityError, for nobody else could end the wait.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock import channel
+from penstock._core import shm as native
+from penstock.channel import Ledger, check_timeout, readable
+from penstock.errors import InvalidArgument
+from penstock.shm.handles import remember
+from penstock.shm.publisher import group_id
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+# Longest sleep in an event loop before shared memory is looked at again: a publisher may have been killed between
+# publishing and waking.
+LOOK_AGAIN_S = 0.5
+
+
+class WeakReference:
+    """Gives the message back while its slot is unchanged, else None. Holds nothing meanwhile."""
+
+    __slots__ = ("_place", "_subscriber")
+
+    def __init__(self, subscriber: Subscriber, message: Message) -> None:
+        self._subscriber = subscriber
+        self._place = subscriber._place_of(message)
+
+    def __call__(self) -> Message | None:
+        return None if self._subscriber.closed else self._subscriber._again(*self._place)
+
+    @property
+    def expired(self) -> bool:
+        """Whether the message is gone; another one may be in its slot."""
+        message = self()
+        return message is None
+
+
+class Subscriber(native.Subscriber, channel.Subscriber):
+    """One reading handle on a shared-memory channel. ``docs/rooms/shm.md`` has the table of options."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        reliable: bool = False,
+        max_active_messages: int | None = None,
+        type: str | None = None,
+        checksum: str = "raise",
+        pass_activation: bool = False,
+        max_publishers: int | None = None,
+        max_subscribers: int | None = None,
+        mux: str | None = None,
+        vchan_id: int | None = None,
+        history: bool = True,
+        mode: int | None = None,
+        group: int | str | None = None,
+        spin_us: int = 0,
+    ) -> None:
+        if vchan_id is not None and mux is None:
+            raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
+        if checksum not in ("raise", "flag", "ignore"):
+            raise InvalidArgument(f"channel {name!r}: checksum={checksum!r} must be 'raise', 'flag' or 'ignore'")
+        self.name = name
+        self.mux = mux
+        self.reliable = reliable
+        self._dropped: Callable[[Subscriber, int], Any] | None = None
+        self._takes_subscriber = False
+        super().__init__(
+            name=name, reliable=reliable, max_active_messages=max_active_messages, type=type,
+            verify=checksum != "ignore", refuse_broken=checksum == "raise", pass_activation=pass_activation,
+            max_publishers=max_publishers, max_subscribers=max_subscribers, mux=mux, vchan_id=vchan_id,
+            history=history, mode=mode, group=group_id(group), spin_us=spin_us,
+        )  # fmt: skip
+        remember(self)
+
+    def read_all(self) -> list[Message]:
+        """Every message that is there, as many as may be held."""
+        return list(self.read_many(max(1, self.max_active_messages), 0))
+
+    def weak_reference(self, message: Message) -> WeakReference:
+        """A reference that does not hold the slot."""
+        return WeakReference(self, message)
+
+    def on_message(self, function: Callable[..., Any] | None) -> None:
+        """What ``process_all`` calls with (message) or (subscriber, message); None unsets it, inside itself too."""
+        super().on_message(function)
+        self._takes_subscriber = function is not None and _takes_two(function)
+
+    def process_all(self) -> int:
+        """Call the function with every message that is there, then return how many there were."""
+        count = 0
+        while (function := self._callback) is not None and (message := self.read(0)) is not None:
+            if self._takes_subscriber:
+                function(self, message)
+            else:
+                function(message)
+            count += 1
+        return count
+
+    def on_dropped(self, function: Callable[[Subscriber, int], Any] | None) -> None:
+        """``function(subscriber, count)`` is told when messages were overwritten before they were read."""
+        if function is not None and not callable(function):
+            raise TypeError(f"on_dropped takes a function or None, not {function.__class__.__name__}")
+        self._dropped = function
+        self._tell_drops(function is not None)
+
+    def _tell_dropped(self, count: int) -> None:
+        if self._dropped is not None:
+            self._dropped(self, count)
+
+    async def read_async(self, timeout: float | None = None) -> Message | None:
+        """``read`` for asyncio: the event loop goes on while this waits."""
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        descriptor = self.fileno()
+        while (message := self.read(0)) is None:
+            left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
+            if left <= 0:
+                return None
+            await readable(descriptor, left)
+        return message
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was published since subscribing, and what became of it."""
+        matched, delivered, dropped, _ = self._counts()
+        lost = sum(dropped.values())
+        return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=matched - delivered - lost)
+
+    @property
+    def checksum_errors(self) -> int:
+        """Messages whose checksum did not match, or which could not be right."""
+        return self._counts()[3]
+
+    def __repr__(self) -> str:
+        return f"<shm.Subscriber {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # a builtin that does not say
+        return False
+    try:
+        inspect.signature(function).bind(None)
+    except TypeError:
+        return True
+    return False

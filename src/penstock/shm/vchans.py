@@ -1,0 +1,36 @@
+"""A file that maps virtual channel ids to names, the same on every machine: ``ID NAME`` a line, ``#`` comments.
+
+A bridge carries the vchan_id alone; with the same file on both sides it means the same channel.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from penstock._core.shm import MAX_VCHAN_ID
+from penstock.errors import InvalidArgument
+
+
+def read_vchans(path: str | os.PathLike[str]) -> dict[int, str]:
+    """The mapping in the file; ``InvalidArgument`` names the line that is wrong."""
+    found: dict[int, str] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        identity, _, name = text.partition(" ")
+        name = name.strip()
+        if not identity.isdecimal() or int(identity) >= MAX_VCHAN_ID or not name.startswith("/"):
+            raise InvalidArgument(f"{path}:{number}: {text!r} is not an id below {MAX_VCHAN_ID} and a channel's name")
+        if int(identity) in found or name in found.values():
+            raise InvalidArgument(f"{path}:{number}: {text!r} gives an id or a name a second time")
+        found[int(identity)] = name
+    return found
+
+
+def write_vchans(path: str | os.PathLike[str], vchans: Mapping[int, str]) -> None:
+    """Write the mapping, by id."""
+    lines = [f"{identity} {name}" for identity, name in sorted(vchans.items())]
+    Path(path).write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,0 +1,155 @@
+"""Where rows wait between the tasks that wrote them and the one commit that publishes them.
+
+Beside a journal ``DIRECTORY`` they lie in ``DIRECTORY.staging/TRANSACTION/``, one Arrow file a task attempt; only
+files whose task succeeded are named to ``commit``. The marks of what was committed are state records of the journal,
+in the same atomic batch as the messages. ``write`` runs on executors and needs no native code; ``commit`` runs on the
+driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow
+
+from penstock.errors import InvalidArgument, RefusedError
+
+if TYPE_CHECKING:
+    from penstock.journal import Journal
+
+STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
+MAX_MARKS = 1000
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+class Staging(Protocol):
+    """One transaction of one target."""
+
+    def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
+        """Keep one task's rows; gives the name to commit them by, and how many they are."""
+
+    def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
+        """Publish what was kept under ``names``, in that order, in one step; with ``once`` never a second time."""
+
+    def abort(self) -> None:
+        """Forget the transaction."""
+
+
+def open_staging(target: str, transaction: str, options: Mapping[str, str]) -> Staging:
+    """The staging of ``transaction`` for a journal's directory or ``broker://HOST:PORT``."""
+    if _NAME.fullmatch(transaction) is None:
+        raise InvalidArgument(f"transaction {transaction!r} must be 1 to 200 letters, digits, dots, dashes")
+    if target.startswith("broker://"):
+        raise InvalidArgument(f"{target}: writing through a broker is not there yet; name the journal's directory")
+    path = target.removeprefix("file://").removeprefix("journal:")
+    segment_bytes = options.get("segmentBytes")
+    return DirectoryStaging(Path(os.path.abspath(path)), transaction, int(segment_bytes) if segment_bytes else None)
+
+
+class DirectoryStaging:
+    """Files beside the journal's directory."""
+
+    def __init__(self, journal: Path, transaction: str, segment_bytes: int | None = None) -> None:
+        self.journal = journal
+        self.transaction = transaction
+        self.segment_bytes = segment_bytes
+        self.root = journal.with_name(journal.name + ".staging")
+        self.directory = self.root / transaction
+
+    def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        name = f"{partition:06d}-{attempt}.arrow"
+        rows = 0
+        first = next(batches, None)
+        if first is None:
+            return "", 0
+        with (
+            pyarrow.OSFile(str(self.directory / name), "wb") as file,
+            pyarrow.ipc.new_stream(file, first.schema) as out,
+        ):
+            for batch in _chain(first, batches):
+                out.write_batch(batch)
+                rows += batch.num_rows
+        return name, rows
+
+    def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
+        from penstock.journal import Journal
+
+        options: dict[str, Any] = {} if self.segment_bytes is None else {"segment_bytes": self.segment_bytes}
+        try:
+            journal = Journal(self.journal, **options)
+        except RefusedError as error:
+            raise RefusedError(
+                f"{error}. A journal with a live writer is written through its broker: .save('broker://HOST:PORT')"
+            ) from error
+        with journal:
+            self._publish(journal, [name for name in names if name], once)
+        self.abort()
+
+    def _publish(self, journal: Journal, names: Sequence[str], once: bool) -> None:
+        marks = committed(journal)
+        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(name)) for name in marks))
+        if once and self.transaction in marks:
+            return
+        with journal.transaction() as transaction:
+            for name in names:
+                for entry in self._rows(name):
+                    transaction.add(entry)
+            if once:
+                marks[self.transaction] = None
+                transaction.state(STATE_KIND, encode_mark(self.transaction))
+
+    def _rows(self, name: str) -> Iterator[Any]:
+        from penstock.journal import Entry
+
+        with pyarrow.OSFile(str(self.directory / Path(name).name), "rb") as file:
+            for batch in pyarrow.ipc.open_stream(file):
+                columns = [column.to_pylist() for column in batch.columns]
+                for topic, payload, time_ns, properties, message_id, key in zip(*columns, strict=True):
+                    yield Entry(
+                        topic, payload or b"", dict(properties) if properties else None, message_id, key, time_ns
+                    )
+
+    def abort(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another transaction may be under way
+            self.root.rmdir()
+
+
+def committed(journal: Journal) -> dict[str, None]:
+    """The transactions that a journal has marks of, oldest first: the last of each query, and named batch jobs."""
+    latest: dict[str, str] = {}
+    for kind, data in journal.state_records():
+        if kind == STATE_KIND:
+            name = decode_mark(data)
+            latest.pop(_owner(name), None)
+            latest[_owner(name)] = name
+    return dict.fromkeys(list(latest.values())[-MAX_MARKS:])
+
+
+def _owner(transaction: str) -> str:
+    """The streaming query that a transaction belongs to: it runs its last batch again, never an earlier one."""
+    return transaction.rpartition("-")[0] if transaction.startswith("query-") else transaction
+
+
+def encode_mark(transaction: str) -> bytes:
+    """A mark as a state record's bytes."""
+    return json.dumps({"transaction": transaction}).encode()
+
+
+def decode_mark(data: bytes) -> str:
+    """The transaction that a mark names."""
+    return str(json.loads(data)["transaction"])
+
+
+def _chain(first: pyarrow.RecordBatch, rest: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+    yield first
+    yield from rest

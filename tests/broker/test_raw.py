@@ -1,0 +1,173 @@
+"""The compatible mode: the reference's protocol to the byte, under any segmentation."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import Client, Server
+
+from .conftest import Wire, until
+
+
+def settled(server: Server, queue: str, consumers: int = 1) -> None:
+    """The broker has taken note: raw clients get no reply to wait for."""
+    until(lambda: queue in server.broker.queues and len(server.broker.queues[queue].consumers) == consumers)
+
+
+def test_the_session_of_the_reference(wire: Callable[[], Wire]) -> None:
+    connection = wire().send(b"SUB Hello\nPUB 6\nWorld\n")
+    connection.exactly(b"World\n")
+    connection.nothing()
+
+
+def test_no_reply_to_anything(wire: Callable[[], Wire], server: Server) -> None:
+    connection = wire().send(b"SUB q\n")
+    settled(server, "q")
+    connection.nothing()
+    other = wire().send(b"PUB 3\nabc")
+    connection.exactly(b"abc")
+    other.nothing()
+    other.send(b"BYE\n")
+    assert other.closed() == b""
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7, 64])
+def test_any_segmentation(wire: Callable[[], Wire], server: Server, step: int) -> None:
+    connection = wire().send(b"SUB q\n")
+    settled(server, "q")
+    payloads = [b"", b"\n", b"PUB 3\n", bytes(range(256)), b"x" * 300, b"BYE\n"]
+    stream = b"".join(b"PUB %d%s\n%s%s" % (len(p), b" \r" * (i % 2), p, b"\n" * (i % 3 == 0)) for i, p in enumerate(payloads))
+    publisher = wire()
+    for at in range(0, len(stream), step):
+        publisher.send(stream[at : at + step])
+    connection.exactly(b"".join(payloads))
+    connection.nothing()
+
+
+def test_a_thousand_in_one_segment(wire: Callable[[], Wire], server: Server) -> None:
+    connection = wire().send(b"SUB q\n" + b"".join(b"PUB %d\n%d" % (len(str(i)), i) for i in range(1000)))
+    connection.exactly(b"".join(b"%d" % i for i in range(1000)))
+
+
+def test_random_segmentation(wire: Callable[[], Wire], server: Server, seed: int) -> None:
+    chooser = random.Random(seed)
+    connection = wire().send(b"SUB q\n")
+    settled(server, "q")
+    payloads = [chooser.randbytes(chooser.choice([0, 1, 10, 1000, 70_000])) for _ in range(200)]
+    stream = b"".join(b"PUB %d\n%s%s" % (len(p), p, chooser.choice([b"", b"\n"])) for p in payloads)
+    # a payload that begins with a newline after the optional one is part of the data, so all of it must arrive
+    publisher = wire()
+    at = 0
+    while at < len(stream):
+        size = chooser.choice([1, 5, 100, 10_000, 300_000])
+        publisher.send(stream[at : at + size])
+        at += size
+    connection.exactly(b"".join(payloads))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"NO\n", b"PUB -1\n", b"PUB x\n", b"PUB\n", b"PUB 1 2\n", b"PUB 99999999999999999999\n", b"PUB 4294967297\n",
+        b"SUB\n", b"SUB a\nSUB b\n", b"SUB " + b"n" * 300 + b"\n", b"SUB a b\n", b"\n", b"pub 1\nx", b"SUB \xff\xfe\n",
+        b"\x00\x01\x02\x03\n", b"x" * 10_000, b"BYE now\n", b"SUB $delayed\n",
+    ],
+)  # fmt: skip
+def test_errors_close(wire: Callable[[], Wire], server: Server, line: bytes) -> None:
+    bystander = wire().send(b"SUB bystander\n")
+    settled(server, "bystander")
+    assert wire().send(line).closed() == b""
+    wire().send(b"PUB 2\nok")
+    bystander.exactly(b"ok")
+
+
+def test_names_of_255_bytes_and_utf8(wire: Callable[[], Wire], server: Server) -> None:
+    for name in (b"n" * 255, "Grüße-\u6c34".encode()):
+        connection = wire().send(b"SUB %s\n" % name)
+        settled(server, name.decode())
+        wire().send(b"PUB 1\nx")
+        connection.exactly(b"x")
+        connection.close()
+
+
+def test_a_queue_collects_with_nobody_connected(wire: Callable[[], Wire], server: Server) -> None:
+    first = wire().send(b"SUB q\n")
+    settled(server, "q")
+    first.close()
+    settled(server, "q", 0)
+    publisher = wire()
+    for i in range(2000):
+        publisher.send(b"PUB 5\n%05d" % i)
+    wire().send(b"SUB q\n").exactly(b"".join(b"%05d" % i for i in range(2000)))
+
+
+def test_one_client_a_queue(wire: Callable[[], Wire], server: Server, client: Client) -> None:
+    first = wire().send(b"SUB q\n")
+    settled(server, "q")
+    assert wire().send(b"SUB q\n").closed() == b""
+    hello = wire().hello().send(b"SUB q\n")
+    assert hello.line().startswith("ERR busy ")
+    wire().send(b"PUB 1\nx")
+    first.exactly(b"x")
+    first.close()
+    settled(server, "q", 0)
+    wire().send(b"SUB q\n").nothing()
+
+
+def test_a_new_queue_starts_after_its_first_sub(wire: Callable[[], Wire], client: Client) -> None:
+    client.publish("default", b"before")
+    connection = wire().send(b"SUB late\nPUB 5\nafter")
+    connection.exactly(b"after")
+
+
+def test_what_was_partly_written_is_sent_again_from_its_start(wire: Callable[[], Wire], server: Server) -> None:
+    message = bytes(range(256)) * (1 << 16)  # 16 MiB: more than socket buffers hold
+    first = wire().send(b"SUB q\n")
+    settled(server, "q")
+    wire().send(b"PUB %d\n" % len(message) + message)
+    assert first.socket.recv(1000)
+    first.close()
+    settled(server, "q", 0)
+    wire().send(b"SUB q\n").exactly(message)
+
+
+def test_shutdown_ends_the_server(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve()
+    connection = Wire(server.port)
+    connection.send(b"SUB q\nPUB 3\nabc").exactly(b"abc")
+    connection.send(b"PUB 4\nlastSHUTDOWN\n")
+    assert connection.closed() == b"last"
+    until(lambda: server._thread is not None and not server._thread.is_alive())
+    again = serve()
+    late = Wire(again.port)
+    late.send(b"SUB q\nPUB 1\nx").exactly(b"x")
+    late.close()
+    connection.close()
+
+
+def test_a_publish_that_never_completes_leaves_nothing(wire: Callable[[], Wire], client: Client, server: Server) -> None:
+    queue = wire().send(b"SUB q\n")
+    settled(server, "q")
+    before = client.statistics()["next"]
+    broken = wire().send(b"PUB 1000000\n" + b"x" * 500_000)
+    time.sleep(0.05)
+    broken.close()
+    client.publish("default", b"y")
+    queue.exactly(b"y")
+    assert client.statistics()["next"] == before + 1
+
+
+def test_an_empty_directory_is_made_and_a_strange_one_refused(tmp_path: Path) -> None:
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "file").write_text("mine")
+    with pytest.raises(Exception, match="strange"):
+        Server(strange, 0)
+    assert [path.name for path in strange.iterdir()] == ["file"]
+    with Server(tmp_path / "new", 0) as server:
+        assert server.port

@@ -1,0 +1,278 @@
+"""Recordings: what was recorded is what is played, exported and imported, also after the recorder was killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from penstock.cli import recording
+from penstock.journal import Entry, Journal
+
+from .command import run, start
+
+SECOND = 1_000_000_000
+
+
+def bodies(directory: Path, topic: str) -> list[bytes]:
+    found: list[bytes] = []
+    for part in recording.parts(directory):
+        with Journal(part, mode="read") as journal:
+            position = journal.first
+            while position < journal.frontier:
+                batch, following = journal.read_from(position, 1000)
+                found += [bytes(message) for message in batch if message.channel == topic]
+                position = max(following, position + 1)
+    return found
+
+
+@pytest.fixture
+def run1(tmp_path: Path) -> Path:
+    """A recording of two topics with known times, made by hand."""
+    directory = tmp_path / "run1"
+    with Journal(directory) as journal:
+        story = {"event": "started", "addresses": {f"journal:{tmp_path}/out#a": "a", f"journal:{tmp_path}/out#b": "b"}}
+        journal.append(recording.STORY, json.dumps(story).encode())
+        journal.commit(
+            Entry(
+                "ab"[n % 2],
+                json.dumps({"n": n}).encode(),
+                {"unit": "C"},
+                timestamp_ns=1_000 * SECOND + n * SECOND // 10,
+            )
+            for n in range(20)
+        )
+        journal.append(recording.STORY, json.dumps({"event": "ended", "messages": 20}).encode())
+    return directory
+
+
+def test_topics_of_addresses() -> None:
+    assert recording.topic_of("shm:/camera/front") == "camera.front"
+    assert recording.topic_of("bus:plant") == "plant"
+    assert recording.topic_of("tcp://127.0.0.1:1588") == "tcp.127.0.0.1.1588"
+    assert recording.topic_of("journal:/data#sensors.hall") == "sensors.hall"
+    assert recording.topic_of("broker://h:1/sensors.temp?queue=q") == "sensors.temp"
+
+
+def record_while(directory: Path, source: str, publish: list[str], *more: str) -> tuple[str, str]:
+    """Records a source while a publisher runs; ended by its count."""
+    recorder = start("record", source, "-o", str(directory), "--json", *more)
+    try:
+        done = run("pub", source, *publish, "--wait", "1", timeout=90)
+        assert done.returncode == 0, done.stderr
+        return recorder.communicate(timeout=60)
+    finally:
+        recorder.kill()
+        recorder.wait()
+
+
+def test_record_then_play_gives_the_same_messages(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#camera"
+    out, err = record_while(tmp_path / "rec", source, ["frame {count}", "--count", "200"], "--count", "200")
+    assert json.loads(out) == {
+        "directory": str(tmp_path / "rec"), "parts": 1, "messages": 200, "lost": 0, "topics": {"camera": 200},
+        "bytes": sum(len(f"frame {n}") for n in range(1, 201)),
+    }, err  # fmt: skip
+    expected = [f"frame {n}".encode() for n in range(1, 201)]
+    assert bodies(tmp_path / "rec", "camera") == expected
+    story = recording.read_story(tmp_path / "rec")
+    assert story.ended and story.addresses == {"camera": source}
+    played = run(
+        "play", str(tmp_path / "rec"), "--speed", "0", "--map", f"camera=journal:{tmp_path}/copy#again", "--json"
+    )
+    assert json.loads(played.stdout)["messages"] == 200, played.stderr
+    assert bodies(tmp_path / "copy", "again") == expected
+
+
+def test_timestamps_are_kept(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#t"
+    record_while(tmp_path / "rec", source, ["{count}", "--count", "5", "--rate", "50"], "--count", "5")
+    times = []
+    for directory, topic in ((tmp_path / "live", "t"), (tmp_path / "rec", "t")):
+        with Journal(directory, mode="read") as journal:
+            batch = journal.read_many(journal.first, 100, topics=[topic])
+            times.append([message.timestamp_ns for message in batch])
+    assert len(times[0]) == 5 and times[0] == times[1]
+
+
+def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec" / "mine.txt").write_text("keep me")
+    done = run("record", f"journal:{tmp_path}/live#a", "-o", str(tmp_path / "rec"), "--seconds", "1")
+    assert done.returncode == 2 and "not empty" in done.stderr
+    assert (tmp_path / "rec" / "mine.txt").read_text() == "keep me"
+
+
+def test_two_addresses_of_one_topic_are_refused(tmp_path: Path) -> None:
+    done = run("record", f"journal:{tmp_path}/x#a", f"journal:{tmp_path}/y#a", "-o", str(tmp_path / "rec"))
+    assert done.returncode == 2 and "--as" in done.stderr
+
+
+def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#s"
+    publish = ["{count}", "--size", "1000", "--count", "100", "--rate", "400"]
+    out, err = record_while(tmp_path / "rec", source, publish, "--count", "100", "--split", "20k")
+    told = json.loads(out)
+    assert told["parts"] >= 3, err
+    assert len(recording.parts(tmp_path / "rec")) == told["parts"]
+    numbers = [int(body.rstrip(b".")) for body in bodies(tmp_path / "rec", "s")]
+    assert numbers == list(range(1, 101))
+    played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"s=journal:{tmp_path}/copy#s", "--json")
+    assert json.loads(played.stdout)["messages"] == 100
+    assert [int(body.rstrip(b".")) for body in bodies(tmp_path / "copy", "s")] == numbers
+
+
+def test_pre_buffer_stores_from_the_signal_on(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#p"
+    recorder = start("record", source, "-o", str(tmp_path / "rec"), "--pre-buffer", "60s", "--json")
+    try:
+        assert run("pub", source, "before {count}", "--count", "10", "--wait", "1").returncode == 0
+        time.sleep(1)
+        assert bodies(tmp_path / "rec", "p") == []
+        recorder.send_signal(signal.SIGUSR1)
+        assert run("pub", source, "after {count}", "--count", "5", "--wait", "1").returncode == 0
+        deadline = time.monotonic() + 30
+        while len(bodies(tmp_path / "rec", "p")) < 15 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        recorder.send_signal(signal.SIGINT)
+        out, err = recorder.communicate(timeout=60)
+        assert recorder.returncode == 0 and json.loads(out)["messages"] == 15, err
+    finally:
+        recorder.kill()
+        recorder.wait()
+    expected = [f"before {n}".encode() for n in range(1, 11)] + [f"after {n}".encode() for n in range(1, 6)]
+    assert bodies(tmp_path / "rec", "p") == expected
+
+
+def test_killed_recorder_keeps_what_was_synced_and_play_says_so(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#k"
+    recorder = start("record", source, "-o", str(tmp_path / "rec"))
+    publisher = start("pub", source, "{count}", "--count", "0", "--rate", "500", "--wait", "1")
+    try:
+        deadline = time.monotonic() + 60
+        while not (recording.is_journal(tmp_path / "rec") and len(bodies(tmp_path / "rec", "k")) > 50):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        recorder.kill()
+        recorder.wait()
+    finally:
+        recorder.kill()
+        recorder.communicate()
+        publisher.kill()
+        publisher.communicate()
+    kept = [int(body) for body in bodies(tmp_path / "rec", "k")]
+    assert kept == list(range(kept[0], kept[0] + len(kept))) and len(kept) > 50
+    played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"k=journal:{tmp_path}/copy#k", "--json")
+    assert "did not end properly" in played.stderr
+    told = json.loads(played.stdout)
+    assert told["messages"] == len(kept) and told["ended"] is False
+
+
+def test_play_back_to_where_it_came_from_with_properties(run1: Path, tmp_path: Path) -> None:
+    done = run("play", str(run1), "--speed", "0", "--json")
+    assert json.loads(done.stdout)["topics"] == {"a": 10, "b": 10}, done.stderr
+    with Journal(tmp_path / "out", mode="read") as journal:
+        messages = list(journal.read_many(journal.first, 100))
+    assert [json.loads(bytes(m))["n"] for m in messages] == list(range(20))
+    assert all(dict(m.properties) == {"unit": "C"} for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--topic", "a"], list(range(0, 20, 2))),
+        (["--from", "1s"], list(range(10, 20))),
+        (["--for", "500ms"], list(range(5))),
+        (["--from", "1s", "--for", "300ms"], [10, 11, 12]),
+        (["--from", "1970-01-01T00:16:41.5+00:00"], list(range(15, 20))),
+    ],
+)
+def test_play_a_part(run1: Path, tmp_path: Path, arguments: list[str], expected: list[int]) -> None:
+    done = run("play", str(run1), "--speed", "0", "--map", f"*=journal:{tmp_path}/part#{{topic}}", *arguments)
+    assert done.returncode == 0, done.stderr
+    with Journal(tmp_path / "part", mode="read") as journal:
+        got = [json.loads(bytes(m))["n"] for m in journal.read_many(journal.first, 100)]
+    assert got == expected
+
+
+def test_speed_is_held(run1: Path, tmp_path: Path) -> None:
+    """Two seconds of recording at twice the speed take one second, and not less."""
+    done = run("play", str(run1), "--speed", "2", "--map", f"*=journal:{tmp_path}/x#{{topic}}", "--json")
+    assert json.loads(done.stdout)["seconds"] >= 0.95
+
+
+def test_play_without_an_address_names_the_topic(run1: Path, tmp_path: Path) -> None:
+    with Journal(tmp_path / "bare") as journal:
+        journal.append("lonely", b"x")
+    done = run("play", str(tmp_path / "bare"))
+    assert done.returncode == 2 and "lonely" in done.stderr and "--map" in done.stderr
+    assert run("play", str(tmp_path / "none")).returncode == 2
+
+
+def test_export_jsonl_and_csv(run1: Path, tmp_path: Path) -> None:
+    out = run("export", str(run1), "--to", "jsonl", "-o", "-")
+    rows = [json.loads(line) for line in out.stdout.splitlines()]
+    assert [row["body"]["n"] for row in rows] == list(range(20)) and rows[0]["properties"] == {"unit": "C"}
+    done = run("export", str(run1), "--to", "csv", "-o", str(tmp_path / "x.csv"), "--topic", "b", "--json")
+    assert json.loads(done.stdout)["messages"] == 10
+    with (tmp_path / "x.csv").open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert [json.loads(row["body"])["n"] for row in table] == list(range(1, 20, 2))
+
+
+def test_export_parquet(run1: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run("export", str(run1), "--to", "parquet", "-o", str(tmp_path / "x.parquet")).returncode == 0
+    table = parquet.read_table(tmp_path / "x.parquet").to_pylist()
+    assert [json.loads(row["payload"])["n"] for row in table] == list(range(20))
+    assert {row["topic"] for row in table} == {"a", "b"} and dict(table[0]["properties"]) == {"unit": "C"}
+
+
+def test_mcap_there_and_back(run1: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    assert run("export", str(run1), "--to", "mcap", "-o", str(tmp_path / "x.mcap")).returncode == 0
+    from mcap.reader import make_reader
+
+    with (tmp_path / "x.mcap").open("rb") as stream:
+        messages = [(channel.topic, message) for _, channel, message in make_reader(stream).iter_messages()]
+    assert [json.loads(message.data)["n"] for _, message in messages] == list(range(20))
+    assert [message.log_time for _, message in messages] == [1_000 * SECOND + n * SECOND // 10 for n in range(20)]
+    done = run("import", str(tmp_path / "x.mcap"), "-o", str(tmp_path / "back"), "--json")
+    assert json.loads(done.stdout) == {
+        "directory": str(tmp_path / "back"),
+        "messages": 20,
+        "topics": {"a": 10, "b": 10},
+    }
+    assert bodies(tmp_path / "back", "a") == bodies(run1, "a")
+
+
+def test_a_damaged_mcap_is_told_in_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("mcap")
+    (tmp_path / "bad.mcap").write_bytes(b"not an mcap file at all" * 10)
+    done = run("import", str(tmp_path / "bad.mcap"), "-o", str(tmp_path / "x"))
+    assert done.returncode == 1 and "bad.mcap" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_sub_from_an_ordinal_and_a_time(run1: Path) -> None:
+    done = run("sub", f"journal:{run1}#a", "--from", "8", "--count", "3", "--timeout", "30", "--json")
+    assert [json.loads(line)["ordinal"] for line in done.stdout.splitlines()] == [8, 9, 10], done.stderr
+    done = run("sub", f"journal:{run1}#a", "--since", "1970-01-01T00:16:41+00:00", "--count", "5", "--timeout", "30")
+    assert [json.loads(line)["n"] for line in done.stdout.splitlines()] == [10, 12, 14, 16, 18], done.stderr
+    done = run(
+        "sub",
+        f"journal:{run1}#>",
+        "--since",
+        "1000",
+        "--count",
+        "3",
+        "--template",
+        "{channel} {body}",
+        "--timeout",
+        "30",
+    )
+    assert done.stdout.splitlines()[-1].startswith(("a ", "b ", "_recording "))
+    assert run("sub", f"journal:{run1}#>", "--from", "2").returncode == 2

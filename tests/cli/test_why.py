@@ -1,0 +1,120 @@
+"""``penstock why``: each kind of silence has its sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.journal import Journal
+from tests.monitor.handles import Handles
+
+from .command import run
+
+
+@pytest.fixture
+def name() -> str:
+    return f"/test-why-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def handles() -> Iterator[Handles]:
+    with Handles() as running:
+        yield running
+
+
+def reasons(*arguments: str) -> tuple[int, str]:
+    done = run("why", *arguments, "--json")
+    findings = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == (4 if any(f["grave"] for f in findings) else 0), done.stderr
+    return done.returncode, "\n".join(f["text"] for f in findings)
+
+
+def test_nobody_publishes(name: str) -> None:
+    code, text = reasons(f"shm:{name}")
+    assert code == 4 and "nobody publishes" in text
+
+
+def test_a_publisher_that_is_silent(handles: Handles, name: str) -> None:
+    handles.do(f"open shm publisher {name}")
+    code, text = reasons(f"shm:{name}")
+    assert code == 4 and "has published nothing" in text and str(handles.pid) in text
+
+
+def test_a_publisher_that_fell_silent(handles: Handles, name: str) -> None:
+    handles.do(
+        f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns 1000000000"
+    )
+    assert "the last one" in reasons(f"shm:{name}")[1]
+
+
+def test_all_is_well(handles: Handles, name: str) -> None:
+    handles.do(
+        f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns now",
+        f"open shm subscriber {name}", f"add {name}/subscriber matched 9", f"add {name}/subscriber delivered 9",
+        f"set {name}/subscriber last_ns now",
+    )  # fmt: skip
+    code, text = reasons(f"shm:{name}")
+    assert code == 0 and "publishes" in text
+
+
+def test_a_reader_that_holds_everything(handles: Handles, name: str) -> None:
+    handles.do(
+        f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns now",
+        f"open shm subscriber {name}", f"set {name}/subscriber depth 4", f"set {name}/subscriber capacity 4",
+        f"set {name}/subscriber last_ns 1000000000",
+    )  # fmt: skip
+    code, text = reasons(f"shm:{name}")
+    assert code == 4 and "holds all its 4 places" in text and str(handles.pid) in text
+
+
+def test_a_queue_without_a_consumer(handles: Handles, name: str) -> None:
+    handles.do("open broker queue 127.0.0.1:1/t?queue=q", "set 127.0.0.1:1/t?queue=q/queue depth 12")
+    assert "no consumer" in reasons("broker://127.0.0.1:1/t")[1]
+
+
+def test_a_stopped_process(handles: Handles, name: str) -> None:
+    handles.do(f"open shm publisher {name}")
+    os.kill(handles.pid, signal.SIGSTOP)
+    try:
+        assert f"process {handles.pid} is stopped" in reasons(f"shm:{name}")[1]
+    finally:
+        os.kill(handles.pid, signal.SIGCONT)
+
+
+def test_a_misspelt_address(handles: Handles, name: str) -> None:
+    handles.do(f"open shm publisher {name}-front")
+    assert f"shm:{name}-front is open: was that meant?" in reasons(f"shm:{name}-fornt")[1]
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert "nobody listens" in reasons(f"tcp://127.0.0.1:{port}")[1]
+
+
+def test_a_bus_is_one_process() -> None:
+    assert "one process" in reasons("bus:plant")[1]
+
+
+def test_journals(tmp_path: Path) -> None:
+    assert "no journal yet" in reasons(f"journal:{tmp_path}/none#a")[1]
+    with Journal(tmp_path / "j") as journal:
+        journal.append("sensors.hall", b'{"celsius": 20}')
+    assert "no topic 'sensors.hal'" in reasons(f"journal:{tmp_path}/j#sensors.hal")[1]
+
+
+def test_a_filter_that_matches_nothing(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.append("t", b'{"celsius": 20}')
+    address = f"journal:{tmp_path}/j#t?start=first"
+    text = reasons(address, "--filter", ".fahrenheit > 1", "--seconds", "1")[1]
+    assert "matches none of 1 messages" in text and "celsius" in text
+    assert "1 of 1 messages pass" in reasons(address, "--filter", ".celsius > 1", "--seconds", "1")[1]

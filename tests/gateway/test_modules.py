@@ -1,0 +1,191 @@
+"""The ready modules, each at its work."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.gateway import Gateway, GatewayMessage, modules
+from tests.gateway.conftest import Collector, eventually
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as made:
+        made.add_module("source", Collector)
+        made.add_module("sink", Collector)
+        made.start()
+        yield made
+
+
+def through(gateway: Gateway, kind: type, args: Any = None) -> Collector:
+    """source -> the module -> sink; gives the sink."""
+    gateway.add_module("it", kind, args)
+    gateway.add_link("source", "it")
+    gateway.add_link("it", "sink")
+    sink: Collector = gateway.module("sink")
+    return sink
+
+
+def say(gateway: Gateway, content: bytes, **properties: str) -> None:
+    gateway.module("source").publish(content, properties)
+
+
+def test_each_is_short_and_says_what_it_takes() -> None:
+    for path in Path(modules.__file__).parent.glob("*.py"):
+        lines = path.read_text().splitlines()
+        assert len(lines) < 60, path.name
+        assert path.name == "__init__.py" or "args:" in "\n".join(lines[:10]), path.name
+
+
+@pytest.mark.parametrize("name", modules.__all__)
+def test_each_refuses_args_it_does_not_know(name: str) -> None:
+    for wrong in ({"nonsense": 1}, [1], "text"):
+        with pytest.raises(ValueError):
+            getattr(modules, name).parse(wrong)
+
+
+def test_timer(gateway: Gateway) -> None:
+    gateway.add_link("*", "sink")
+    gateway.add_module(
+        "timer", modules.Timer, {"period_s": 0.01, "count": 3, "content": "tick", "properties": {"a": "b"}}
+    )
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got == [b"tick"] * 3)
+    assert [dict(m.properties) for m in sink.messages] == [{"a": "b", "tick": str(n)} for n in (1, 2, 3)]
+
+
+def test_sensor(gateway: Gateway) -> None:
+    gateway.add_link("*", "sink")
+    gateway.add_module("sensor", modules.Sensor, {"device": "d1", "rate_per_s": 0.0, "count": 200, "noise": 0.0})
+    sink = gateway.module("sink")
+    eventually(lambda: len(sink.got) == 200)
+    assert [m.properties["sequence"] for m in sink.messages] == [str(n) for n in range(1, 201)]
+    values = [json.loads(content)["value"] for content in sink.got]
+    assert values[0] == 20.0
+    assert all(15 <= value <= 25 for value in values)
+
+
+def test_logger(gateway: Gateway, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "log"
+    gateway.add_module("file", modules.Logger, {"file": str(file), "max_bytes": 5})
+    gateway.add_module("log", modules.Logger, {"level": "WARNING"})
+    gateway.add_link("source", "file")
+    gateway.add_link("source", "log")
+    say(gateway, b"hello\xff world", k="v")
+    eventually(lambda: file.exists() and file.read_text())
+    assert json.loads(file.read_text()) == {"properties": {"k": "v"}, "bytes": 12, "content": "hello"}
+    assert file.stat().st_mode & 0o777 == 0o600
+    eventually(lambda: "\\\\xff world" in caplog.text)
+
+
+def test_printer(gateway: Gateway, capfd: pytest.CaptureFixture[str]) -> None:
+    through(gateway, modules.Printer, {"format": "{k} {missing} {size} {content.__class__} {content}"})
+    say(gateway, b"text", k="v")
+    eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 1)
+    assert capfd.readouterr().out == "v - 4 - text\n"
+
+
+def test_metrics(gateway: Gateway) -> None:
+    sink = through(gateway, modules.Metrics, {"period_s": 0.0})
+    for number in ("1", "2", "4", "3", "x"):
+        say(gateway, b"12", deviceId="d", sequence=number)
+    say(gateway, b"12")
+    eventually(lambda: len(sink.got) == 6)
+    assert json.loads(sink.got[-1]) == {
+        "received": 6,
+        "bytes": 12,
+        "lost": 1,
+        "out_of_sequence": 1,
+        "non_conforming": 2,
+    }
+
+
+def test_http_poster(gateway: Gateway) -> None:
+    posted: list[tuple[str, dict[str, str], bytes]] = []
+    answers = [200, 500, 200]
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            posted.append((self.path, dict(self.headers), body))
+            self.send_response(answers[len(posted) - 1])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        through(gateway, modules.HttpPoster, {"url": f"http://127.0.0.1:{server.server_port}/in?x=1"})
+        say(gateway, b"one", k="v\nw")
+        say(gateway, b"two")
+        say(gateway, b"three")
+        eventually(lambda: gateway.broker.info(gateway.module("it")).handled == 3)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert [(path, body) for path, _, body in posted] == [
+        ("/in?x=1", b"one"),
+        ("/in?x=1", b"two"),
+        ("/in?x=1", b"three"),
+    ]
+    assert posted[0][1]["X-Property-k"] == "v%0Aw"
+    assert gateway.broker.info(gateway.module("it")).failed == 1
+
+
+def test_file_tail(gateway: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    gateway.add_link("*", "sink")
+    gateway.add_module(
+        "tail", modules.FileTail, {"file": str(file), "poll_s": 0.01, "max_line_bytes": 8, "from_start": True}
+    )
+    sink = gateway.module("sink")
+    file.write_bytes(b"first\nsecond\r\nhalf")
+    eventually(lambda: sink.got == [b"first", b"second"])
+    with file.open("ab") as more:
+        more.write(b" and\n12345678901\n")
+    eventually(lambda: sink.got[2:] == [b"half and"[:8], b"", b"12345678", b"901"])
+    file.unlink()
+    file.write_bytes(b"anew\n")
+    eventually(lambda: sink.got[-1] == b"anew")
+    assert sink.messages[-1].properties["line"] == "7"
+
+
+def test_property_mapper(gateway: Gateway) -> None:
+    sink = through(gateway, modules.PropertyMapper, {"rename": {"a": "b"}, "set": {"c": "3"}, "drop": ["d"]})
+    message = GatewayMessage(b"content", {"a": "1", "d": "4", "e": "5"})
+    gateway.module("source").publish(message)
+    eventually(lambda: sink.got == [b"content"])
+    assert dict(sink.messages[0].properties) == {"b": "1", "e": "5", "c": "3"}
+    assert sink.messages[0].address == message.address, "nothing was copied"
+
+
+def test_aggregator(gateway: Gateway) -> None:
+    sink = through(gateway, modules.Aggregator, {"window_count": 3})
+    for value in (1, 2, 6, 10):
+        say(gateway, b'{"value": %d}' % value, deviceId="d")
+    eventually(lambda: len(sink.got) == 1)
+    assert json.loads(sink.got[0]) == {"count": 3, "min": 1, "max": 6, "last": 6, "mean": 3}
+    assert dict(sink.messages[0].properties) == {"kind": "aggregate", "deviceId": "d"}
+    gateway.remove_module("it")
+    eventually(lambda: len(sink.got) == 2)
+    assert json.loads(sink.got[1])["last"] == 10
+
+
+def test_aggregator_over_time_closes_what_is_over(gateway: Gateway) -> None:
+    sink = through(gateway, modules.Aggregator, {"window_s": 0.0, "max_groups": 2})
+    for device in ("a", "a", "b", "c"):
+        say(gateway, b'{"value": 1}', deviceId=device)
+    eventually(lambda: len(sink.got) == 2)
+    assert [m.properties["deviceId"] for m in sink.messages] == ["a", "a"], "one is over, one made room"

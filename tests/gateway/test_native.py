@@ -1,0 +1,120 @@
+"""The native loader, with modules that the test compiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway import ConfigurationError, Gateway, ModuleError, include_directory
+from tests.gateway.conftest import Collector, eventually
+
+# Answers each message with its content reversed and one more property; counts; refuses content "bad".
+REVERSER = r"""
+#include <stdlib.h>
+#include <string.h>
+#include "penstock_module.h"
+
+typedef struct { const penstock_host *host; void *broker; int received; char configuration[64]; } reverser;
+
+static void *create(const penstock_host *host, void *broker, const char *configuration) {
+    if (strcmp(configuration, "\"refuse\"") == 0) return NULL;
+    reverser *self = calloc(1, sizeof *self);
+    self->host = host;
+    self->broker = broker;
+    strncpy(self->configuration, configuration, sizeof self->configuration - 1);
+    return self;
+}
+static int start(void *module) {
+    reverser *self = module;
+    penstock_message hello = {NULL, 0, (const uint8_t *)self->configuration, strlen(self->configuration)};
+    self->host->log(self->broker, 30, "started");
+    return self->host->publish(self->broker, &hello);
+}
+static int receive(void *module, const penstock_message *message) {
+    reverser *self = module;
+    if (message->content_size == 3 && memcmp(message->content, "bad", 3) == 0) return 7;
+    uint8_t *turned = malloc(message->content_size + 1);
+    for (uint64_t i = 0; i < message->content_size; ++i) turned[i] = message->content[message->content_size - 1 - i];
+    char *properties = malloc(message->properties_size + 16);
+    if (message->properties_size) memcpy(properties, message->properties, message->properties_size);
+    memcpy(properties + message->properties_size, "turned\0yes", 11);
+    penstock_message answer = {properties, message->properties_size + 11, turned, message->content_size};
+    int status = self->host->publish(self->broker, &answer);
+    free(turned);
+    free(properties);
+    ++self->received;
+    return status;
+}
+static void destroy(void *module) { free(module); }
+
+const penstock_module_api *penstock_module(void) {
+    static const penstock_module_api api = {VERSION, create, start, receive, destroy};
+    return &api;
+}
+"""
+
+Compile = Callable[..., str]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Compile:
+    def build(source: str = REVERSER, version: str = "PENSTOCK_MODULE_VERSION") -> str:
+        code, library = tmp_path / "module.c", tmp_path / f"module-{os.urandom(4).hex()}.so"
+        code.write_text(source.replace("VERSION,", f"{version},"))
+        command = [
+            "cc",
+            "-shared",
+            "-fPIC",
+            "-Wall",
+            "-Werror",
+            "-I",
+            str(include_directory()),
+            "-o",
+            str(library),
+            str(code),
+        ]
+        subprocess.run(command, check=True)
+        return str(library)
+
+    return build
+
+
+def test_a_module_in_c_is_a_module_like_any_other(compiled: Compile, caplog: pytest.LogCaptureFixture) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("sink", Collector)
+        gateway.add_module("native", {"module.path": compiled()}, {"some": "args"}, loader="native")
+        gateway.add_link("source", "native")
+        gateway.add_link("native", "sink")
+        gateway.start()
+        source, sink = gateway.module("source"), gateway.module("sink")
+        for content, properties in ((b"abc", {"k": "v"}), (b"", {}), (b"bad", {}), (bytes(range(256)) * 40, {"ä": ""})):
+            source.publish(content, properties)
+        eventually(lambda: len(sink.got) == 4)
+        assert sink.got == [b'{"some": "args"}', b"cba", b"", (bytes(range(256)) * 40)[::-1]]
+        assert [dict(m.properties) for m in sink.messages[1:]] == [
+            {"k": "v", "turned": "yes"},
+            {"turned": "yes"},
+            {"ä": "", "turned": "yes"},
+        ]
+        assert gateway.broker.info(gateway.module("native")).failed == 1
+    assert "receive of" in caplog.text
+    assert "started" in caplog.text
+
+
+def test_a_library_that_does_not_fit_is_refused(compiled: Compile) -> None:
+    with Gateway() as gateway:
+        with pytest.raises(ConfigurationError, match="version 99"):
+            gateway.add_module("old", compiled(version="99"), loader="native")
+        with pytest.raises(ConfigurationError, match="exports no penstock_module"):
+            gateway.add_module("other", compiled("int nothing;"), loader="native")
+        nothing = '#include "penstock_module.h"\nconst penstock_module_api *penstock_module(void) { return 0; }'
+        with pytest.raises(ConfigurationError, match="gave null"):
+            gateway.add_module("null", compiled(nothing), loader="native")
+        with pytest.raises(ModuleError, match=r"create of .* gave null"):
+            gateway.add_module("refusing", compiled(), "refuse", loader="native")
+        assert gateway.module_list() == []
