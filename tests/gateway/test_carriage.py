@@ -37,7 +37,7 @@ MESSAGES: list[tuple[bytes, dict[str, str]]] = [
 ]
 
 
-@pytest.mark.parametrize("reach", ["bus", "journal"])
+@pytest.mark.parametrize("reach", ["bus", "shm", "journal"])
 def test_what_goes_out_over_a_channel_comes_back_the_same(gateway: Gateway, reach: str, tmp_path: Path) -> None:
     address = address_of(reach, tmp_path)
     gateway.add_link(address, "sink")

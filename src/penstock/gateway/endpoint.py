@@ -69,15 +69,18 @@ class Endpoint(Module):
         assert subscriber is not None
         while not self._stopping.is_set():
             try:
-                batch: Any = subscriber.read_many(BATCH, READ_TIMEOUT_S)
-                for data in batch:
-                    self._forward(data)
+                # Not kept here: a batch that is held while the next is read may hold slots of the channel.
+                self._forward_all(subscriber.read_many(BATCH, READ_TIMEOUT_S))
             except ClosedError:
                 return
             except (PenstockError, OSError) as error:
                 log.error("reading %s failed: %s", self.name, error)
                 if self._stopping.wait(1.0):
                     return
+
+    def _forward_all(self, batch: Any) -> None:
+        for data in batch:
+            self._forward(data)
 
     def _forward(self, data: Any) -> None:
         try:

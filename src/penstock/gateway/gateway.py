@@ -160,6 +160,8 @@ class Gateway:
             for module in modules:
                 finish(module, "stop")
             drained &= self._drain(group, modules, deadline)
+            for module in modules:
+                finish(module, "end")
         return drained
 
     def _drain(self, group: tuple[str, ...], modules: list[Any], deadline: float | None) -> bool:
@@ -282,6 +284,7 @@ class Gateway:
         finish(module, "stop")
         if drain and hasattr(module, "flush"):
             module.flush(timeout)
+        finish(module, "end")
 
     def _gone(self, kept: Kept, module: Any) -> None:
         self._keeper.forget(kept)

@@ -138,6 +138,7 @@ class Keeper:
         left = old.unhandled()
         lost = old.sent - old.handled - len(left)
         if lost:
+            worker.lost += lost
             worker.counters.drop("error", lost)
             log.error("module %r: %d message was in hand when its process ended; it is lost", kept.name, lost)
         if left:

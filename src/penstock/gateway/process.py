@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock import address
-from penstock._core import Message
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import control
@@ -110,6 +109,8 @@ class ProcessModule(Module):
         self.sent = 0
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
+        self._closed = False
+        self._handled = 0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -128,7 +129,7 @@ class ProcessModule(Module):
             descriptor = os.memfd_create("handled")
             undo.callback(os.close, descriptor)
             os.truncate(descriptor, mmap.PAGESIZE)
-            self._counter = mmap.mmap(descriptor, mmap.PAGESIZE)
+            self._counter = undo.enter_context(mmap.mmap(descriptor, mmap.PAGESIZE))
             undo.callback(self._end_process)
             self._connection = self._connect()
             undo.callback(self._connection.close)
@@ -167,8 +168,9 @@ class ProcessModule(Module):
     @property
     def handled(self) -> int:
         """Messages that the process has handled."""
-        number: int = struct.unpack_from("<Q", self._counter)[0]
-        return number
+        if not self._closed:
+            self._handled = struct.unpack_from("<Q", self._counter)[0]
+        return self._handled
 
     def unhandled(self) -> list[GatewayMessage]:
         """What a process that has died leaves for the next one: everything sent after the message in hand."""
@@ -192,8 +194,8 @@ class ProcessModule(Module):
             time.sleep(0.002)
         return False
 
-    def destroy(self) -> None:
-        """End the process in order, by force after the grace period; close everything."""
+    def end(self) -> None:
+        """End the process in order, by force after the grace period. What it says last is still published."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -203,6 +205,15 @@ class ProcessModule(Module):
         self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join()
+
+    def destroy(self) -> None:
+        """End the process where that has not been done; close everything."""
+        self.end()
+        if self._closed:
+            return
+        self._handled = self.handled  # for whoever asks what was left
+        self._closed = True
+        self._counter.close()
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
         for number in (self._wake_read, self._wake_write):
@@ -313,18 +324,22 @@ class ProcessModule(Module):
 
     def _forward(self) -> None:
         """Publish everything that is there."""
-        while True:
+        while self._forward_batch():
+            pass
+
+    def _forward_batch(self) -> bool:
+        """Publish what one read gives. A function of its own, so that no batch is held while the next is read: what is
+        held takes slots of the channel."""
+        try:
+            batch: Any = self._subscriber.read_many(BATCH, 0)
+        except ClosedError:
+            return False
+        for data in batch:
             try:
-                batch: Sequence[Message] = self._subscriber.read_many(BATCH, 0)  # type: ignore[assignment]
-            except ClosedError:
-                return
-            for data in batch:
-                try:
-                    self.broker.publish(self, GatewayMessage.from_frame(data))
-                except (PenstockError, TimeoutError) as error:
-                    log.warning("module %r: a message of its process was refused: %s", self.name, error)
-            if not len(batch):
-                return
+                self.broker.publish(self, GatewayMessage.from_frame(data))
+            except (PenstockError, TimeoutError) as error:
+                log.warning("module %r: a message of its process was refused: %s", self.name, error)
+        return len(batch) > 0
 
     def _listen(self, decoder: control.Decoder) -> BaseException | None:
         """Take replies; what ends this process's life, if anything does."""

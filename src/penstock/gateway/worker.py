@@ -43,6 +43,7 @@ class Worker:
         self.turn = threading.RLock()
         self.failed = 0
         self.handled = 0
+        self.lost = 0  # in the hand of a process that died
         self.busy_since: float | None = None
         self.stuck = False
         self.removing = False
@@ -131,7 +132,8 @@ class Worker:
                     self._fail("receive", error)
                 self.handled += 1
         self.busy_since = None
-        self.counters.set("delivered", self.handled)
+        self.counters.set("matched", self.handled)
+        self.counters.set("delivered", self.handled - self.lost)
 
     def _attempt(self, function: Callable[[Any], Any], argument: Any) -> None:
         try:

@@ -1,0 +1,225 @@
+"""Modules in processes of their own: the control protocol, shared memory, deaths and restarts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, Restart
+from tests.gateway.conftest import Collector, eventually
+
+HERE = "tests.gateway.test_process"
+ALWAYS = Restart(Policy.ON_FAILURE, backoff_s=0.01, max_backoff_s=0.05, limit=None)
+
+
+class Echo(Module):
+    """In its own process: says who it is, answers everything, does what it is told."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        if configuration == "refuse":
+            raise OSError("cannot be made")
+        if configuration == "die":
+            os._exit(3)
+
+    def start(self) -> None:
+        self.publish(b"%d" % os.getpid(), {"kind": "started"})
+
+    def receive(self, message: GatewayMessage) -> None:
+        content = bytes(message)
+        if content == b"kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if content == b"raise":
+            raise RuntimeError("told to")
+        if content == b"hang":
+            threading.Event().wait()
+        self.publish(message, {**message.properties, "pid": str(os.getpid()), "source": str(message.id)})
+
+    def stop(self) -> None:
+        self.publish(b"last words")
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as made:
+        for name in ("source", "sink"):
+            made.add_module(name, Collector)
+        made.start()
+        yield made
+
+
+def add_echo(gateway: Gateway, entrypoint: Any = f"{HERE}:Echo", args: Any = None, **options: Any) -> Collector:
+    gateway.add_link("*", "sink")
+    gateway.add_module("echo", entrypoint, args, loader="process", **options)
+    gateway.add_link("source", "echo")
+    gateway.remove_link("*", "sink")
+    gateway.add_link("echo", "sink")
+    sink: Collector = gateway.module("sink")
+    eventually(lambda: sink.messages, "the process has started")
+    return sink
+
+
+def say(gateway: Gateway, *contents: bytes) -> None:
+    for content in contents:
+        gateway.module("source").publish(content, {"k": "v"})
+
+
+def test_it_receives_and_answers_in_its_own_process(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    process = gateway.module("echo").process
+    assert sink.got == [b"%d" % process.pid]
+    assert process.pid != os.getpid()
+    contents = [b"%d" % n for n in range(2000)]
+    say(gateway, *contents)
+    eventually(lambda: len(sink.got) == 2001)
+    assert sink.got[1:] == contents
+    source_id = gateway.broker.info(gateway.module("source")).source_id
+    assert dict(sink.messages[1].properties) == {"k": "v", "pid": str(process.pid), "source": str(source_id)}
+    assert all(m.channel == "echo" for m in sink.messages)
+    gateway.remove_module("echo")
+    assert sink.got[-1] == b"last words"
+    assert process.returncode == 0
+
+
+def test_messages_of_all_sizes_pass(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    contents = [bytes([size % 251]) * size for size in (0, 1, 4000, 5000, 70_000, 1_000_000, 10)]
+    say(gateway, *contents)
+    eventually(lambda: len(sink.got) == 8)
+    assert sink.got[1:] == contents
+
+
+def test_removal_handles_everything_first(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    say(gateway, *[b"%d" % n for n in range(500)])
+    gateway.remove_module("echo")
+    eventually(lambda: len(sink.got) == 502)
+    assert sink.got[1:501] == [b"%d" % n for n in range(500)]
+
+
+def test_shutdown_drains_through_the_process(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    say(gateway, *[b"%d" % n for n in range(500)])
+    assert gateway.destroy(60)
+    assert sink.got[1:501] == [b"%d" % n for n in range(500)]
+
+
+@pytest.mark.parametrize(("args", "why"), [("refuse", "could not make"), ("die", r"ended while .* \(status 3\)")])
+def test_a_module_that_cannot_be_made_leaves_nothing(gateway: Gateway, args: str, why: str) -> None:
+    with penstock.publisher(f"shm:/gateway-test-{os.getpid()}"):
+        pass  # what a process opens once, at its first channel, is open
+    before = gateway.module_list(), threading.active_count(), len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ModuleError, match=why):
+        gateway.add_module("echo", f"{HERE}:Echo", args, loader="process")
+    with pytest.raises(ModuleError, match="could not make"):
+        gateway.add_module("echo", "no.such:Class", loader="process")
+    assert (gateway.module_list(), threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+
+
+def test_a_process_that_dies_is_started_again_and_loses_only_the_message_in_hand(gateway: Gateway) -> None:
+    restarted: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_RESTARTED, lambda _, __, name, ___: restarted.append(name))
+    sink = add_echo(gateway, restart=ALWAYS)
+    first = gateway.module("echo").process.pid
+    worker = gateway.broker.worker_of(gateway.module("echo"))
+    before = [b"a%d" % n for n in range(100)]
+    after = [b"b%d" % n for n in range(100)]
+    say(gateway, *before, b"kill", *after)
+    eventually(lambda: len(sink.got) == 202, "everything but the message in hand has come back")
+    started = [content for content, m in zip(sink.got, sink.messages, strict=True) if m.properties.get("kind")]
+    assert len(started) == 2
+    assert started[0] == b"%d" % first
+    assert [c for c, m in zip(sink.got, sink.messages, strict=True) if "kind" not in m.properties] == before + after
+    assert restarted == ["echo"]
+    assert worker.counters.snapshot()["dropped"] == {"error": 1}, "the message in hand is counted"
+    assert worker.counters.get("redelivered") >= 1
+
+
+def test_a_process_that_dies_while_idle_is_started_again(gateway: Gateway) -> None:
+    sink = add_echo(gateway, restart=ALWAYS)
+    os.kill(gateway.module("echo").process.pid, signal.SIGKILL)
+    eventually(lambda: len(sink.got) == 2, "the next one has started")
+    say(gateway, b"hello")
+    eventually(lambda: sink.got[2:] == [b"hello"])
+
+
+def test_raising_in_the_process_is_counted_and_told(gateway: Gateway) -> None:
+    failed: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: failed.append(context))
+    sink = add_echo(gateway)
+    say(gateway, b"raise", b"goes on")
+    eventually(lambda: sink.got[1:] == [b"goes on"])
+    eventually(lambda: failed)
+    assert failed[0][0] == "echo"
+    assert gateway.supervisor("echo").failures == 1
+
+
+def test_with_a_restart_policy_raising_begins_anew(gateway: Gateway) -> None:
+    sink = add_echo(gateway, restart=ALWAYS)
+    say(gateway, b"raise", b"goes on")
+    eventually(lambda: sink.got[-1:] == [b"goes on"])
+    assert len({content for content in sink.got if content.isdigit()}) == 2
+
+
+def test_without_a_policy_a_dead_process_fails_its_messages_and_nobody_hangs(gateway: Gateway) -> None:
+    add_echo(gateway)
+    module = gateway.module("echo")
+    os.kill(module.process.pid, signal.SIGKILL)
+    eventually(lambda: module.dead)
+    say(gateway, *[b"x"] * 3000)
+    eventually(lambda: gateway.broker.worker_of(module).idle)
+    assert gateway.broker.info(module).failed >= 1
+
+
+def test_a_process_that_does_not_end_is_killed_after_its_grace_period(gateway: Gateway) -> None:
+    add_echo(gateway, {"class": f"{HERE}:Echo", "grace_period_ms": 100})
+    module = gateway.module("echo")
+    say(gateway, b"hang")
+    eventually(lambda: module.sent == 1)
+    gateway.remove_module("echo", timeout=0.2)
+    assert module.process.returncode == -signal.SIGKILL
+
+
+def test_a_process_that_somebody_else_starts(gateway: Gateway, tmp_path: Path) -> None:
+    path = tmp_path / "control"
+    command = [sys.executable, "-m", "penstock.gateway.child", "--control", str(path), "--class", f"{HERE}:Echo"]
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        eventually(path.is_socket)
+        assert path.stat().st_mode & 0o777 == 0o600
+        started.append(subprocess.Popen(command))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    sink = add_echo(gateway, {"activation": "none", "control_id": str(path)})
+    thread.join()
+    say(gateway, b"hello")
+    eventually(lambda: sink.got[1:] == [b"hello"])
+    gateway.remove_module("echo")
+    assert started[0].wait(30) == 0
+
+
+def test_a_program_of_any_kind_is_launched(gateway: Gateway, tmp_path: Path) -> None:
+    path = str(tmp_path / "control")
+    args = ["-m", "penstock.gateway.child", "--control", path, "--class", f"{HERE}:Echo"]
+    entrypoint = {"activation": "launch", "path": sys.executable, "args": args, "control_id": path}
+    sink = add_echo(gateway, entrypoint)
+    say(gateway, b"hello")
+    eventually(lambda: sink.got[1:] == [b"hello"])
+
+
+def test_nobody_comes(gateway: Gateway, tmp_path: Path) -> None:
+    entrypoint = {"activation": "none", "control_id": str(tmp_path / "control"), "timeout_ms": 50}
+    with pytest.raises(ModuleError, match="nobody connected"):
+        gateway.add_module("echo", entrypoint, loader="process")
+    assert list(tmp_path.iterdir()) == []

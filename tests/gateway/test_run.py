@@ -1,0 +1,185 @@
+"""``penstock run``: checking, running, reloading on SIGHUP, ending in order; and the example."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.gateway import read
+from tests.gateway.conftest import eventually
+
+EDGE = Path(__file__).parents[2] / "examples" / "edge" / "gateway.json"
+MODULES = "penstock.gateway.modules"
+
+
+def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "penstock", "run", *map(str, arguments)]
+    return subprocess.run(words, capture_output=True, text=True, timeout=110, **options)
+
+
+def module(name: str, kind: str, **args: Any) -> dict[str, Any]:
+    return {"name": name, "loader": {"name": "python", "entrypoint": f"{MODULES}:{kind}"}, "args": args}
+
+
+def write(path: Path, modules: list[dict[str, Any]], links: list[tuple[str, str]]) -> Path:
+    ends = [{"source": source, "sink": sink} for source, sink in links]
+    path.write_text(json.dumps({"modules": modules, "links": ends}))
+    return path
+
+
+@contextmanager
+def running(file: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """The command at work; gives it and the file that its standard error goes to."""
+    errors = file.with_suffix(".errors")
+    words = [sys.executable, "-m", "penstock", "run", str(file), *arguments]
+    with errors.open("w") as target:
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=target, text=True)
+    try:
+        eventually(lambda: "running" in errors.read_text() or process.poll() is not None)
+        yield process, errors
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def test_check_prints_the_graph_and_starts_nothing(tmp_path: Path) -> None:
+    timer = module("timer", "Timer")
+    file = write(
+        tmp_path / "g.json",
+        [timer, module("a", "Logger"), module("b", "Logger")],
+        [("timer", "a"), ("a", "b"), ("b", "a"), ("*", "bus:out")],
+    )
+    done = command(file, "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["graph"]["timer"] == ["a", "bus:out"]
+    assert found["cycles"] == [["a", "b"]]
+    plain = command(file, "--check").stdout
+    assert "timer" in plain
+    assert "cycle: a -> b -> a" in plain
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ('{\n"modules": [,\n', "g.json, line 2, column 13"),
+        ('{"modules": [{"name": "a", "loader": {"name": "pyton", "entrypoint": "x:Y"}}], "links": []}',
+         "modules[0].loader.name: 'pyton' is not a loader; did you mean python"),
+        ('{"modules": [{"name": "a", "loader": {"name": "python", "entrypoint": "no.such:Y"}}], "links": []}',
+         "importing 'no.such' failed"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [(), ("--check",)])
+def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, wanted: str, options: tuple[str, ...]) -> None:
+    file = tmp_path / "g.json"
+    file.write_text(text)
+    done = command(file, *options)
+    assert done.returncode != 0
+    assert wanted in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+def test_it_ends_by_itself_with_a_table_that_counts(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    timer = module("timer", "Timer", period_s=0.001, count=50)
+    file = write(tmp_path / "g.json", [timer, module("log", "Logger", file=str(log))], [("timer", "log")])
+    done = command(file, "--seconds", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["module"]: row for row in json.loads(done.stdout)}
+    assert rows["timer"]["published"] == rows["log"]["received"] == len(log.read_text().splitlines()) == 50
+    assert rows["log"]["lost"] == rows["log"]["failed"] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_end_it_in_order(tmp_path: Path, number: int) -> None:
+    log = tmp_path / "log"
+    timer = module("timer", "Timer", period_s=0.005)
+    file = write(tmp_path / "g.json", [timer, module("log", "Logger", file=str(log))], [("timer", "log")])
+    with running(file, "--json") as (process, errors):
+        eventually(lambda: log.exists() and len(log.read_text()) > 200)
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, errors.read_text()
+    rows = {row["module"]: row for row in json.loads(output)}
+    assert rows["timer"]["published"] == rows["log"]["received"] == len(log.read_text().splitlines())
+
+
+def test_sighup_applies_the_difference_and_a_mistake_leaves_it_as_it_was(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    timer = module("timer", "Timer", period_s=0.005)
+    one, two = module("one", "Logger", file=str(first)), module("two", "Logger", file=str(second))
+    file = write(tmp_path / "g.json", [timer, one], [("timer", "one")])
+
+    def lines(path: Path) -> int:
+        return path.read_text().count("\n") if path.exists() else 0
+
+    with running(file, "--json") as (process, errors):
+        eventually(lambda: lines(first) > 3)
+        write(file, [timer, two], [("timer", "two")])
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: "reloaded: - timer -> one, - one, + two, + timer -> two" in errors.read_text())
+        stopped = lines(first)
+        eventually(lambda: lines(second) > 3)
+        for wrong in ('{"modules": [}', json.dumps({"modules": [], "links": [{"source": "x", "sink": "y"}]})):
+            file.write_text(wrong)
+            told = errors.read_text().count("goes on as it was")
+            process.send_signal(signal.SIGHUP)
+            eventually(lambda told=told: errors.read_text().count("goes on as it was") > told)
+        before = lines(second)
+        eventually(lambda: lines(second) > before + 3)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0
+    assert lines(first) == stopped
+    rows = {row["module"]: row for row in json.loads(output)}
+    assert set(rows) == {"timer", "two"}
+    ticks = [int(json.loads(line)["properties"]["tick"]) for path in (first, second) for line in path.open()]
+    assert ticks == sorted(set(ticks)), "the timer was not disturbed"
+    assert rows["timer"]["published"] == ticks[-1]
+    assert rows["two"]["received"] == lines(second)
+
+
+def test_the_example_runs_and_everything_it_says_is_recorded(tmp_path: Path) -> None:
+    assert len(read(EDGE).modules) == 6
+    done = command(EDGE, "--seconds", "3", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = {row["module"]: row for row in json.loads(done.stdout.splitlines()[-1])}
+    assert all(row["lost"] == row["failed"] == 0 for row in rows.values())
+    published = sum(rows[name]["published"] for name in ("boiler", "pump", "smoother", "alarm"))
+    assert rows["recorder"]["received"] == published > 100
+    with penstock.subscriber(f"journal:{tmp_path}/build/edge-record#edge.>", start="first") as reader:
+        stored = 0
+        while stored < published and (message := reader.read(10)) is not None:
+            assert message.properties["deviceId"] in ("boiler", "pump")
+            stored += 1
+    assert stored == published
+
+
+def test_a_killed_gateway_takes_its_processes_with_it(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.json"
+    file.write_text(EDGE.read_text().replace("build/", f"{tmp_path}/"))
+    for name in ("alarm.py", "smoother.py"):
+        (tmp_path / name).write_text((EDGE.parent / name).read_text())
+    with running(file) as (process, _):
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 1
+        process.kill()
+        process.wait()
+
+        def gone() -> bool:
+            try:
+                return Path(f"/proc/{children[0]}/stat").read_text().split()[2] == "Z"
+            except FileNotFoundError:
+                return True
+
+        eventually(gone, "the module's process has ended")
