@@ -2,9 +2,9 @@
 
 Rules:
 
-- What the sink can say of a message it says: over TCP ordinals, times, virtual channels and properties are the source's,
-  so that whoever reads behind the bridge counts what was lost before it (``gap``) apart from what was lost on the link
-  (``overflow``). A sink that numbers its own messages (shared memory, a journal) does so.
+- What the sink can say of a message it says: over TCP ordinals, times, virtual channels and properties are those of
+  the source, so that whoever reads behind the bridge counts what was lost before it (``gap``) apart from what was lost
+  on the link (``overflow``). A sink that numbers its own messages (shared memory, a journal) does so.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
   have passed; ``start`` does it in a thread of its own.
 - Latency is shown with both clocks: what the difference of the two reads, and what it is when the other clock's offset,
@@ -95,6 +95,7 @@ class Bridge:
             except ClosedError:
                 if not self._closing.is_set():
                     raise
+            del batch  # before the next read: a source may lend a bounded number of messages
         return carried
 
     def start(self) -> Bridge:
