@@ -84,7 +84,7 @@ def bus_batched(depth: int) -> tuple[Callable[[int], None], Callable[[int], None
 
 def throughput(arguments: Any) -> None:
     count = 200_000
-    batched, single = "penstock publish_many, read_many, depth 10000", "penstock one by one, depth 1000"
+    batched, single = "penstock publish_many, read_many, depth 1000", "penstock one by one, depth 1000"
     compare(
         "bus hand-off",
         [
@@ -92,7 +92,7 @@ def throughput(arguments: Any) -> None:
             Candidate("Queue(1000)", timed(*standard(queue.Queue(1000))), count // 4),
             Candidate(
                 batched,
-                timed(*bus_batched(10_000)),
+                timed(*bus_batched(1000)),
                 count,
                 wanted="ahead of SimpleQueue",
                 wanted_ratio=1.0,
@@ -106,6 +106,7 @@ def throughput(arguments: Any) -> None:
                 wanted_ratio=3.0,
                 wanted_of="Queue(1000)",
             ),
+            Candidate("penstock publish_many, read_many, depth 1000000", timed(*bus_batched(1_000_000)), count),
             Candidate("penstock one by one, depth 1000000", timed(*bus_one_by_one(1_000_000)), count),
         ],
         "SimpleQueue",

@@ -490,6 +490,22 @@ class QueueState {
         return nb::make_tuple(sent, repeated ? nb::object(nb::bytes(counts.data(), counts.size())) : nb::none(), expired);
     }
 
+    // How many of these are this queue's and still to be delivered.
+    std::size_t count(nb::handle batch, nb::tuple internal) {
+        PyObject *channels = batch_channels(batch.ptr());
+        std::size_t found = 0;
+        std::int64_t channel = -1;
+        bool wanted = true;
+        for (const Envelope &entry : entries_of(batch)) {
+            if (static_cast<std::int64_t>(entry.channel) != channel) {
+                channel = entry.channel;
+                wanted = is_wanted(channels, entry.channel, internal);
+            }
+            found += wanted && state_.open(entry.position);
+        }
+        return found;
+    }
+
     // Delayed messages that a look forward found: each waits for its property due_ns.
     void hold(nb::handle batch) {
         for (const Envelope &entry : entries_of(batch)) state_.hold(entry.position, number_property(entry, "due_ns"));
@@ -639,6 +655,7 @@ void bind_broker(nb::module_ &module) {
         .def("take", &QueueState::take, nb::arg("batch"), nb::arg("consumer"), nb::arg("deadline_ns"),
              nb::arg("now_ns"), nb::arg("ttl_ns") = 0, nb::arg("internal") = nb::make_tuple())
         .def("hold", &QueueState::hold)
+        .def("count", &QueueState::count)
         .def("look_from", [](QueueState &self, std::int64_t cursor) { self.state().look_from(cursor); })
         .def("acknowledge",
              [](QueueState &self, std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact) {

@@ -73,6 +73,8 @@ class QueueState {
 
     void reset(std::int64_t start);
 
+    // Whether a message at or past the cursor is still to be delivered.
+    bool open(std::int64_t position) const { return position >= cursor_ && !done_before_.holds(position); }
     std::int64_t floor() const { return floor_; }
     std::int64_t cursor() const { return cursor_; }
     std::size_t outstanding() const { return live_; }

@@ -106,14 +106,14 @@ void keep_error(Frame *frame) {
     keep_error(frame);
 }
 
-void push_to(Frame *frame, SubscriberObject *subscriber, PyObject *message, double given = own_timeout) {
+void push_to(Frame *frame, SubscriberObject *subscriber, Item item, double given = own_timeout) {
     if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
-        push(subscriber, message, true);
+        push(subscriber, item, true);
         return;
     }
     PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
     double timeout = given == own_timeout ? subscriber->timeout : given;
-    Pushed pushed = push(subscriber, message, true, given);
+    Pushed pushed = push(subscriber, item, true, given);
     if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
     if (pushed == Pushed::failed) keep_error(frame);
     Py_DECREF(name);
@@ -149,17 +149,17 @@ void dispatch(Frame *frame, Header *header) {
     for (std::uint32_t i = 0; i < route->count; ++i) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
-        if (!message && !(message = another(frame, header))) [[unlikely]] break;
         if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
+            if (!message && !(message = another(frame, header))) break;
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
             Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
             if (!untouched(message)) Py_CLEAR(message);
             if (matching <= 0 || !route->entries[i]) continue;
-            if (!message && !(message = another(frame, header))) break;
         }
-        subscriber->counters->matched.add();
         if (subscriber->kind == Kind::callback) {
+            if (!message && !(message = another(frame, header))) [[unlikely]] break;
+            subscriber->counters->matched.add();
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             Counters *counters = subscriber->counters;
             counters->delivered.add();
@@ -169,8 +169,9 @@ void dispatch(Frame *frame, Header *header) {
             if (!untouched(message)) Py_CLEAR(message);
         } else {
             bool last = subscriber->kind == Kind::fifo;  // it goes on from there to the next fifo subscriber
-            push_to(frame, subscriber, message);
-            message = nullptr;
+            subscriber->counters->matched.add();
+            acquire(header);
+            push_to(frame, subscriber, Item::of(header));
             if (last) break;
         }
     }
@@ -765,6 +766,50 @@ bool before(const SubscriberObject *a, const SubscriberObject *b) {
 
 }  // namespace
 
+namespace {
+
+// Headers of a list that wait to be handed out together: no Python code runs between the first and the last of them.
+struct Gathered {
+    static constexpr std::size_t most = 128;
+    Header *headers[most];
+    std::size_t count = 0;
+};
+
+// The one queue subscriber of a route, if that is all it has.
+SubscriberObject *only_queue(Route *route) {
+    SubscriberObject *subscriber = route && route->count == 1 ? route->entries[0] : nullptr;
+    return subscriber && subscriber->kind == Kind::queue && !subscriber->predicate ? subscriber : nullptr;
+}
+
+// Publishes what was gathered; how many. After an error the rest is given back unpublished.
+std::size_t hand_out(Frame *frame, IdState *state, Gathered *gathered, std::int64_t now_ns) {
+    const std::size_t count = std::exchange(gathered->count, 0);
+    SubscriberObject *queue = count > 1 ? only_queue(state->route) : nullptr;
+    if (queue && has_room(queue, count)) {
+        for (std::size_t i = 0; i < count; ++i) {
+            stamp(state, gathered->headers[i], now_ns);
+            number(frame->bus, state, gathered->headers[i]);
+        }
+        push_many(queue, gathered->headers, count);
+        return count;
+    }
+    std::size_t published = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (frame->error) {
+            drop(gathered->headers[i]);
+            continue;
+        }
+        stamp(state, gathered->headers[i], now_ns);
+        number(frame->bus, state, gathered->headers[i]);
+        dispatch(frame, gathered->headers[i]);
+        while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
+        ++published;
+    }
+    return published;
+}
+
+}  // namespace
+
 PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
                       PyObject *items) {
     constexpr std::size_t turn = 4096;  // few enough that other threads are not kept waiting
@@ -775,15 +820,17 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     if (!iterator) return nullptr;
     bool direct = !bus->queued && !frame_of(bus);
     const std::int64_t now_ns = realtime_ns();
-    std::size_t count = 0;
+    constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
+    std::size_t taken = 0, count = 0;
     Frame frame{bus};
+    Gathered gathered;
     Py_INCREF(as_object(bus));
     if (direct) enter(&frame);
     while (true) {
         PyObject *item;
         if (!listed) item = PyIter_Next(iterator);
-        else if (static_cast<Py_ssize_t>(count) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
-            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(count)));
+        else if (static_cast<Py_ssize_t>(taken) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
+            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(taken)));
         else item = nullptr;
         if (!item) break;
         if (publisher && publisher->closed) raise_error("ClosedError", "this publisher was closed");
@@ -791,16 +838,13 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
                                                                                    : copy_in(bus, allocator, id, item);
         Py_DECREF(item);
         if (!header) [[unlikely]] break;
-        ++count;
-        if (publisher) {
-            publisher->counters->matched.add();
-            publisher->counters->delivered.add();
-        }
+        ++taken;
         if (direct) {
-            stamp(state, header, now_ns);
-            number(bus, state, header);
-            dispatch(&frame, header);
-            while (!frame.pending.empty()) dispatch(&frame, frame.pending.pop());
+            gathered.headers[gathered.count++] = header;
+            // Handlers must have each message before the next one is copied; a queue may have them together.
+            if (!listed || gathered.count == Gathered::most || header->size > small || taken % turn == 0 ||
+                !only_queue(state->route))
+                count += hand_out(&frame, state, &gathered, now_ns);
             if (frame.error) [[unlikely]] break;
         } else {
             bool committed = true;
@@ -808,16 +852,22 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
                 if (!committed) drop(header);
                 break;
             }
+            ++count;
         }
-        if (count % turn == 0) give_way();
+        if (taken % turn == 0) give_way();
     }
     bool fine = !PyErr_Occurred();
     if (direct) {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
+        count += hand_out(&frame, state, &gathered, now_ns);
         if (!fine) Py_CLEAR(frame.error);
         fine = finish(&frame) && fine;
         if (type) PyErr_Restore(type, value, trace);
+    }
+    if (publisher) {
+        publisher->counters->matched.add(count);
+        publisher->counters->delivered.add(count);
     }
     Py_DECREF(as_object(bus));
     Py_DECREF(iterator);
@@ -882,7 +932,7 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
             }
         }
         subscriber->counters->matched.add();
-        push_to(&frame, subscriber, Py_NewRef(message), timeout);
+        push_to(&frame, subscriber, Item::of(Py_NewRef(message)), timeout);
     }
     frame.route = nullptr;
     drop_route(route);
@@ -910,6 +960,7 @@ bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
         return false;
     }
     subscriber->bus = reinterpret_cast<BusObject *>(Py_NewRef(as_object(bus)));
+    Py_XSETREF(subscriber->channel, Py_NewRef(bus->name));
     if (subscriber->kind == Kind::callback) Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
     bus_subscriptions_changed(bus, -1);
     return true;
@@ -941,8 +992,8 @@ void bus_subscriptions_changed(BusObject *bus, std::int32_t id) {
     bus->changed.wake_all();
 }
 
-void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
-    auto id = static_cast<std::uint16_t>(reinterpret_cast<Message *>(message)->envelope.id);
+void forward(BusObject *bus, SubscriberObject *subscriber, Item item) {
+    auto id = static_cast<std::uint16_t>(item.id());
     IdState *state = state_of(bus, id);
     Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
     if (!route) PyErr_Clear();
@@ -952,11 +1003,11 @@ void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message) {
         if (entry && entry->kind == Kind::fifo && before(subscriber, entry)) next = entry;
     }
     if (!next) {
-        Py_DECREF(message);
+        item.give_back();
         return;
     }
     next->counters->matched.add();
-    push(next, message, false);
+    push(next, item, false);
 }
 
 bool bus_types(PyObject *module) { return ready_type(module, "Bus", &bus_spec, &bus_type); }

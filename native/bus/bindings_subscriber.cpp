@@ -17,24 +17,12 @@ namespace {
 SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }
 PyObject *as_object(SubscriberObject *self) { return reinterpret_cast<PyObject *>(self); }
 
-constexpr std::uintptr_t forwarded_bit = 1;
-PyObject *untag(PyObject *item) {
-    return reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(item) & ~forwarded_bit);
-}
-bool was_forwarded(PyObject *item) { return reinterpret_cast<std::uintptr_t>(item) & forwarded_bit; }
-
-void mark_queued(PyObject *message, bool queued) {
-    Header *header = header_of(message);
-    if (!(header->flags & flag_external) || reinterpret_cast<Message *>(message)->released) return;
-    header->flags = static_cast<std::uint8_t>(queued ? header->flags | flag_queued : header->flags & ~flag_queued);
-}
-
 // Subscriber(kind, name, handler, priority, max_public_id, max_peer_id, capacity, overflow, timeout, drop_above)
 PyObject *subscriber_new(PyTypeObject *type, PyObject *, PyObject *) {
     auto *self = as_subscriber(type->tp_alloc(type, 0));
     if (!self) return nullptr;
     new (&self->bits) std::vector<std::uint64_t>;
-    new (&self->ring) Ring<PyObject *>;
+    new (&self->ring) Ring<Item>;
     new (&self->readers) SleeperList;
     new (&self->writers) SleeperList;
     self->descriptor = -1;
@@ -118,15 +106,12 @@ int subscriber_clear(PyObject *object) {
 std::size_t discard(SubscriberObject *self) {
     std::size_t count = 0;
     while (!self->ring.empty()) {
-        PyObject *item = self->ring.pop();
-        PyObject *message = untag(item);
-        mark_queued(message, false);
+        Item item = self->ring.pop();
+        item.mark_queued(false);
         self->counters->drop(DropReason::closed);
         ++count;
-        if (self->kind == Kind::fifo && !was_forwarded(item) && self->bus)
-            forward(self->bus, self, message);
-        else
-            Py_DECREF(message);
+        if (self->kind == Kind::fifo && !item.was_forwarded() && self->bus) forward(self->bus, self, item);
+        else item.give_back();
     }
     if (self->counters) self->counters->depth.set(0);
     return count;
@@ -143,6 +128,7 @@ void subscriber_dealloc(PyObject *object) {
     subscriber_clear(object);
     discard(self);
     Py_CLEAR(self->name);
+    Py_CLEAR(self->channel);
     if (self->descriptor >= 0) close(self->descriptor);
     if (self->counters) counters_give(self->counters);
     self->bits.~vector();
@@ -160,39 +146,35 @@ void wake_reader(SubscriberObject *self) {
     if (self->armed) signal_descriptor(self);
 }
 
-void enqueue(SubscriberObject *self, PyObject *message) {
-    if (!self->ring.push(message)) {  // out of memory: told as a drop rather than by ending the process
+void enqueue(SubscriberObject *self, Item item) {
+    if (!self->ring.push(item)) {  // out of memory: told as a drop rather than by ending the process
         self->counters->drop(DropReason::error);
-        Py_DECREF(untag(message));
+        item.give_back();
         return;
     }
-    mark_queued(untag(message), true);
+    item.mark_queued(true);
     self->counters->depth.set(self->ring.size());
     if (self->readers.head || self->armed) [[unlikely]] wake_reader(self);
 }
 
-Pushed drop_new(SubscriberObject *self, PyObject *message, DropReason reason) {
+Pushed drop_new(SubscriberObject *self, Item item, DropReason reason) {
     self->counters->drop(reason);
-    if (self->kind == Kind::fifo && self->bus)
-        forward(self->bus, self, message);
-    else
-        Py_DECREF(message);
+    if (self->kind == Kind::fifo && self->bus) forward(self->bus, self, item);
+    else item.give_back();
     return Pushed::dropped;
 }
 
-Pushed drop_old(SubscriberObject *self, PyObject *message) {
-    PyObject *item = self->ring.pop();
-    mark_queued(untag(item), false);
+Pushed drop_old(SubscriberObject *self, Item item) {
+    Item oldest = self->ring.pop();
+    oldest.mark_queued(false);
     self->counters->drop(DropReason::overflow);
-    enqueue(self, message);
-    if (self->kind == Kind::fifo && !was_forwarded(item) && self->bus)
-        forward(self->bus, self, untag(item));
-    else
-        Py_DECREF(untag(item));
+    enqueue(self, item);
+    if (self->kind == Kind::fifo && !oldest.was_forwarded() && self->bus) forward(self->bus, self, oldest);
+    else oldest.give_back();
     return Pushed::queued;
 }
 
-Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) {
+Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
     Writer writer;
     writer.subscriber = self;
     BusObject *bus = self->bus;
@@ -204,30 +186,30 @@ Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) 
         if (self->closed || self->bus != bus) {
             result = Pushed::dropped;
             self->counters->drop(DropReason::closed);
-            Py_DECREF(message);
+            item.give_back();
             break;
         }
         if (self->writers.head == &writer && self->ring.size() < self->capacity) {
             result = Pushed::queued;
-            enqueue(self, message);
+            enqueue(self, item);
             break;
         }
         if (deadline.passed()) {
             result = Pushed::timed_out;
             self->counters->drop(DropReason::overflow);
-            Py_DECREF(message);
+            item.give_back();
             break;
         }
         writer.rearm();
         bool fine = sleep_without_gil(&writer, deadline);
         if (!writer.subscriber) {  // nobody can read it any more, nor count it
-            Py_DECREF(message);
+            item.give_back();
             return fine ? Pushed::dropped : Pushed::failed;
         }
         if (!fine) {
             result = Pushed::failed;
             self->counters->drop(DropReason::error);
-            Py_DECREF(message);
+            item.give_back();
             break;
         }
     }
@@ -236,12 +218,11 @@ Pushed wait_for_room(SubscriberObject *self, PyObject *message, double timeout) 
     return result;
 }
 
-[[gnu::noinline]] Pushed push_full(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
-    if (self->full == Full::drop_newest) return drop_new(self, message, DropReason::overflow);
-    if (self->full == Full::drop_oldest) return drop_old(self, message);
-    std::int32_t id = reinterpret_cast<Message *>(message)->envelope.id;
-    if (!wait || (self->drop_above >= 0 && id > self->drop_above)) return drop_new(self, message, DropReason::overflow);
-    return wait_for_room(self, message, timeout);
+[[gnu::noinline]] Pushed push_full(SubscriberObject *self, Item item, bool wait, double timeout) {
+    if (self->full == Full::drop_newest) return drop_new(self, item, DropReason::overflow);
+    if (self->full == Full::drop_oldest) return drop_old(self, item);
+    if (!wait || (self->drop_above >= 0 && item.id() > self->drop_above)) return drop_new(self, item, DropReason::overflow);
+    return wait_for_room(self, item, timeout);
 }
 
 bool check_readable(SubscriberObject *self) {
@@ -255,34 +236,33 @@ PyObject *raise_closed(SubscriberObject *self) {
                        self->name);
 }
 
-void pass_on(BusObject *bus, SubscriberObject *self, PyObject *message) {
-    Header *header = header_of(message);
+// Hands one more reference on to the next fifo subscriber.
+void pass_on(BusObject *bus, SubscriberObject *self, Header *header) {
     acquire(header);
-    PyObject *other = wrap(header, reinterpret_cast<Message *>(message)->channel);
-    if (other) {
-        forward(bus, self, other);
-    } else {
-        PyErr_Clear();
-        drop(header);
-    }
+    forward(bus, self, Item::of(header));
 }
 
-// The next message, or null when there is none. A fifo's message goes on to the next one first, and only then is its
-// predicate asked: handing on runs no Python code, so nothing can come between and change the order.
+// The next message, or null when there is none (or, with an error set, no memory for its object). A fifo's message goes on
+// to the next one first, and only then is its predicate asked: handing on runs no Python code, so nothing can come between
+// and change the order.
 PyObject *pop(SubscriberObject *self) {
     while (!self->ring.empty()) {
-        PyObject *item = self->ring.pop();
-        PyObject *message = untag(item);
+        Item item = self->ring.pop();
         Counters *counters = self->counters;
         counters->depth.set(self->ring.size());
-        mark_queued(message, false);
+        item.mark_queued(false);
         if (self->writers.head) self->writers.wake_first();
-        if (self->kind == Kind::fifo && !was_forwarded(item)) {
-            if (self->bus) pass_on(self->bus, self, message);
-            if (self->predicate && ask_predicate(self, message) <= 0) {
-                Py_DECREF(message);
-                continue;
-            }
+        const bool passing = self->kind == Kind::fifo && !item.was_forwarded();
+        if (passing && self->bus) pass_on(self->bus, self, item.header());
+        PyObject *message = item.object();
+        if (!message && !(message = wrap(item.header(), self->channel ? self->channel : self->name))) [[unlikely]] {
+            counters->drop(DropReason::error);
+            item.give_back();
+            return nullptr;
+        }
+        if (passing && self->predicate && ask_predicate(self, message) <= 0) {
+            Py_DECREF(message);
+            continue;
         }
         counters->delivered.add();
         counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
@@ -371,10 +351,34 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     while (true) {
         if (PyObject *message = pop(self)) return message;
-        int found = wait_for_message(self, deadline, poll);
+        int found = PyErr_Occurred() ? -1 : wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_NONE;
     }
+}
+
+// Fills the list from a queue that has enough, counting once; how far it came.
+Py_ssize_t take_all(SubscriberObject *self, PyObject *list) {
+    PyObject *channel = self->channel ? self->channel : self->name;
+    std::uint64_t bytes = 0;
+    Py_ssize_t filled = 0;
+    for (const Py_ssize_t size = PyList_GET_SIZE(list); filled < size; ++filled) {
+        Item item = self->ring.pop();
+        item.mark_queued(false);
+        PyObject *message = item.object();
+        if (!message && !(message = wrap(item.header(), channel))) [[unlikely]] {
+            self->counters->drop(DropReason::error);
+            item.give_back();
+            break;
+        }
+        bytes += static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size);
+        PyList_SET_ITEM(list, filled, message);
+    }
+    self->counters->delivered.add(static_cast<std::uint64_t>(filled));
+    self->counters->bytes.add(bytes);
+    self->counters->depth.set(self->ring.size());
+    if (self->writers.head) self->writers.wake_first();
+    return filled;
 }
 
 PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -398,10 +402,15 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_
     PyObject *list = PyList_New(most < there ? most : there);
     if (!list) return nullptr;
     Py_ssize_t filled = 0, size = PyList_GET_SIZE(list);
-    while (filled < size) {
+    if (self->kind == Kind::queue && static_cast<std::size_t>(size) <= self->ring.size()) filled = take_all(self, list);
+    while (filled < size && !PyErr_Occurred()) {
         PyObject *message = pop(self);
         if (!message) break;
         PyList_SET_ITEM(list, filled++, message);
+    }
+    if (PyErr_Occurred()) {
+        Py_DECREF(list);
+        return nullptr;
     }
     if (filled < size) {
         PyObject *shorter = PyList_GetSlice(list, 0, filled);
@@ -429,7 +438,7 @@ PyObject *subscriber_handle_queued(PyObject *object, PyObject *const *arguments,
         return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
     PyObject *message;
     while (!(message = pop(self))) {
-        int found = wait_for_message(self, deadline, poll);
+        int found = PyErr_Occurred() ? -1 : wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_FALSE;
     }
@@ -528,34 +537,34 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
     clock_gettime(CLOCK_REALTIME, &now);
     header->timestamp_ns = now.tv_sec * 1'000'000'000LL + now.tv_nsec;
     if (draft) header->size = static_cast<std::uint32_t>(draft->size);
-    PyObject *message = wrap(header, self->name);
-    if (!message) {
-        drop(header);
-        return nullptr;
-    }
     self->counters->matched.add();
     if (self->kind == Kind::callback) {
+        PyObject *message = wrap(header, self->channel ? self->channel : self->name);
+        if (!message) {
+            self->counters->drop(DropReason::error);
+            drop(header);
+            return nullptr;
+        }
         Py_INCREF(object);
-        bool fine = call_handler(self, message);
         self->counters->delivered.add();
         self->counters->bytes.add(header->size);
+        bool fine = call_handler(self, message);
         Py_DECREF(message);
         Py_DECREF(object);
         return fine ? Py_NewRef(Py_True) : nullptr;
     }
-    Pushed pushed;
     if (self->kind == Kind::fifo) {  // private messages are not forwarded
         if (self->ring.size() >= self->capacity) {
             self->counters->drop(DropReason::overflow);
-            Py_DECREF(message);
+            drop(header);
             return raise_error("CapacityError", "subscriber %R is full (%zu messages)", self->name, self->capacity);
         }
-        enqueue(self, reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(message) | forwarded_bit));
+        enqueue(self, Item::of(header).forwarded());
         Py_RETURN_TRUE;
     }
     PyObject *name = Py_NewRef(self->name);
     double timeout = self->timeout;
-    pushed = push(self, message, true);
+    Pushed pushed = push(self, Item::of(header), true);
     if (pushed == Pushed::timed_out) {
         PyObject *seconds = PyFloat_FromDouble(timeout);
         PyErr_Format(PyExc_TimeoutError, "subscriber %R was full for %S s; the message to it was dropped and counted", name,
@@ -750,19 +759,30 @@ void forget_sleepers(SubscriberObject *self) {
 void forward_queued(BusObject *bus, SubscriberObject *self) {
     if (self->kind != Kind::fifo) return;
     for (std::size_t i = 0; i < self->ring.size(); ++i) {
-        PyObject *item = self->ring.at(i);
-        if (was_forwarded(item)) continue;
-        self->ring.at(i) = reinterpret_cast<PyObject *>(reinterpret_cast<std::uintptr_t>(item) | forwarded_bit);
-        pass_on(bus, self, item);
+        Item item = self->ring.at(i);
+        if (item.was_forwarded()) continue;
+        self->ring.at(i) = item.forwarded();
+        pass_on(bus, self, item.header());
     }
 }
 
-Pushed push(SubscriberObject *self, PyObject *message, bool wait, double timeout) {
+Pushed push(SubscriberObject *self, Item item, bool wait, double timeout) {
     if (self->ring.size() < self->capacity && !self->writers.head) [[likely]] {
-        enqueue(self, message);
+        enqueue(self, item);
         return Pushed::queued;
     }
-    return push_full(self, message, wait, timeout);
+    return push_full(self, item, wait, timeout);
+}
+
+bool has_room(SubscriberObject *self, std::size_t count) {
+    return self->ring.size() + count <= self->capacity && !self->writers.head && self->ring.reserve(count);
+}
+
+void push_many(SubscriberObject *self, Header *const *headers, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) self->ring.push(Item::of(headers[i]));
+    self->counters->matched.add(count);
+    self->counters->depth.set(self->ring.size());
+    if (self->readers.head || self->armed) wake_reader(self);
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {

@@ -83,6 +83,39 @@ Header *take_from_draft(Draft *draft);
 
 // ---- subscribers (bindings_subscriber.cpp)
 
+// What a queue holds: one reference to a message, which becomes an object when it is read (so that the reading thread
+// makes and frees it in its own cache), or an object that a room above hands out.
+class Item {
+   public:
+    static Item of(Header *header) { return Item(reinterpret_cast<std::uintptr_t>(header)); }
+    static Item of(PyObject *object) { return Item(reinterpret_cast<std::uintptr_t>(object) | object_bit); }
+    Item forwarded() const { return Item(bits_ | forwarded_bit); }  // of a fifo: it was handed on already
+
+    bool was_forwarded() const { return bits_ & forwarded_bit; }
+    PyObject *object() const { return bits_ & object_bit ? reinterpret_cast<PyObject *>(pointer()) : nullptr; }
+    Header *header() const {
+        return bits_ & object_bit ? header_of(object()) : reinterpret_cast<Header *>(pointer());
+    }
+    std::int32_t id() const {
+        return bits_ & object_bit ? reinterpret_cast<Message *>(pointer())->envelope.id : header()->id;
+    }
+    void give_back() const {
+        if (bits_ & object_bit) Py_DECREF(object());
+        else drop(header());
+    }
+    void mark_queued(bool queued) const {
+        if (bits_ & object_bit || !(header()->flags & flag_external)) return;
+        std::uint8_t &flags = header()->flags;
+        flags = static_cast<std::uint8_t>(queued ? flags | flag_queued : flags & ~flag_queued);
+    }
+
+   private:
+    static constexpr std::uintptr_t forwarded_bit = 1, object_bit = 2;
+    explicit Item(std::uintptr_t bits) : bits_(bits) {}
+    std::uintptr_t pointer() const { return bits_ & ~(forwarded_bit | object_bit); }
+    std::uintptr_t bits_;
+};
+
 enum class Kind : std::uint8_t { callback, queue, fifo };
 enum class Full : std::uint8_t { block, drop_oldest, drop_newest };
 
@@ -92,6 +125,7 @@ struct SubscriberObject {
     PyObject *handler;    // or null
     PyObject *predicate;  // or null
     PyObject *name;
+    PyObject *channel;  // name of the bus it was on last, or null
     Counters *counters;
     Kind kind;
     Full full;
@@ -105,7 +139,7 @@ struct SubscriberObject {
     std::size_t capacity;
     std::uint64_t order;  // when it was added
     std::vector<std::uint64_t> bits;
-    Ring<PyObject *> ring;  // lowest bit set: a fifo's message that was forwarded already
+    Ring<Item> ring;
     SleeperList readers, writers;
 };
 extern PyTypeObject *subscriber_type;
@@ -121,11 +155,14 @@ inline bool matches(const SubscriberObject *subscriber, std::uint32_t id) {
 }
 
 enum class Pushed { queued, dropped, timed_out, failed };
-// Puts `message` (taken over) in the queue; may sleep without the GIL where the overflow is block and `wait` is set.
+// Puts `item` (taken over) in the queue; may sleep without the GIL where the overflow is block and `wait` is set.
 // failed: with an error set. The subscriber may be gone afterwards.
 // A `timeout` that is not own_timeout takes the place of the subscriber's.
 inline constexpr double own_timeout = -2;
-Pushed push(SubscriberObject *subscriber, PyObject *message, bool wait, double timeout = own_timeout);
+Pushed push(SubscriberObject *subscriber, Item item, bool wait, double timeout = own_timeout);
+// Whether `count` messages can be queued at once: room for all of them, and nobody waits.
+bool has_room(SubscriberObject *subscriber, std::size_t count);
+void push_many(SubscriberObject *subscriber, Header *const *headers, std::size_t count);  // only where it has
 void signal_descriptor(SubscriberObject *subscriber);
 // Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
 // false, with it set.
@@ -199,8 +236,8 @@ bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Term
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
 void bus_remove(BusObject *bus, SubscriberObject *subscriber);
 void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids
-// Hands a message (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.
-void forward(BusObject *bus, SubscriberObject *subscriber, PyObject *message);
+// Hands an item (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.
+void forward(BusObject *bus, SubscriberObject *subscriber, Item item);
 bool check_bus_open(BusObject *bus);
 
 // ---- small things (bindings.cpp)

@@ -24,6 +24,12 @@ class Ring {
         items_[tail_++ & (room_ - 1)] = item;
         return true;
     }
+    // Room for so many more; false where memory ran out.
+    bool reserve(std::size_t count) noexcept {
+        while (size() + count > room_)
+            if (!grow()) return false;
+        return true;
+    }
     Item pop() noexcept { return items_[head_++ & (room_ - 1)]; }
     Item &at(std::size_t index) noexcept { return items_[(head_ + index) & (room_ - 1)]; }
 

@@ -175,3 +175,37 @@ def test_a_bounded_publish_queue(overflow: str) -> None:
     assert seen == {"drop_oldest": [b"0", b"2", b"3"]}.get(overflow, [b"0", b"1", b"2"])
     assert bus.ledger.balanced and bus.heap_in_use == 0
     assert bus.ledger.dropped == ({} if overflow == "block" else {"overflow": 1})
+
+
+def test_publish_many_stops_at_the_first_time_out() -> None:
+    """What was published is counted; the rest is not published, and nothing leaks."""
+    with Bus(mode="direct") as bus:
+        queue = bus.subscribe(1, depth=300, timeout=0.01)
+        publisher = bus.publisher(1)
+        batch = [b"%d" % i for i in range(1000)]
+        with pytest.raises(TimeoutError):
+            publisher.publish_many(batch)
+        assert queue.ledger.matched == publisher.ledger.matched == 301
+        assert queue.ledger.dropped == {"overflow": 1}
+        assert contents(queue) == batch[:300]
+        assert bus.heap_in_use == 0
+        assert publisher.publish(b"next") == 302
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest"])
+def test_publish_many_drops_like_publish(overflow: str) -> None:
+    with Bus(mode="direct") as bus:
+        queue = bus.subscribe(1, depth=50, overflow=overflow)
+        batch = [b"%d" % i for i in range(1000)]
+        assert bus.publish_many(batch, 1) == 1000
+        assert queue.ledger.dropped == {"overflow": 950} and queue.ledger.balanced
+        assert contents(queue) == (batch[-50:] if overflow == "drop_oldest" else batch[:50])
+
+
+def test_publish_many_with_a_bad_item_publishes_those_before_it() -> None:
+    with Bus(mode="direct") as bus:
+        queue = bus.subscribe(1)
+        with pytest.raises(TypeError):
+            bus.publish_many([b"a", b"b", 7, b"c"], 1)
+        assert contents(queue) == [b"a", b"b"]
+        assert bus.heap_in_use == 0

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import Journal, layout
-from penstock.journal.repair import repair
+from penstock.journal.repairs import repair
 from penstock.journal.verify import verify
 
 Held = dict[int, bytes]

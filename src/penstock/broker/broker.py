@@ -261,6 +261,7 @@ class Broker:
         before = self.producers.get(producer, 0)
         self._changed_producers.setdefault(producer, before)
         self._note_producer(producer, before + count)
+        self.touch()  # also where nothing was stored: the count is part of what is confirmed
 
     def _note_producer(self, name: str, sequence: int) -> None:
         self.producers[name] = sequence

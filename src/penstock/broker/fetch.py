@@ -159,6 +159,10 @@ class RangeClient:
                 yield part
             start = part.next
 
+    def hold(self, queue: str, position: int) -> None:
+        """Make the queue if need be and put it at ``position``; retention that waits for queues waits for it."""
+        self._ask(f"QUEUE {queue} topics=> from_position={position}")
+
     # --- staging
 
     def stage(self, transaction: str, topic: str, batch: Iterable[bytes]) -> int:

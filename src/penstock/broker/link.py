@@ -112,7 +112,7 @@ class Link:
             elif self._shaking:
                 self._handshake()
             else:
-                self.send()
+                self._send()
                 self._receive()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             pass
@@ -168,10 +168,14 @@ class Link:
     def _introduce(self) -> None:
         self.connections += 1
         self.dialogue.connected()
-        self.send()
+        self._send()
 
     def send(self) -> None:
-        """Send what the socket takes now."""
+        """Send what the socket takes now. That the connection is lost is found by the next ``pump``."""
+        with contextlib.suppress(OSError):
+            self._send()
+
+    def _send(self) -> None:
         sock = self._socket
         if sock is None or self._connecting or self._shaking:
             return
@@ -235,8 +239,7 @@ class Link:
         if not self.closed and self._lock.acquire(timeout=0.1):
             try:
                 self.dialogue.tell(farewell)
-                with contextlib.suppress(OSError):
-                    self.send()
+                self.send()
             finally:
                 self._lock.release()
         self.close()

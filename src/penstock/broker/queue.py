@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core import Counters
-from penstock._core.broker import QueueState, batch_names
+from penstock._core.broker import QueueState
 from penstock.broker import words
 
 if TYPE_CHECKING:
@@ -179,15 +179,8 @@ class Queue:
         count, at, end = 0, self.state.cursor, self._store.next
         while not self.caught_up and count < most and at < end:
             batch, at = self._store.read(at, 16384, 1 << 62, self.patterns)
-            count += self._own(batch)
+            count += self.state.count(batch, self._internal)
         return count
-
-    def _own(self, batch: Batch) -> int:
-        """How many of these are this queue's: the broker's own topics pass every wildcard."""
-        names = batch_names(batch)
-        if not any(name.startswith("$") and name not in self._internal for name in names):
-            return len(batch)
-        return sum(1 for message in batch if self.wants(message.channel or ""))
 
     def summary(self) -> dict[str, Any]:
         """For listings: plain values."""

@@ -112,8 +112,9 @@ class JournalStore:
         self._writer.stage_state(kind, data)
 
     def commit(self) -> None:
-        """One write, one sync."""
-        self._journal.commit_staged()
+        """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
+        self._writer.commit()
+        self._journal.roll()
 
     def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
         """Views of the mapped segments."""

@@ -18,7 +18,10 @@ from penstock.journal.layout import MARKER_NAME, check_topic
 if TYPE_CHECKING:
     from penstock.journal.follow import Follower, JournalPublisher
     from penstock.journal.journal import Details, Journal
+    from penstock.journal.queue import Queue
+    from penstock.journal.queue_state import QueueSettings, QueueState
     from penstock.journal.recovery import Damage, Recovery
+    from penstock.journal.repairs import RepairReport, repair
     from penstock.journal.transaction import Entry, Transaction
 
 _PLACES = {
@@ -26,7 +29,12 @@ _PLACES = {
     "Details": "journal",
     "Follower": "follow",
     "JournalPublisher": "follow",
+    "Queue": "queue",
+    "QueueSettings": "queue_state",
+    "QueueState": "queue_state",
     "Damage": "recovery",
+    "RepairReport": "repairs",
+    "repair": "repairs",
     "Recovery": "recovery",
     "Entry": "transaction",
     "Transaction": "transaction",
@@ -39,8 +47,13 @@ __all__ = [
     "Entry",
     "Follower",
     "JournalPublisher",
+    "Queue",
+    "QueueSettings",
+    "QueueState",
     "Recovery",
+    "RepairReport",
     "Transaction",
+    "repair",
     "open_publisher",
     "open_subscriber",
 ]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow
 
     from penstock._core import Batch, Message
+    from penstock.journal.commands import JournalInfo
     from penstock.journal.follow import Follower
     from penstock.journal.format import Hole
     from penstock.journal.queue import Queue
@@ -258,6 +259,14 @@ class Journal:
     def touch_queue(self, state: QueueState) -> None:
         """The queue has notes to be stored with the next commit."""
         self._dirty.add(state.name)
+
+    def roll(self) -> None:
+        """Begin a new segment now if the active one is full, as committing would do before it writes.
+
+        For who stages and changes its state at the same time: right after a commit its state is what is on disk.
+        """
+        if self.writer.end >= self.segment_bytes:
+            self._roll()
 
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
@@ -536,6 +545,13 @@ class Journal:
 
         self._live_reader()
         return open_directory(self.directory).holes()
+
+    def info(self) -> JournalInfo:
+        """Topics, segments, queues, sizes."""
+        from penstock.journal.commands import info
+
+        self._live_reader()
+        return info(self.directory)
 
     def verify(self) -> list[recovery.Damage]:
         """Every byte against its checksums; empty when the journal is whole."""

@@ -404,25 +404,22 @@ class _Topics:
         path = self.directory.file(segment, "log")
         offsets = entries["offset"].astype(numpy.int64)
         ends = offsets + record_bytes(entries)
+        gaps = offsets[1:] != ends[:-1]
+        self.nonce = segment.nonce.to_bytes(8, "little")
         with path.open("rb") as file:
-            for begin in ends[:-1][offsets[1:] != ends[:-1]].tolist():
-                self._marked(file, path, begin)
-            self._before_first(file, path, int(offsets[0]))
+            self._gap(file, path, layout.SEGMENT_HEADER_BYTES, int(offsets[0]))
+            for begin, end in zip(ends[:-1][gaps].tolist(), offsets[1:][gaps].tolist(), strict=True):
+                self._gap(file, path, begin, end)
 
-    def _before_first(self, file: Any, path: Path, end: int) -> None:
-        """The batches between the snapshot and the first message."""
-        at = layout.SEGMENT_HEADER_BYTES
-        while at + layout.BATCH.size <= end:
+    def _gap(self, file: Any, path: Path, at: int, end: int) -> None:
+        """What lies between two messages: records that are none, heads of batches."""
+        while at + layout.RECORD.size <= end:
             file.seek(at)
             head = file.read(layout.BATCH.size)
-            if head[:4] != layout.BATCH_MAGIC:
-                return
-            self._marked(file, path, at)
-            at += max(layout.BATCH.size, layout.BATCH.unpack(head)[6])
-
-    def _marked(self, file: Any, path: Path, at: int) -> None:
-        file.seek(at)
-        head = file.read(layout.BATCH.size)
-        if head[:4] == layout.BATCH_MAGIC and layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
-            file.seek(at)
-            self._batch(file, path)
+            if head[:4] == layout.BATCH_MAGIC and head[8:16] == self.nonce:
+                if layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
+                    file.seek(at)
+                    self._batch(file, path)
+                at += layout.BATCH.size
+            else:
+                at += max(layout.RECORD.size, int.from_bytes(head[4:8], "little"))

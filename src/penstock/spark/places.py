@@ -78,7 +78,9 @@ class Place(Protocol):
 def open_place(text: str) -> Place:
     """The journal at a path or ``broker://HOST:PORT``."""
     if text.startswith("broker://"):
-        raise InvalidArgument(f"{text}: reading through a broker is not there yet; name the journal's directory")
+        from penstock.spark.remote import BrokerPlace
+
+        return BrokerPlace(text)
     return DirectoryPlace(text)
 
 

@@ -46,17 +46,14 @@ def batch(
     damaged: Array | None = None,
 ) -> pyarrow.RecordBatch:
     """The messages of ``index`` as a batch of ``schema``; ``log`` is the segment's bytes, None if not needed."""
-    source = _Source(index, log, topics, journal, damaged)
-    return pyarrow.RecordBatch.from_arrays(
-        [_exact(source.column(field.name), field.type) for field in schema], schema=schema
-    )
+    return IndexedRows(index, log, topics, journal, damaged).batch(schema)
 
 
 def _exact(values: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
     return values if values.type.equals(kind, check_metadata=True) else values.cast(kind)
 
 
-class _Source:
+class IndexedRows:
     """The columns of one batch; what several columns need is made once."""
 
     def __init__(
@@ -70,8 +67,10 @@ class _Source:
         self._extras: tuple[Array, Array, Array] | None = None
         self._split: pyarrow.Array | None = None
 
-    def column(self, name: str) -> pyarrow.Array:
-        return getattr(self, "_" + name)()
+    def batch(self, schema: pyarrow.Schema) -> pyarrow.RecordBatch:
+        """The columns of ``schema``."""
+        arrays = [_exact(getattr(self, "_" + field.name)(), field.type) for field in schema]
+        return pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
 
     def _topic(self) -> pyarrow.Array:
         ids = numpy.ascontiguousarray(self.index["topic"])
@@ -184,6 +183,26 @@ class _Source:
         if self.damaged is None:
             return values
         return pyarrow.compute.if_else(pyarrow.array(~self.damaged), values, pyarrow.scalar(None, values.type))
+
+
+class FetchedRows(IndexedRows):
+    """Messages that a broker sent: data and encoded properties lie side by side, without a record around them."""
+
+    def __init__(self, entries: Array, data: Array, topics: Mapping[int, str], journal: str) -> None:
+        super().__init__(entries, data, topics, journal, None)
+
+    def _payload(self) -> pyarrow.Array:
+        return stretches(
+            self._log(), self.index["offset"].astype(numpy.int64), self.index["length"].astype(numpy.int64)
+        )
+
+    def _has_extras(self) -> bool:
+        return bool(self.index["properties_length"].any())
+
+    def _parts(self) -> tuple[Any, Any, Any]:
+        begins = self.index["offset"].astype(numpy.int64) + self.index["length"]
+        nothing = (begins, numpy.zeros(len(begins), numpy.int64))
+        return (begins, self.index["properties_length"].astype(numpy.int64)), nothing, nothing
 
 
 def stretches(log: Array, begins: Array, sizes: Array) -> pyarrow.Array:

@@ -37,7 +37,10 @@ def session(
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 
-    settings = {**defaults(master or config.get("spark.master", "local[*]"), java, class_cache), **config}
+    where = master or config.get("spark.master", "local[*]")
+    if where.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = {**defaults(where, java, class_cache), **config}
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():
         builder = builder.config(key, _text(value))

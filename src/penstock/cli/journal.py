@@ -1,0 +1,164 @@
+"""``penstock journal``: look into a journal on disk, verify it, repair it, print it."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import exits, show
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+    from penstock.journal.commands import JournalInfo
+
+app = typer.Typer(no_args_is_help=True, help="Inspect, verify and repair a journal.")
+
+Directory = Annotated[Path, typer.Argument(help="The journal's directory.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
+
+
+def _time(time_ns: int | None) -> str:
+    return "" if not time_ns else datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+
+
+@app.command()
+def info(directory: Directory, as_json: Json = False) -> None:
+    """What is in it: topics, segments, queues, who writes it.
+
+    Example: [green]penstock journal info /var/lib/measurements[/]
+    """
+    from penstock.journal import commands
+
+    report = commands.info(directory)
+    if as_json:
+        show.print_json(asdict(report) | {"messages": report.messages})
+        return
+    _print_info(report)
+
+
+def _print_info(report: JournalInfo) -> None:
+    console = show.console()
+    writer = f"written by process {report.writer_pid}" if report.writer_pid else "no writer"
+    console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}", markup=False)
+    console.print(
+        f"{report.messages} messages, positions {report.first} to {report.frontier - 1}, "
+        f"{show.bytes_text(report.bytes)} on disk"
+    )
+    topics = [
+        (
+            topic.name,
+            str(topic.messages),
+            f"{topic.least_ordinal}-{topic.greatest_ordinal}",
+            _time(topic.greatest_time_ns),
+        )
+        for topic in report.topics
+    ]
+    console.print(show.table(("topic", "messages", "ordinals", "last"), topics, ("messages",)))
+    segments = [
+        (
+            segment.name, str(segment.first), str(segment.next - 1), show.bytes_text(segment.bytes),
+            "sealed" if segment.sealed else "open",
+            "compacted" * segment.compacted + " repaired" * segment.repaired,
+        )
+        for segment in report.segments
+    ]  # fmt: skip
+    console.print(show.table(("segment", "first", "last", "bytes", "state", ""), segments, ("first", "last", "bytes")))
+    if report.queues:
+        queues = [(q.name, ",".join(q.topics), str(q.floor), str(q.done_above), str(q.behind)) for q in report.queues]
+        columns = ("queue", "topics", "done up to", "done above", "behind")
+        console.print(show.table(columns, queues, ("done up to", "done above", "behind")))
+
+
+@app.command()
+def verify(directory: Directory, as_json: Json = False) -> None:
+    """Check every byte against its checksums. Ends with 0 when whole, with 4 and the places of damage when not.
+
+    Example: [green]penstock journal verify /var/lib/measurements[/]
+    """
+    from penstock.journal import commands
+
+    damage = commands.verify(directory)
+    for item in damage:
+        if as_json:
+            show.print_json(asdict(item))
+        else:
+            print(item)
+    if damage:
+        exits.told(f"{len(damage)} places are damaged; to keep what is whole: penstock journal repair {directory}")
+        raise typer.Exit(exits.WRONG)
+    if not as_json:
+        print("whole")
+
+
+@app.command()
+def repair(directory: Directory, as_json: Json = False) -> None:
+    """Keep everything that is whole, say what is lost. No writer may be running.
+
+    Example: [green]penstock journal repair /var/lib/measurements[/]
+    """
+    from penstock.journal import commands
+
+    report = commands.repair(directory)
+    if as_json:
+        show.print_json(asdict(report))
+        return
+    for damage in report.damage:
+        print(f"damaged: {damage}")
+    for name in report.rewritten:
+        print(f"rewritten: {name}")
+    for name in report.caches:
+        print(f"made again: {name}")
+    lost = sum(last - first + 1 for first, last in report.lost)
+    for first, last in report.lost:
+        print(f"lost: positions {first} to {last}")
+    print(f"{report.kept_messages} messages kept, {lost} lost" if not report.whole else "whole, nothing to do")
+
+
+@app.command()
+def cat(
+    directory: Directory,
+    start: Annotated[int | None, typer.Option(help="First position; default the least kept.")] = None,
+    end: Annotated[int | None, typer.Option(help="Stop before this position.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="Name or pattern; may be given several times.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="The bytes alone, one after the other.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print messages, a line each: position, topic, ordinal, time, size, the beginning of the data.
+
+    Example: [green]penstock journal cat /var/lib/measurements --topic 'sensors.>' --start 100[/]
+    """
+    from penstock.journal import commands
+
+    for message in commands.cat(directory, start=start, end=end, topics=topic or None, follow=follow):
+        if raw:
+            sys.stdout.buffer.write(message)
+            sys.stdout.buffer.flush()
+        elif as_json:
+            show.print_json(_as_json(message))
+        else:
+            beginning = bytes(memoryview(message)[:60])
+            text = f"{message.position} {message.channel} #{message.ordinal} {_time(message.timestamp_ns)}"
+            print(f"{text} {len(message)} B {beginning!r}", flush=follow)
+
+
+def _as_json(message: Message) -> dict[str, object]:
+    data = bytes(message)
+    try:
+        content = {"text": data.decode()}
+    except UnicodeDecodeError:
+        content = {"base64": base64.b64encode(data).decode()}
+    return {
+        "position": message.position,
+        "topic": message.channel,
+        "ordinal": message.ordinal,
+        "timestamp_ns": message.timestamp_ns,
+        "properties": dict(message.properties),
+        **content,
+    }

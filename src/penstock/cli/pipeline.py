@@ -1,0 +1,289 @@
+"""``penstock pipeline``: run a Spark pipeline over a journal, once or again and again, with a progress bar."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import show
+from penstock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+app = typer.Typer()
+
+
+class Name(StrEnum):
+    """The pipelines that need no file."""
+
+    ARCHIVE = "archive"
+    QUALITY = "quality"
+    ALIGN = "align"
+    ROLLUP = "rollup"
+    SESSIONS = "sessions"
+    REPLAY = "replay"
+
+
+@app.command()
+def pipeline(
+    name: Annotated[str, typer.Argument(help="archive, quality, align, rollup, sessions, replay, or a file.toml.")],
+    source: Annotated[
+        str | None, typer.Option("--from", help="A journal's directory, a glob, or broker://HOST:PORT.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--to", help="A directory; an address for replay.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Do what is there, then end (the default).")] = False,
+    every: Annotated[str | None, typer.Option("--every", help="Again and again, as in 10s or '1 minute'.")] = None,
+    master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="KEY=VALUE for the pipeline; more than once.")
+    ] = None,
+    topics: Annotated[str | None, typer.Option(help="Topic patterns, separated by commas.")] = None,
+) -> None:
+    """Run a Spark pipeline over a journal.
+
+    Example: [green]penstock pipeline archive --from /var/lib/measurements --to /data/archive --every 1m[/]
+
+    Example: [green]penstock pipeline quality --from /var/lib/measurements --to report[/] writes report/quality.html
+    """
+    from penstock.spark.pipelines.interval import seconds
+
+    if once and every is not None:
+        raise InvalidArgument("give --once or --every, not both")
+    pause = None if every is None else seconds(every)
+    settings = dict(_pair(text) for text in option or ())
+    run = _prepared(name, source, target, settings, topics)
+    with _session(master) as spark, _Progress(name) as progress:
+        while True:
+            with _told():
+                run(spark, progress)
+            if pause is None:
+                return
+            progress.idle()
+            time.sleep(pause)
+
+
+Run = Callable[["SparkSession", "_Progress"], None]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise InvalidArgument(f"--set {text!r} is not KEY=VALUE")
+    return key, value
+
+
+def _prepared(name: str, source: str | None, target: str | None, settings: dict[str, str], topics: str | None) -> Run:
+    """What to run; everything that can be wrong with it is told before Spark starts."""
+    if name.endswith(".toml"):
+        from penstock.spark.pipelines.declared import load
+
+        declared = load(name)
+        return lambda spark, progress: _declared(spark, declared, progress)
+    try:
+        kind = Name(name)
+    except ValueError:
+        from penstock.errors import nearest
+
+        raise InvalidArgument(f"there is no pipeline {name!r}; {nearest(name, list(Name))}, or a file.toml") from None
+    if source is None or target is None:
+        raise InvalidArgument(
+            f"pipeline {name} needs --from JOURNAL and --to {'ADDRESS' if kind is Name.REPLAY else 'DIRECTORY'}"
+        )
+    _check_source(source)
+    arguments = _arguments(kind, settings)
+    options = {} if topics is None else {"topics": topics}
+    if kind is Name.ARCHIVE:
+        return lambda spark, progress: _archive(spark, source, target, {**arguments, "options": options}, progress)
+    if kind is Name.REPLAY:
+        return lambda spark, progress: _replay(_load(spark, source, options), target, arguments, progress)
+    return lambda spark, progress: _table(kind, _load(spark, source, options), Path(target), arguments, progress)
+
+
+def _check_source(source: str) -> None:
+    from penstock.spark.places import open_place, resolve
+
+    for place in resolve({"path": source}):
+        open_place(place)
+
+
+def _arguments(kind: Name, settings: dict[str, str]) -> dict[str, Any]:
+    """``--set`` values as the pipeline's own arguments; rollup takes its aggregates by name."""
+    import importlib
+
+    from penstock.address import check_options, convert, option_names
+
+    function = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)
+    if kind is Name.ROLLUP:
+        known = option_names(function)
+        aggregates = {key: value for key, value in settings.items() if key not in known}
+        rest = {key: value for key, value in settings.items() if key in known}
+        return {**_lists(convert(rest, function, kind)), "aggregates": aggregates}
+    positional = {"onto": settings.pop("onto")} if kind is Name.ALIGN and "onto" in settings else {}
+    check_options(settings, function, f"pipeline {kind}")
+    return {**positional, **_lists(convert(settings, function, kind))}
+
+
+def _lists(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: str(value).split(",") if key in ("by", "columns", "topics") else value for key, value in arguments.items()
+    }
+
+
+def _load(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
+    return spark.read.format("penstock").options(**options).load(source)
+
+
+@contextmanager
+def _session(master: str) -> Iterator[SparkSession]:
+    from penstock.spark import session
+
+    settings: dict[str, Any] = {"spark.log.level": "ERROR"}
+    spark = session("penstock pipeline", master=master, **settings)
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """What Penstock raised inside a Spark job, as itself; what Spark raised, as its first line."""
+    from pyspark.errors import PySparkException
+
+    from penstock.errors import PenstockError
+    from penstock.spark.failure import unwrap
+
+    try:
+        yield
+    except PySparkException as error:
+        ours = unwrap(error)
+        raise (ours or PenstockError(str(error).strip().splitlines()[0])) from None
+
+
+def _archive(spark: SparkSession, source: str, target: str, arguments: dict[str, Any], progress: _Progress) -> None:
+    from penstock.spark.pipelines import archive
+
+    done = archive(
+        spark, source, target, on_progress=lambda now: progress.show(now.rows, now.payload_bytes, now.lag), **arguments
+    )
+    progress.add(done.rows, done.payload_bytes, done.lag)
+
+
+def _replay(frame: DataFrame, target: str, arguments: dict[str, Any], progress: _Progress) -> None:
+    from penstock.spark.pipelines import replay
+
+    done = replay(frame, target, on_progress=lambda rows, size: progress.show(rows, size, 0), **arguments)
+    progress.add(done.messages, done.payload_bytes, 0)
+
+
+def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any], progress: _Progress) -> None:
+    import importlib
+
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    seen = Observation()
+    size = F.coalesce(F.sum(F.octet_length("payload")), F.lit(0))
+    watched = frame if kind is Name.ALIGN else frame.observe(seen, F.count("*").alias("rows"), size.alias("bytes"))
+    result = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)(
+        watched, **arguments
+    )
+    target.mkdir(parents=True, exist_ok=True)
+    table = target / f"{kind.value}.parquet"
+    result.write.mode("overwrite").parquet(str(table))
+    rows, payload_bytes = (0, 0) if kind is Name.ALIGN else (int(seen.get["rows"]), int(seen.get["bytes"]))
+    progress.add(rows, payload_bytes, 0)
+    made = frame.sparkSession.read.parquet(str(table))
+    if kind is Name.QUALITY:
+        from penstock.spark.pipelines.report import report, terminal
+
+        progress.pause()
+        show.console().print(terminal(made))
+        show.console().print(f"report: {report(made, target / 'quality.html')}")
+    show.console().print(f"{made.count()} rows in {table}")
+
+
+def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
+    from penstock.spark.stream import lag
+
+    query = declared.run(spark)
+    if query is None:
+        return
+    rows = 0
+    seen = -1
+    while True:
+        ended = query.awaitTermination(1)
+        for step in query.recentProgress:
+            if step["batchId"] > seen:
+                seen = step["batchId"]
+                rows += step["numInputRows"]
+        progress.show(rows, 0, lag(query) or 0)
+        if ended:
+            progress.add(rows, 0, 0)
+            return
+
+
+class _Progress:
+    """A bar on the terminal (a line when piped), and the same counts where the monitor finds them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.rows = self.payload_bytes = 0
+        self.begun = time.monotonic()
+        self.bar: Any = None
+        self.counters: Any = None
+
+    def __enter__(self) -> _Progress:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        from penstock._core import Counters
+
+        self.counters = Counters("spark", "pipeline", self.name)
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
+        self.bar = Progress(*columns, TimeElapsedColumn(), console=show.console(stderr=True), transient=True)
+        self.task = self.bar.add_task(self.name, total=None, text="")
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+        self.counters.close()
+        spent = max(1e-9, time.monotonic() - self.begun)
+        show.console(stderr=True).print(
+            f"{self.name}: {show.count_text(self.rows)} rows, {show.bytes_text(self.payload_bytes)}, "
+            f"{show.rate_text(self.rows / spent)}"
+        )
+
+    def show(self, rows: int, payload_bytes: int, lag: int) -> None:
+        """Where the run that is under way stands."""
+        rows, payload_bytes = self.rows + rows, self.payload_bytes + payload_bytes
+        text = f"{show.count_text(rows)} rows  {show.bytes_text(payload_bytes)}  {show.count_text(lag)} behind"
+        self.bar.update(self.task, text=text, completed=rows, total=rows + lag)
+        for field, value in (
+            ("matched", rows + lag),
+            ("delivered", rows),
+            ("bytes", payload_bytes),
+            ("lag", lag),
+        ):
+            self.counters.set(field, value)
+
+    def add(self, rows: int, payload_bytes: int, lag: int) -> None:
+        """One run is done."""
+        self.rows += rows
+        self.payload_bytes += payload_bytes
+        self.show(0, 0, lag)
+
+    def pause(self) -> None:
+        """Make room for something that is printed."""
+        self.bar.update(self.task, text="")
+
+    def idle(self) -> None:
+        """Between two runs."""
+        self.counters.state("waiting")

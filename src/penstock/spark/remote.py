@@ -1,0 +1,174 @@
+"""A journal behind a broker, for executors that cannot reach its directory: ``load("broker://HOST:PORT")``.
+
+Ranges are fetched by position over a connection of each task's own; nothing here loads native code. The broker checks
+what it reads, so ``check`` and ``mode`` have nothing to do. A broker that goes away in the middle fails the task,
+which Spark runs again. With the option ``queue`` a streaming query also moves a queue of that name as it commits, so
+that the broker shows its lag and its retention can wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import numpy
+import pyarrow
+
+from penstock.broker.fetch import RangeClient
+from penstock.errors import ClosedError, InvalidArgument, StateError
+from penstock.spark import rows
+from penstock.spark.bounds import Bounds
+from penstock.spark.places import Range, Reading
+
+SAMPLE = 256
+FETCH_BYTES = 4 << 20
+
+
+def connect(text: str) -> RangeClient:
+    """A connection to the broker at ``broker://HOST:PORT?token=...``; what went wrong names the broker."""
+    parts = urlsplit(text)
+    options = dict(parse_qsl(parts.query))
+    unknown = [name for name in options if name not in ("token", "queue", "timeout")]
+    if parts.scheme != "broker" or not parts.hostname or parts.port is None or unknown:
+        raise InvalidArgument(f"{text!r} is not of the form broker://HOST:PORT?token=TOKEN&queue=NAME")
+    try:
+        timeout = float(options.get("timeout", "30"))
+        return RangeClient(parts.hostname, parts.port, token=options.get("token"), timeout=timeout)
+    except OSError as error:
+        raise StateError(
+            f"no broker answers at {parts.hostname}:{parts.port} ({error}); start it, or check the port"
+        ) from None
+
+
+def queue_name(text: str) -> str | None:
+    """The queue that a broker's address names."""
+    return dict(parse_qsl(urlsplit(text).query)).get("queue")
+
+
+class BrokerPlace:
+    """A journal that a broker has open. Each call makes its own connection, so that nothing is shared with a fork."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        with connect(text) as client:
+            self.uuid = client.journal
+
+    @property
+    def first(self) -> int:
+        with connect(self.text) as client:
+            return client.first
+
+    @property
+    def frontier(self) -> int:
+        with connect(self.text) as client:
+            return client.frontier
+
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
+        start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
+        if end <= start:
+            return
+        each = self._bytes_each(start)
+        step = max(1, int(min(most_bytes, 1 << 50) // each))
+        for low in range(start, end, step):
+            high = min(low + step, end)
+            yield Range(self.text, self.uuid, low, high, int((high - low) * each))
+
+    def _bytes_each(self, start: int) -> float:
+        """What a message takes, about: the mean of a few."""
+        with connect(self.text) as client:
+            part = client.fetch(start, SAMPLE)
+        return max(1.0, len(part.payload) / part.count) + rows.HEADER_BYTES if part.count else 100.0
+
+    def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
+        names = reading.schema.names
+        with connect(self.text) as client:
+            for part in self._parts(client, start, end, reading.bounds):
+                entries = part.entries()
+                topics = part.topics
+                if reading.bounds.by_row:
+                    ids = [number for number, name in topics.items() if reading.bounds.wants_topic(name)]
+                    wanted = numpy.array(ids, numpy.uint32) if reading.bounds.patterns else None
+                    entries = entries[reading.bounds.mask(entries, wanted)]
+                data = numpy.frombuffer(part.payload, numpy.uint8)
+                for low, high in rows.cuts(entries["length"], rows.row_bytes(names), reading.batch_bytes):
+                    source = rows.FetchedRows(entries[low:high], data, topics, self.uuid)
+                    yield source.batch(reading.schema)
+
+    def _parts(self, client: RangeClient, start: int, end: int, bounds: Bounds) -> Iterator[Any]:
+        """The broker picks the topics of one set of plain patterns itself; what is more is picked here."""
+        patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
+        plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
+        topics = plain if patterns and len(plain) == len(patterns) else None
+        try:
+            yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics)
+        except (OSError, ClosedError) as error:
+            raise StateError(
+                f"the broker at {self.text} went away in the middle: {error}; the query can be started again"
+            ) from None
+
+    def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
+        narrowed = bounds if time_ns is None else bounds.narrowed("times", low=time_ns)
+        narrowed = narrowed if ordinal is None else narrowed.narrowed("ordinals", low=ordinal)
+        frontier = self.frontier
+        schema = pyarrow.schema([("position", pyarrow.int64())])
+        for batch in self.batches(self.first, frontier, Reading(schema, narrowed)):
+            if batch.num_rows:
+                return int(batch.column(0)[0].as_py())
+        return frontier
+
+    def committed(self, position: int) -> None:
+        """Everything below ``position`` was processed: the queue, where one is named, moves there."""
+        name = queue_name(self.text)
+        if name is not None:
+            with connect(self.text) as client:
+                client.hold(name, position)
+
+
+def staged_topics(batch: pyarrow.RecordBatch) -> Mapping[str, list[bytes]]:
+    """The payloads of a batch by topic, each topic's in order."""
+    found: dict[str, list[bytes]] = {}
+    for topic, data in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
+        found.setdefault(topic, []).append(data or b"")
+    return found
+
+
+class BrokerStaging:
+    """A transaction of the broker: tasks stage parts of it, one commit publishes them, once per id."""
+
+    def __init__(self, text: str, transaction: str) -> None:
+        self.text = text
+        self.transaction = transaction
+
+    def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
+        name = f"{self.transaction}.{partition}.{attempt}"
+        count = 0
+        with connect(self.text) as client:
+            for batch in batches:
+                self._check(batch)
+                for topic, payloads in staged_topics(batch).items():
+                    count += client.stage(name, topic, payloads)
+        return (name, count) if count else ("", 0)
+
+    @staticmethod
+    def _check(batch: pyarrow.RecordBatch) -> None:
+        for name in ("properties", "message_id", "key"):
+            column = batch.column(batch.schema.get_field_index(name))
+            filled = column.is_valid() if name != "properties" else _not_empty(column)
+            if pyarrow.compute.any(filled).as_py():
+                raise InvalidArgument(f"a broker takes topic and payload only; drop the column {name!r} or empty it")
+
+    def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
+        parts = [name for name in names if name]
+        if parts:
+            with connect(self.text) as client:
+                client.commit(self.transaction, parts)
+
+    def abort(self) -> None:
+        with connect(self.text) as client:
+            client.abort(self.transaction)
+
+
+def _not_empty(column: pyarrow.Array) -> pyarrow.Array:
+    entries = numpy.diff(numpy.asarray(column.offsets)) > 0
+    return pyarrow.array(entries & column.is_valid().to_numpy(zero_copy_only=False))

@@ -1,0 +1,297 @@
+"""Queues: topics, acknowledgement, redelivery, dead letters, sharing, replay, time to live, delay, duplicates."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import Client, Server
+from penstock.errors import RefusedError
+
+from .conftest import LONG, Wire, until
+
+
+def summary(client: Client, name: str) -> dict[str, object]:
+    return next(entry for entry in client.queues() if entry["queue"] == name)
+
+
+def test_wildcards(client: Client) -> None:
+    client.queue("one", topics="sensors.*.temp")
+    client.queue("all", topics="sensors.>")
+    client.queue("two", topics=["a", "b"])
+    for topic in ("sensors.north.temp", "sensors.north.wind", "sensors.temp", "sensors", "a", "b", "c"):
+        client.publish(topic, topic.encode())
+    found = {}
+    for name in ("one", "all", "two"):
+        with client.subscribe(name) as consumer:
+            found[name] = []
+            while (message := consumer.read(0.3)) is not None:
+                assert message.channel is not None and message.channel.encode() == bytes(message)
+                found[name].append(message.channel)
+    assert found == {
+        "one": ["sensors.north.temp"],
+        "all": ["sensors.north.temp", "sensors.north.wind", "sensors.temp"],
+        "two": ["a", "b"],
+    }
+
+
+def test_acknowledged_is_gone_and_the_rest_comes_again(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"%d" % i for i in range(10)])
+    with client.subscribe("q", ack="manual") as consumer:
+        messages = [consumer.read(LONG) for _ in range(10)]
+        for message in messages[:3] + messages[7:]:
+            assert message is not None
+            consumer.ack(message)
+        consumer.ack(messages[4].position or 0, confirm=True)  # type: ignore[union-attr]
+    with client.subscribe("q", ack="manual") as consumer:
+        again = [consumer.read(LONG) for _ in range(3)]
+        assert [bytes(message) for message in again if message] == [b"3", b"5", b"6"]
+        assert consumer.read(0.2) is None
+
+
+def test_nack_with_delay(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"a", b"b"])
+    with client.subscribe("q", ack="manual") as consumer:
+        first = consumer.read(LONG)
+        assert first is not None and first.properties["deliveries"] == "1"
+        began = time.monotonic()
+        consumer.nack(first, delay_s=0.3)
+        second = consumer.read(LONG)
+        assert second is not None and bytes(second) == b"b"
+        consumer.ack(second)
+        again = consumer.read(LONG)
+        assert again is not None and bytes(again) == b"a" and again.properties["deliveries"] == "2"
+        assert time.monotonic() - began >= 0.3
+        consumer.ack(again)
+        assert consumer.read(0.2) is None
+
+
+def test_redelivery_after_a_timeout(client: Client) -> None:
+    client.queue("q", topics="t", ack_timeout_s=0.3)
+    client.publish("t", b"x")
+    with client.subscribe("q", ack="manual") as consumer:
+        assert consumer.read(LONG) is not None
+        again = consumer.read(LONG)
+        assert again is not None and again.properties["deliveries"] == "2"
+
+
+def test_dead_letters_and_redrive(client: Client) -> None:
+    client.queue("q", topics="t", max_deliveries=3)
+    client.queue("bystander", topics="t")
+    client.publish_many("t", [b"poison", b"fine"])
+    with client.subscribe("q", ack="manual") as consumer:
+        for _ in range(3):
+            message = consumer.read(LONG)
+            while message is not None and bytes(message) == b"fine":
+                consumer.ack(message)
+                message = consumer.read(LONG)
+            assert message is not None and bytes(message) == b"poison"
+            consumer.nack(message)
+        until(lambda: "q.dead" in [entry["queue"] for entry in client.queues()])
+    assert summary(client, "q.dead")["depth"] == 1
+    assert summary(client, "q")["dead_lettered"] == 1
+    with client.subscribe("q.dead", ack="manual") as dead:
+        message = dead.read(LONG)
+        assert message is not None and (bytes(message), message.channel) == (b"poison", "t")
+    until(lambda: summary(client, "q.dead")["consumers"] == 0)
+    assert client.redrive("q") == 1
+    assert summary(client, "q.dead")["depth"] == 0
+    with client.subscribe("q") as consumer:
+        message = consumer.read(LONG)
+        assert message is not None and (bytes(message), message.channel) == (b"poison", "t")
+    with client.subscribe("bystander") as other:
+        assert [bytes(m) for m in (other.read(LONG), other.read(LONG)) if m] == [b"poison", b"fine"]
+        assert other.read(0.2) is None, "a re-driven message goes to its queue alone"
+
+
+def test_consumers_share_a_queue(client: Client) -> None:
+    client.queue("q", topics="t")
+    with client.subscribe("q", credit=10) as one, client.subscribe("q", credit=10) as two:
+        client.publish_many("t", [b"%d" % i for i in range(200)])
+        found: dict[str, list[int]] = {"one": [], "two": []}
+        deadline = time.monotonic() + LONG
+        while sum(map(len, found.values())) < 200 and time.monotonic() < deadline:
+            for name, consumer in (("one", one), ("two", two)):
+                found[name] += [int(bytes(message)) for message in consumer.read_many(5, 0.01)]
+        assert sorted(found["one"] + found["two"]) == list(range(200))
+        assert found["one"] and found["two"]
+        assert found["one"] == sorted(found["one"]) and found["two"] == sorted(found["two"])
+
+
+def test_credit_bounds_what_a_consumer_holds(client: Client, wire: Callable[[], Wire]) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"%d" % i for i in range(10)])
+    connection = wire().hello().send(b"SUB q credit=3\n")
+    assert connection.line() == "OK"
+    for i in range(3):
+        assert connection.line().split()[:2] == ["MSG", "q"]
+        connection.exactly(b"%d\n" % i)
+    connection.nothing()
+    connection.send(b"ACK q 1\n")
+    assert connection.line().split()[3] == "4"
+    connection.exactly(b"3\n")
+    connection.nothing()
+    connection.send(b"CREDIT q 5\n")
+    assert connection.line().split()[3] == "5"
+
+
+def test_exclusive(client: Client) -> None:
+    client.queue("q", topics="t", exclusive=True)
+    with client.subscribe("q"), pytest.raises(RefusedError, match="exclusive"):
+        client.subscribe("q")
+
+
+def test_temporary_queues_go_with_their_consumer(client: Client) -> None:
+    with client.subscribe(topics="t") as consumer:
+        assert len(client.queues()) == 1
+        client.publish("t", b"x")
+        assert consumer.read(LONG) is not None
+    until(lambda: client.queues() == [])
+
+
+def test_replay(client: Client) -> None:
+    client.publish_many("t", [b"%d" % i for i in range(10)])
+    with client.subscribe("a", topics="t", from_ordinal=4) as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"3"
+    middle = time.time_ns()
+    client.publish("t", b"late")
+    with client.subscribe("b", topics="t", from_time_ns=middle) as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"late"
+    with client.subscribe("c", topics="t", from_position=10) as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"9"
+    client.seek("a", position=1)
+    with client.subscribe("a") as consumer:
+        assert [bytes(consumer.read(LONG) or b"") for _ in range(2)] == [b"0", b"1"]
+
+
+def test_time_to_live(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.queue("short", topics="t", ttl_s=0.1)
+    client.publish("t", b"old", ttl_s=0.05)
+    client.publish("t", b"lasting")
+    time.sleep(0.2)  # let both expire
+    with client.subscribe("q") as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"lasting"
+    with client.subscribe("short") as consumer:
+        assert consumer.read(0.1) is None
+        client.publish("t", b"new")
+        assert bytes(consumer.read(LONG) or b"") == b"new"
+    assert summary(client, "short")["expired"] == 2
+
+
+def test_delayed_messages_survive_a_restart(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics=">")
+        due = time.time_ns() + 700_000_000
+        client.publish("t", b"at", at_ns=due)
+        client.publish("t", b"soon", delay_s=0.2)
+        client.publish("t", b"now")
+        with client.subscribe("q") as consumer:
+            assert bytes(consumer.read(LONG) or b"") == b"now"
+            message = consumer.read(LONG)
+            assert message is not None and (bytes(message), message.channel) == (b"soon", "t")
+    server.close()
+    server = serve()
+    with Client(port=server.port) as client, client.subscribe("q") as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"at"
+        assert time.time_ns() >= due
+        assert consumer.read(0.2) is None
+
+
+def test_duplicates_in_the_window_are_stored_once(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        first = client.publish("t", b"x", message_id="order-1")
+        assert client.publish("t", b"x", message_id="order-1") == first
+        assert client.publish("t", b"y", message_id="order-2") == first + 1
+    server.close()
+    server = serve()
+    with Client(port=server.port) as client:
+        assert client.publish("t", b"x", message_id="order-1") == first
+        assert client.statistics()["next"] == first + 2
+
+
+def test_purge_delete_list(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"x"] * 50)
+    assert summary(client, "q")["depth"] == 50
+    assert client.purge("q") == 50
+    assert summary(client, "q")["depth"] == 0
+    client.publish("t", b"new")
+    with client.subscribe("q") as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"new"
+        with pytest.raises(RefusedError, match="consumer"):
+            client.delete("q")
+    until(lambda: summary(client, "q")["consumers"] == 0)
+    client.delete("q")
+    assert client.queues() == []
+    with pytest.raises(RefusedError, match="no queue"):
+        client.purge("q")
+
+
+def test_everything_survives_a_restart(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics=["t", "u"], max_deliveries=7, ack_timeout_s=5)
+        client.publish_many("t", [b"%d" % i for i in range(10)])
+        with client.subscribe("q", ack="manual", credit=6) as consumer:
+            messages = [consumer.read(LONG) for _ in range(6)]
+            for message in messages[1:3]:
+                assert message is not None
+                consumer.ack(message, confirm=True)
+        before = summary(client, "q")
+    server.close()
+    server = serve()
+    with Client(port=server.port) as client:
+        after = summary(client, "q")
+        assert after["depth"] == 8
+        assert {key: after[key] for key in ("topics", "max_deliveries", "ack_timeout_s")} == {
+            key: before[key] for key in ("topics", "max_deliveries", "ack_timeout_s")
+        }
+        with client.subscribe("q") as consumer:
+            found = [consumer.read(LONG) for _ in range(8)]
+            assert [bytes(m) for m in found if m] == [b"0", b"3", b"4", b"5", b"6", b"7", b"8", b"9"]
+            assert [m.properties["deliveries"] for m in found if m] == ["2"] * 6 + ["1"] * 2
+
+
+def test_state_survives_many_segments(serve: Callable[..., Server], tmp_path: Path) -> None:
+    options = {"segment_bytes": 1 << 16}
+    server = serve(**options)
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.queue("idle", topics="t")
+        for i in range(30):
+            client.publish_many("t", [b"%06d" % (i * 1000 + k) for k in range(1000)])
+        with client.subscribe("q") as consumer:
+            count = 0
+            while count < 20_000:
+                count += len(consumer.read_many(1000, LONG))
+    server.close()
+    server = serve(**options)
+    with Client(port=server.port) as client:
+        assert summary(client, "idle")["depth"] == 30_000
+        with client.subscribe("q") as consumer:
+            message = consumer.read(LONG)
+            assert message is not None and 15_000 <= int(bytes(message)) <= 20_000
+
+
+def test_transactions(client: Client) -> None:
+    client.queue("q", topics="out")
+    client.stage("job", "out", [b"a", b"b"])
+    client.stage("job", "out", [b"c"])
+    client.stage("other", "out", [b"never"])
+    client.publish("out", b"between")
+    with client.subscribe("q") as consumer:
+        assert bytes(consumer.read(LONG) or b"") == b"between"
+        first, last, again = client.commit("job")
+        assert (last - first, again) == (2, False)
+        assert [bytes(consumer.read(LONG) or b"") for _ in range(3)] == [b"a", b"b", b"c"]
+        assert client.commit("job") == (first, last, True)
+        client.abort("other")
+        assert consumer.read(0.2) is None

@@ -1,0 +1,200 @@
+"""kill -9 of the broker at random moments, under load from four publishers and two acknowledging consumers.
+
+Every confirmed message is delivered at least once to each queue, none is corrupted, each is stored once whatever was
+sent again, and new messages come in the order of their positions. ``--kills N`` and ``--seed S`` as everywhere.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+from penstock.broker import Client
+
+KILLS = 20
+LONG = 60.0
+SERVE = """
+import signal, sys
+from penstock.broker import Server
+server = Server(sys.argv[1], int(sys.argv[2]), segment_bytes=1 << 20)
+signal.signal(signal.SIGTERM, lambda *_: server.stop())
+print("ready", flush=True)
+server.run()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def start(directory: Path, port: int) -> tuple[subprocess.Popen[str], float]:
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVE, str(directory), str(port)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process, time.monotonic() - began
+
+
+def body(publisher: int, number: int) -> bytes:
+    text = b"%d:%d:%s" % (publisher, number, random.Random(f"{publisher}:{number}").randbytes(number % 500))
+    return b"%08x" % zlib.crc32(text) + text
+
+
+def check(data: bytes) -> tuple[int, int]:
+    assert int(data[:8], 16) == zlib.crc32(data[8:]), "a message was corrupted"
+    publisher, number, _ = data[8:].split(b":", 2)
+    return int(publisher), int(number)
+
+
+class Worker(threading.Thread):
+    """A thread that keeps what went wrong."""
+
+    error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.work()
+        except BaseException as error:
+            self.error = error
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+
+class Publishing(Worker):
+    """Publishes numbered messages, one by one, many at once, and some with an id sent twice on purpose."""
+
+    def __init__(self, number: int, port: int, seed: int, stop: threading.Event) -> None:
+        super().__init__(name=f"publisher-{number}")
+        self.number, self.port, self.stop = number, port, stop
+        self.chooser = random.Random(seed)
+        self.confirmed: dict[int, int | None] = {}  # with the position, where it was told
+
+    def work(self) -> None:
+        topic, count = f"load.{self.number}", 0
+        with Client(port=self.port, timeout=LONG) as client:
+            while not self.stop.is_set():
+                way = self.chooser.random()
+                if way < 0.3:
+                    self.confirmed[count] = client.publish(topic, body(self.number, count))
+                    count += 1
+                elif way < 0.4:
+                    name = f"{self.number}-{count}"
+                    told = [client.publish(topic, body(self.number, count), message_id=name) for _ in range(2)]
+                    assert None in told or told[0] == told[1], "the same id was stored twice"
+                    self.confirmed[count] = told[0]
+                    count += 1
+                else:
+                    size = self.chooser.randrange(2, 200)
+                    client.publish_many(topic, [body(self.number, count + i) for i in range(size)])
+                    self.confirmed.update((count + i, None) for i in range(size))
+                    count += size
+
+
+class Consuming(Worker):
+    """Reads one queue and acknowledges; notes what came, and that new messages come in order."""
+
+    def __init__(self, queue: str, port: int) -> None:
+        super().__init__(name=f"consumer-{queue}")
+        self.queue, self.port = queue, port
+        self.places: dict[tuple[int, int], int] = {}
+        self.positions: set[int] = set()
+        self.highest = 0
+        self.again = 0
+        self.over = threading.Event()
+
+    def work(self) -> None:
+        with (
+            Client(port=self.port, timeout=LONG) as client,
+            client.subscribe(self.queue, timeout=LONG, credit=500) as subscriber,
+        ):
+            while not self.over.is_set():
+                for message in subscriber.read_many(100, 0.1):
+                    self.note(check(bytes(message)), message.position or 0)
+
+    def note(self, key: tuple[int, int], position: int) -> None:
+        known = self.places.setdefault(key, position)
+        assert known == position, f"message {key} was stored at {known} and again at {position}"
+        if position in self.positions:
+            self.again += 1
+            return
+        assert position > self.highest, f"{position} came after {self.highest}"
+        self.highest = position
+        self.positions.add(position)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+def test_the_broker_is_killed_under_load(tmp_path: Path, kills: int | None, seed: int) -> None:
+    chooser = random.Random(seed)
+    port = free_port()
+    stop = threading.Event()
+    process, _ = start(tmp_path / "journal", port)
+    restarts: list[float] = []
+    with Client(port=port, timeout=LONG) as client:  # the queues are there before the first message
+        client.queue("first", topics="load.>")
+        client.queue("second", topics="load.>")
+    publishers = [Publishing(i, port, seed + i, stop) for i in range(4)]
+    consumers = [Consuming("first", port), Consuming("second", port)]
+    workers = [*publishers, *consumers]
+
+    def healthy() -> None:
+        assert not any(worker.error for worker in workers), [worker.error for worker in workers if worker.error]
+
+    try:
+        for worker in workers:
+            worker.start()
+        for _ in range(KILLS if kills is None else kills):
+            time.sleep(chooser.uniform(0.02, 0.5))  # the random moment
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()
+            process, took = start(tmp_path / "journal", port)
+            restarts.append(took)
+            healthy()
+        stop.set()
+        for publisher in publishers:
+            publisher.join(LONG)
+            assert not publisher.is_alive()
+        healthy()
+        wanted = {(publisher.number, count) for publisher in publishers for count in publisher.confirmed}
+        deadline = time.monotonic() + LONG
+        while not all(wanted <= set(consumer.places) for consumer in consumers):
+            assert time.monotonic() < deadline, [len(wanted - set(consumer.places)) for consumer in consumers]
+            healthy()
+            time.sleep(0.05)
+    finally:
+        stop.set()
+        for consumer in consumers:
+            consumer.over.set()
+        for worker in workers:
+            worker.join(LONG)
+        process.terminate()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+    healthy()
+    for publisher in publishers:
+        for count, position in publisher.confirmed.items():
+            for consumer in consumers:
+                assert position is None or consumer.places[publisher.number, count] == position
+    again = [consumer.again for consumer in consumers]
+    restarts.sort()
+    print(
+        f"\nseed {seed}: {len(restarts)} kills, {len(wanted)} confirmed, delivered again {again}, "
+        f"restart median {restarts[len(restarts) // 2]:.2f} s, longest {restarts[-1]:.2f} s"
+    )

@@ -1,0 +1,281 @@
+"""The journal's promises to its users: order, atomic batches, views, processes side by side, bad input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
+from penstock.journal import Entry, Journal
+
+LONG = 30.0
+
+
+def test_many_topics_one_log(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        assert [journal.append("a", b"1"), journal.append("b", b"2"), journal.append("a", b"3")] == [1, 2, 3]
+        assert [(m.channel, m.ordinal, m.position) for m in journal.read_many(1)] == [
+            ("a", 1, 1), ("b", 1, 2), ("a", 2, 3),
+        ]  # fmt: skip
+        assert [m.position for m in journal.read_many(1, topics=["a"])] == [1, 3]
+        assert len(journal.read_many(4)) == 0
+        assert journal.frontier == 4 and journal.first == 1 and journal.topics == {"a": 1, "b": 2}
+
+
+def test_wildcards(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        names = ["s.north.temp", "s.south.temp", "s.north.wind", "s", "s.north", "other"]
+        for name in names:
+            journal.append(name, b"")
+        found = {
+            pattern: [m.channel for m in journal.read_many(1, topics=[pattern])]
+            for pattern in ("s.*.temp", "s.>", "*", "s.*", ">", "s.north.temp")
+        }
+        assert found == {
+            "s.*.temp": names[:2], "s.>": [*names[:3], "s.north"], "*": ["s", "other"], "s.*": ["s.north"],
+            ">": names, "s.north.temp": names[:1],
+        }  # fmt: skip
+        with pytest.raises(InvalidArgument):
+            journal.read_many(1, topics=["a.>.b"])
+        with pytest.raises(TypeError):
+            journal.read_many(1, topics="a")
+
+
+def test_transactions_are_whole_or_nothing(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        with journal.transaction() as transaction:
+            transaction.append("a", b"1", message_id="m", key="k", properties={"p": "q"})
+            transaction.append_many("b", [b"2", b"3"])
+            transaction.state(9, b"nine")
+        assert (transaction.first, transaction.last) == (1, 3)
+        details = journal.details(1)
+        assert (details.message_id, details.key) == ("m", "k") and dict(journal.read(1).properties) == {"p": "q"}
+        with pytest.raises(RuntimeError), journal.transaction() as transaction:
+            transaction.append("a", b"lost")
+            raise RuntimeError
+        assert journal.frontier == 4
+        with pytest.raises(StateError):
+            transaction.append("a", b"late")
+        assert journal.commit([("c", b"4"), Entry("d", b"5", key="k")], [(1, b"one")]) == (4, 5)
+        assert journal.commit(states=[(1, b"two")]) is None
+    with Journal(tmp_path / "j") as journal:
+        assert list(journal.state_records()) == [(9, b"nine"), (1, b"one"), (1, b"two")]
+        journal.snapshot([(1, b"all")])
+    with Journal(tmp_path / "j") as journal:
+        assert list(journal.state_records()) == [(1, b"all")]
+
+
+def test_state_is_carried_from_segment_to_segment(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        journal.commit(states=[(1, b"early")])
+        for _ in range(10):
+            journal.append("a", bytes(20_000))
+    with Journal(tmp_path / "j") as journal:
+        assert len(journal._reader.segments()) > 2
+        assert list(journal.state_records()) == [(1, b"early")]
+
+
+def test_find_by_ordinal_and_time(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        times = {}
+        for i in range(1, 201):
+            position = journal.append(f"t{i % 2}", bytes(1000), timestamp_ns=i * 1000)
+            times[i * 1000] = position
+        assert journal.find_time(0) == 1 and journal.find_time(100_000) == times[100_000]
+        assert journal.find_time(99_500) == times[100_000] and journal.find_time(200_001) is None
+        assert journal.find_time(100_000, "t1") == times[101_000]
+        assert journal.find_ordinal("t1", 50) == times[99_000] and journal.find_ordinal("t1", 101) is None
+        assert journal.find_ordinal("none", 1) is None
+
+
+def test_messages_are_views_of_the_file(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"x" * 1000)
+        first, again = journal.read(1), journal.read(1)
+        assert first.address == again.address, "the same mapped bytes, no copy"
+        with pytest.raises(TypeError):
+            memoryview(first)[0] = 1
+    assert bytes(first) == b"x" * 1000, "a message outlives its journal"
+
+
+def test_stage_many_from_one_buffer(tmp_path: Path) -> None:
+    import array
+
+    with Journal(tmp_path / "j") as journal:
+        ids = array.array("I", [journal.topic_id("a"), journal.topic_id("b"), journal.topic_id("a")])
+        offsets, lengths = array.array("Q", [0, 3, 3]), array.array("Q", [3, 0, 4])
+        assert journal.writer.stage_many(ids, b"onetwo!", offsets, lengths) == (1, 3)
+        assert journal.frontier == 1, "staged is not stored"
+        journal.commit_staged()
+        assert [(m.channel, bytes(m)) for m in journal.read_many(1)] == [("a", b"one"), ("b", b""), ("a", b"two!")]
+        for bad in (array.array("Q", [5, 0, 0]), array.array("Q", [2**64 - 1, 0, 0])):
+            with pytest.raises(InvalidArgument):
+                journal.writer.stage_many(ids, b"onetwo!", bad, lengths)
+        with pytest.raises(InvalidArgument):
+            journal.writer.stage_many(7, b"onetwo!", offsets, lengths)
+
+
+def test_bad_arguments_name_what_is_wrong(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", max_message_bytes=100) as journal:
+        for name in ("", "a..b", "a.*", ">", "with blank", "new\nline", "x" * 256):
+            with pytest.raises(InvalidArgument):
+                journal.append(name, b"x")
+        with pytest.raises(TypeError):
+            journal.append(5, b"x")  # type: ignore[arg-type]
+        with pytest.raises(TypeError):
+            journal.append("a", "text")
+        with pytest.raises(InvalidArgument, match="max_message_bytes=100"):
+            journal.append("a", bytes(101))
+        with pytest.raises(TypeError):
+            journal.append("a", b"x", properties={"a": 1})  # type: ignore[dict-item]
+        for position in (0, -1, 2**63):
+            with pytest.raises(InvalidArgument):
+                journal.read(position)
+        with pytest.raises(LookupError, match="frontier is 1"):
+            journal.read(1)
+        with pytest.raises(InvalidArgument):
+            journal.commit(states=[(70_000, b"")])
+        assert journal.frontier == 1 and journal.append("x" * 255, b"") == 1
+    for bad in ({"mode": "append"}, {"segment_bytes": 10}, {"max_message_bytes": 0}):
+        with pytest.raises(InvalidArgument):
+            Journal(tmp_path / "other", **bad)  # type: ignore[arg-type]
+
+
+def test_a_batch_has_a_bound(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", max_message_bytes=512 << 20) as journal:
+        writer, topic, part = journal.writer, journal.topic_id("a"), bytes(400 << 20)
+        writer.stage(topic, part)
+        writer.stage(topic, part)
+        with pytest.raises(CapacityError, match="smaller parts"):
+            writer.stage(topic, part)
+
+
+def test_closed_and_read_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append("a", b"x")
+    reader = Journal(tmp_path / "j", mode="read")
+    with pytest.raises(StateError, match="mode='read'"):
+        reader.append("a", b"x")
+    journal.close()
+    journal.close()
+    for use in (lambda: journal.append("a", b"x"), lambda: journal.read(1), lambda: journal.frontier):
+        with pytest.raises(ClosedError):
+            use()
+    assert bytes(reader.read(1)) == b"x"
+    reader.close()
+
+
+def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from penstock.journal import Journal\n"
+        "journal = Journal(sys.argv[1])\n"
+        "print('open', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = [sys.executable, "-c", code, str(tmp_path / "j")]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"open\n"
+        with pytest.raises(RefusedError, match=f"process {other.pid}"):
+            Journal(tmp_path / "j")
+        other.kill()
+    with Journal(tmp_path / "j") as journal:
+        with pytest.raises(RefusedError, match=str(os.getpid())):
+            Journal(tmp_path / "j")
+        assert journal.append("a", b"x") == 1, "the refused one has not taken the lock away"
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+        assert f"process {os.getpid()}" in done.stderr
+
+
+def test_after_a_fork_the_child_is_refused(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"x")
+        child = os.fork()
+        if child == 0:
+            try:
+                journal.append("a", b"from the child")
+            except StateError:
+                os._exit(7)
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert journal.append("a", b"y") == 2
+
+
+def test_readers_in_other_processes_follow_the_frontier(tmp_path: Path) -> None:
+    Journal(tmp_path / "j").close()
+    code = (
+        "import sys\n"
+        "from penstock.journal import Journal\n"
+        "with Journal(sys.argv[1], mode='read') as journal:\n"
+        "    follower = journal.follow(1)\n"
+        "    print('ready', flush=True)\n"
+        "    found = 0\n"
+        "    while found < 3000:\n"
+        "        for message in follower.read_many(100, 30):\n"
+        "            found += 1\n"
+        "            assert message.position == found, (message.position, found)\n"
+        "            assert bytes(message) == b'%d' % found * (found % 50), message.position\n"
+        "print('done', flush=True)\n"
+    )
+    readers = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "j")], stdout=subprocess.PIPE) for _ in range(2)
+    ]
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        for reader in readers:
+            assert reader.stdout is not None and reader.stdout.readline() == b"ready\n"
+        for i in range(1, 3001):
+            if i % 100 == 1:
+                journal.append_many("a", [b"%d" % n * (n % 50) for n in range(i, i + 90)])
+            if i % 100 > 90 or i % 100 == 0:
+                journal.append("a", b"%d" % i * (i % 50))
+        for reader in readers:
+            assert reader.stdout is not None and reader.stdout.readline() == b"done\n"
+            reader.stdout.close()
+            assert reader.wait(LONG) == 0
+
+
+def test_threads_share_commits(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        positions: list[int] = []
+
+        def work(number: int) -> None:
+            for i in range(100):
+                positions.append(journal.append(f"t{number}", b"%d" % i))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(positions) == list(range(1, 801))
+        assert journal.writer.commits < 801
+        for number in range(8):
+            batch = journal.read_many(1, 1000, topics=[f"t{number}"])
+            assert [bytes(message) for message in batch] == [b"%d" % i for i in range(100)]
+            assert list(batch.ordinals) == list(range(1, 101))
+
+
+def test_times_are_monotone_per_topic(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        for time_ns in (500, 100, 900):
+            journal.append("a", b"", timestamp_ns=time_ns)
+        journal.append("a", b"")
+        stamps = list(journal.read_many(1).timestamps_ns)
+        assert stamps[:3] == [500, 500, 900] and abs(stamps[3] - time.time_ns()) < 60e9
+
+
+def test_addresses(tmp_path: Path) -> None:
+    address = f"journal:{tmp_path / 'j'}"
+    with penstock.publisher(f"{address}#a.b", segment_bytes=1 << 20) as one, penstock.publisher(f"{address}#a.c") as two:
+        with penstock.subscriber(f"{address}#a.*?start=first") as subscriber:
+            assert (one.publish(b"1"), two.publish(b"2"), one.publish(b"3")) == (1, 1, 2)
+            assert [bytes(subscriber.read(LONG)) for _ in range(3)] == [b"1", b"2", b"3"]  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument):
+            penstock.subscriber(f"{address}?start=middle")

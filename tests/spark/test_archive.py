@@ -1,0 +1,97 @@
+"""The archive: exactly once, resumable, compacted; and history plus tail without overlap or gap."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from tests.spark.journals import extend, make
+from tests.spark.test_stream import forget_before
+
+from penstock.errors import CorruptionError, RefusedError, StateError
+from penstock.journal import Journal
+from penstock.spark.pipelines import archive, history, read_all, read_manifest
+
+module = sys.modules[archive.__module__]
+_alone, compact, topics = module._alone, module.compact, module.topics
+
+
+def positions(frame):
+    return sorted(row.position for row in frame.select("position").collect())
+
+
+def test_archive_then_read_all(spark, tmp_path):
+    rows = make(tmp_path / "j", 2000, step_ns=60 * 10**9)  # over two days
+    done = archive(spark, str(tmp_path / "j"), tmp_path / "archive", most_messages=1500)
+    assert done.rows == 2000 and done.lag == 0 and done.payload_bytes == sum(len(row[3]) for row in rows)
+    manifest = read_manifest(tmp_path / "archive")
+    assert list(manifest.reached.values()) == [2001] and manifest.rows == 2000
+    assert len(topics(manifest)["a.x"]) == 2
+    with Journal(tmp_path / "j") as journal:
+        rows += extend(journal, 500, step_ns=60 * 10**9)
+    everything = read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
+    got = everything.select("topic", "position", "timestamp_ns", "payload", "properties", "message_id").collect()
+    assert sorted((r[0], r[1], r[2], bytes(r[3]), r[4] or {}, r[5]) for r in got) == sorted(rows)
+    assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 500
+    assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 0
+    assert positions(history(spark, tmp_path / "archive")) == list(range(1, 2501))
+    plan = everything.filter("topic = 'b'")._jdf.queryExecution().executedPlan().toString()
+    assert "PartitionFilters: [isnotnull(topic" in plan
+
+
+def test_a_round_that_died_is_done_again(spark, tmp_path, monkeypatch):
+    make(tmp_path / "j", 300)
+    keep = module._write_manifest
+
+    def dies(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "_write_manifest", dies)
+    with pytest.raises(KeyboardInterrupt):
+        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    assert list((tmp_path / "archive").glob("topic=*/*/*.parquet")), "it died before it wrote anything"
+    assert positions(read_all(spark, str(tmp_path / "j"), tmp_path / "archive")) == list(range(1, 301))
+    monkeypatch.setattr(module, "_write_manifest", keep)
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    assert positions(history(spark, tmp_path / "archive")) == list(range(1, 301))
+    files = {str(path.relative_to(tmp_path / "archive")) for path in (tmp_path / "archive").glob("topic=*/*/*.parquet")}
+    assert files == set(read_manifest(tmp_path / "archive").files)
+
+
+def test_small_files_are_put_together(spark, tmp_path):
+    make(tmp_path / "j", 400, topics=("a",))
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive", most_messages=100, compact_files=100)
+    before = history(spark, tmp_path / "archive")
+    assert len(read_manifest(tmp_path / "archive").files) >= 4
+    compact(spark, tmp_path / "archive", 2)
+    assert len(read_manifest(tmp_path / "archive").files) == 1
+    assert positions(before) == positions(history(spark, tmp_path / "archive")) == list(range(1, 401))
+
+
+def test_segments_may_go_once_archived(spark, tmp_path):
+    make(tmp_path / "j", 5000)
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    forget_before(tmp_path / "j", 3)
+    assert positions(read_all(spark, str(tmp_path / "j"), tmp_path / "archive")) == list(range(1, 5001))
+    assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 0
+
+
+def test_what_went_before_it_was_archived_is_told(spark, tmp_path):
+    make(tmp_path / "j", 100)
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+        extend(journal, 5000)
+    forget_before(tmp_path / "j", 3)
+    with pytest.raises(StateError, match="went by retention before they were archived"):
+        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    with pytest.raises(StateError, match="went by retention"):
+        read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
+
+
+def test_two_at_once_and_a_damaged_manifest(spark, tmp_path):
+    make(tmp_path / "j", 10)
+    with _alone(tmp_path / "archive"), pytest.raises(RefusedError, match="another process archives"):
+        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    (tmp_path / "archive" / "_penstock" / "manifest.json").write_text("{")
+    with pytest.raises(CorruptionError, match="is damaged"):
+        read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
