@@ -165,6 +165,7 @@ def test_cancel_while_a_reader_sleeps() -> None:
         thread = threading.Thread(target=lambda: found.append(subscriber.read(LONG)))
         thread.start()
         session.cancel()
+        eventually(lambda: publisher.subscriber_count == 0)
         subscriber.add_session("127.0.0.1", publisher.port)
         eventually(lambda: publisher.subscriber_count == 1)
         publisher.publish(b"x")
