@@ -1,5 +1,6 @@
 """Hello world over TCP: offers a greeting at a port twice a second.  python hello_world_publisher.py [PORT [COUNT]]"""
 
+import itertools
 import sys
 import time
 
@@ -11,11 +12,10 @@ def main() -> None:
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 0
     with tcp.Publisher(port) as publisher:
         print(f"publishing at port {publisher.port}", flush=True)
-        while True:
+        publisher.wait_ready()
+        for _ in range(count) if count else itertools.count():
             publisher.publish(b"Hello World")
-            if count and publisher.ledger.matched >= count:
-                return
-            time.sleep(0.5 if not count else 0.01)
+            time.sleep(0.5)
 
 
 if __name__ == "__main__":

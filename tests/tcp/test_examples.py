@@ -19,7 +19,7 @@ def port_of(publisher: subprocess.Popen[str]) -> str:
 
 
 def test_hello_world() -> None:
-    publisher = start("hello_world_publisher.py", "0", "5")
+    publisher = start("hello_world_publisher.py", "0", "3")
     subscriber = start("hello_world_subscriber.py", port_of(publisher), "3")
     output, _ = subscriber.communicate(timeout=60)
     assert output.count("received 'Hello World' from tcp://127.0.0.1:") == 3
