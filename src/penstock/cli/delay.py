@@ -40,13 +40,10 @@ def delay(
         due = time.monotonic() + every
         heard = time.monotonic()
         while count is None or printed < count:
-            batch = subscriber.read_many(256, max(0.0, min(0.2, due - time.monotonic())))
-            now_ns = time.time_ns()
-            for message in batch:
-                ages_s.append((now_ns - message.timestamp_ns) / 1e9)
-            if len(batch):
+            fresh = _ages(subscriber, max(0.0, min(0.2, due - time.monotonic())))
+            ages_s.extend(fresh)
+            if fresh:
                 heard = time.monotonic()
-            del batch
             if timeout is not None and time.monotonic() - heard >= timeout:
                 exits.told(f"{address}: nothing came for {timeout:g} s")
                 raise typer.Exit(exits.TIME_OVER)
@@ -55,6 +52,13 @@ def delay(
                 if ages_s:
                     _line(sorted(ages_s), as_json)
                     printed += 1
+
+
+def _ages(subscriber: penstock.Subscriber, timeout: float) -> list[float]:
+    """Seconds; the messages are given back when this returns."""
+    batch = subscriber.read_many(256, timeout)
+    now_ns = time.time_ns()
+    return [(now_ns - message.timestamp_ns) / 1e9 for message in batch]
 
 
 def _line(ages: list[float], as_json: bool) -> None:

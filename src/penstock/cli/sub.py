@@ -137,29 +137,38 @@ def _listen(
     losses: _Losses,
 ) -> bool:
     """Print messages until there were enough (True) or none came for too long (False)."""
-    out = sys.stdout.buffer
     left = count
     quiet_since = time.monotonic()
     while left is None or left > 0:
         slice_s = 0.5 if timeout is None else min(0.5, max(0.0, quiet_since + timeout - time.monotonic()))
-        batch = subscriber.read_many(min(256, left or 256), slice_s)
-        for message in batch:
-            if passes is None or passes(message):
-                out.write(write(message))
-                left = None if left is None else left - 1
+        came, printed = _print_some(subscriber, write, passes, left, slice_s)
+        left = None if left is None else left - printed
         losses.look()
-        if len(batch):
-            _acknowledge(subscriber)
+        if came:
             quiet_since = time.monotonic()
-            out.flush()
         elif timeout is not None and time.monotonic() - quiet_since >= timeout:
             return False
-        del batch
     return True
 
 
-def _acknowledge(subscriber: Subscriber) -> None:
-    """What was printed is done with, where the reach wants to be told so."""
+def _print_some(
+    subscriber: Subscriber,
+    write: Write,
+    passes: Callable[[Message], bool] | None,
+    most: int | None,
+    timeout: float,
+) -> tuple[int, int]:
+    """How many came and how many were printed. Every message is given back when this returns."""
+    out = sys.stdout.buffer
+    batch = subscriber.read_many(min(256, most or 256), timeout)
+    printed = 0
+    for message in batch:
+        if passes is None or passes(message):
+            out.write(write(message))
+            printed += 1
+    if printed:
+        out.flush()
+    return len(batch), printed
 
 
 def _print_ledger(subscriber: Subscriber) -> None:

@@ -55,6 +55,10 @@ class Endpoint(Module):
         self._thread = threading.Thread(target=self._run, name=f"{self.name} reader", daemon=True)
         self._thread.start()
 
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many read what goes out here: nothing sent later is missed for want of a connection."""
+        return self._publisher is None or self._publisher.wait_ready(subscribers, timeout)
+
     def receive(self, message: GatewayMessage) -> None:
         """Send one out."""
         self.receive_many([message])

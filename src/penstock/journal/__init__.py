@@ -7,13 +7,13 @@ it with numpy alone: importing this package, or that module, loads no native cod
 from __future__ import annotations
 
 import importlib
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.address import Address
 from penstock.errors import RefusedError
-from penstock.journal.layout import MARKER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME, check_topic
 
 if TYPE_CHECKING:
     from penstock.journal.follow import Follower, JournalPublisher
@@ -97,9 +97,14 @@ def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
     from penstock.journal.follow import DEFAULT_TOPIC, Follower
     from penstock.journal.journal import Journal, check_position
 
-    if not (Path(address.name) / MARKER_NAME).exists():
-        with suppress(RefusedError):  # then its writer is just making it
+    deadline = time.monotonic() + 10
+    while not (Path(address.name) / FRONTIER_NAME).exists():  # made last
+        try:
             Journal(address.name).close()
+        except RefusedError:  # its writer is just making it
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
     journal = Journal(address.name, mode="read")
     if start not in ("new", "first") and isinstance(start, str):
         raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")

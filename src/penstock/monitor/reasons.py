@@ -56,10 +56,8 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     deadline = time.monotonic() + seconds
     with penstock.subscriber(text) as subscriber:
         while (left := deadline - time.monotonic()) > 0:
-            for message in subscriber.read_many(256, min(left, 0.5)):
-                seen += 1
-                passed += passes(message)
-                example = example or bytes(memoryview(message)[:80]).decode("utf-8", "replace")
+            came, through, first = _try(subscriber, passes, min(left, 0.5))
+            seen, passed, example = seen + came, passed + through, example or first
     if not seen:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
     if not passed:
@@ -67,6 +65,13 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
             f"the filter matches none of {seen} messages; one of them: {example!r}", f"look at {expression!r}"
         )
     return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
+
+
+def _try(subscriber: penstock.Subscriber, passes: Callable[..., bool], timeout: float) -> tuple[int, int, str]:
+    """How many came, how many pass, what the first says. Every message is given back when this returns."""
+    batch = subscriber.read_many(256, timeout)
+    example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
+    return len(batch), sum(passes(message) for message in batch), example
 
 
 def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:

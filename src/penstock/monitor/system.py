@@ -7,7 +7,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Process", "process", "shared_memory"]
+__all__ = ["Process", "process", "shared_memory", "tree_bytes"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -50,3 +50,29 @@ def shared_memory(directory: str) -> dict[str, int]:
             except OSError:
                 continue
     return {"total_bytes": usage.total, "free_bytes": usage.free, "penstock_bytes": own}
+
+
+def tree_bytes(root: int | None = None) -> int:
+    """Memory of a process and all its descendants together; what they share is counted once, by proportion."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+    family = {root or os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return sum(_proportional_bytes(pid) for pid in family)
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    found = process(pid)
+    return found.resident_bytes if found else 0

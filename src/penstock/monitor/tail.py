@@ -6,7 +6,6 @@ Opened and read in a thread of its own per tail (a room may block); ended by clo
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -57,22 +56,29 @@ def _shown(subscriber: penstock.Subscriber, passes: Any) -> Iterator[dict[str, A
     second, shown, skipped = int(time.monotonic()), 0, 0
     lost = dict(subscriber.ledger.dropped)
     while True:
-        batch = subscriber.read_many(64, 0.5)
+        records, hidden = _some(subscriber, passes, MAX_SHOWN_HZ - shown)
         now = int(time.monotonic())
         if now != second:
             yield {"skipped": skipped, "lost": _more(lost, dict(subscriber.ledger.dropped))}
             lost = dict(subscriber.ledger.dropped)
             second, shown, skipped = now, 0, 0
-        for message in batch:
-            if passes is not None and not passes(message):
-                continue
-            if shown >= MAX_SHOWN_HZ:
-                skipped += 1
-                continue
-            shown += 1
-            yield _record(message)
-        with contextlib.suppress(AttributeError):
-            batch.release()  # type: ignore[union-attr]
+        shown += len(records)
+        skipped += hidden
+        yield from records
+
+
+def _some(subscriber: penstock.Subscriber, passes: Any, most: int) -> tuple[list[dict[str, Any]], int]:
+    """Records of what came, and how many were not shown. Every message is given back when this returns."""
+    records: list[dict[str, Any]] = []
+    hidden = 0
+    for message in subscriber.read_many(64, 0.5):
+        if passes is not None and not passes(message):
+            continue
+        if len(records) < most:
+            records.append(_record(message))
+        else:
+            hidden += 1
+    return records, hidden
 
 
 def _more(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:

@@ -58,7 +58,7 @@ def run_soak(minutes: float, seed: int, directory: Path | None = None) -> Report
             for worker in crew.workers:
                 for name, value in _sample(worker).items():
                     series.setdefault((worker.name, name), Series()).add(passed, value)
-        codes = {worker.name: worker.end() for worker in crew.workers}
+        codes = {worker.name: worker.end() for worker in reversed(crew.workers)}  # the broker, started first, last
     report.seconds = time.monotonic() - began
     report.check("all end when asked to", codes, all(code == 0 for code in codes.values()))
     for reach in pairs:

@@ -1,0 +1,96 @@
+"""A part of the demo from both sides: ``Part`` in the parent, ``Stage`` in the process itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import StateError
+
+__all__ = ["Part", "Stage"]
+
+
+class Stage:
+    """What a part sees: its configuration, when to stop, whom to tell."""
+
+    def __init__(self, configuration: dict[str, Any]) -> None:
+        self.configuration = configuration
+        self.stop = threading.Event()
+        self._lock = threading.Lock()
+        threading.Thread(target=self._wait_for_the_end, name="end", daemon=True).start()
+
+    def _wait_for_the_end(self) -> None:
+        sys.stdin.read()
+        self.stop.set()
+
+    def tell(self, **report: Any) -> None:
+        """One report to the parent."""
+        with self._lock:
+            try:
+                print(json.dumps(report), flush=True)
+            except (BrokenPipeError, ValueError):
+                self.stop.set()
+
+
+class Part:
+    """A running part: its newest report, and how it ended."""
+
+    def __init__(self, role: str, configuration: dict[str, Any], log: Path, environment: dict[str, str] | None = None):
+        self.role = role
+        self.report: dict[str, Any] = {}
+        self.log = log
+        with log.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli.demo", role],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
+                env={**os.environ, **(environment or {})},
+            )  # fmt: skip
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(configuration) + "\n")
+        self.process.stdin.flush()
+        self._reader = threading.Thread(target=self._read, name=f"demo {role}", daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.report = {**self.report, **json.loads(line)}
+
+    @property
+    def failed(self) -> bool:
+        return self.process.poll() not in (None, 0)
+
+    def wait_for(self, word: str, timeout: float) -> None:
+        """Until a report has ``word``; an error with the part's own last words when it has ended instead."""
+        deadline = time.monotonic() + timeout
+        while word not in self.report:
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                ended = f"ended with code {self.process.poll()}" if self.process.poll() is not None else "is too slow"
+                raise StateError(f"the demo's {self.role} {ended}: {self.last_words()}")
+            time.sleep(0.02)
+
+    def last_words(self) -> str:
+        """The last line that it wrote to its log."""
+        lines = self.log.read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"nothing in {self.log}"
+
+    def end(self, timeout: float) -> None:
+        """Ask it to end and wait; a part that does not is killed."""
+        if self.process.stdin is not None and not self.process.stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
+        try:
+            self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self._reader.join(5)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
