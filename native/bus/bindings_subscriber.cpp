@@ -758,12 +758,15 @@ void forget_sleepers(SubscriberObject *self) {
 
 void forward_queued(BusObject *bus, SubscriberObject *self) {
     if (self->kind != Kind::fifo) return;
+    // All are taken first: a drop further on may run a callback, and that may read from this very queue.
+    Ring<Header *> leaving;
     for (std::size_t i = 0; i < self->ring.size(); ++i) {
         Item item = self->ring.at(i);
-        if (item.was_forwarded()) continue;
+        if (item.was_forwarded() || !leaving.push(item.header())) continue;
         self->ring.at(i) = item.forwarded();
-        pass_on(bus, self, item.header());
+        acquire(item.header());
     }
+    while (!leaving.empty()) forward(bus, self, Item::of(leaving.pop()));
 }
 
 Pushed push(SubscriberObject *self, Item item, bool wait, double timeout) {

@@ -94,6 +94,85 @@ PyObject *port_publish(PyObject *object, PyObject *message) {
     return nullptr;
 }
 
+RouterObject *as_router(PyObject *self) { return reinterpret_cast<RouterObject *>(self); }
+
+// A time-out is told to the broker; what it makes of it, the caller is told of it too.
+PyObject *told_timeout(PyObject *self, PyObject *port) {
+    if (!PyErr_ExceptionMatches(PyExc_TimeoutError)) return nullptr;
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *told = PyObject_CallMethod(self, "_timed_out", "OO", port, value);
+    if (!told) PyErr_WriteUnraisable(self);
+    Py_XDECREF(told);
+    PyErr_Restore(type, value, trace);
+    return nullptr;
+}
+
+PyObject *router_publish(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "publish takes a module and a message, not %zd arguments", count);
+    PyObject *key = PyLong_FromVoidPtr(arguments[0]);
+    if (!key) return nullptr;
+    PyObject *port = Py_XNewRef(PyDict_GetItemWithError(as_router(self)->ports, key));
+    Py_DECREF(key);
+    if (!port) {
+        if (PyErr_Occurred()) return nullptr;
+        return PyObject_CallMethod(self, "_refuse", "OO", arguments[0], arguments[1]);
+    }
+    PyObject *done = port_publish(port, arguments[1]);
+    if (!done) [[unlikely]] told_timeout(self, port);
+    Py_DECREF(port);
+    return done;
+}
+
+PyObject *router_new(PyTypeObject *type, PyObject *, PyObject *) {
+    auto *self = as_router(type->tp_alloc(type, 0));
+    if (!self) return nullptr;
+    self->ports = PyDict_New();
+    if (self->ports) return reinterpret_cast<PyObject *>(self);
+    Py_DECREF(reinterpret_cast<PyObject *>(self));
+    return nullptr;
+}
+
+int router_traverse(PyObject *self, visitproc visit, void *argument) {
+    if (int stop = visit(reinterpret_cast<PyObject *>(Py_TYPE(self)), argument)) return stop;
+    return as_router(self)->ports ? visit(as_router(self)->ports, argument) : 0;
+}
+
+int router_clear(PyObject *self) {
+    if (as_router(self)->ports) PyDict_Clear(as_router(self)->ports);
+    return 0;
+}
+
+void router_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_CLEAR(as_router(self)->ports);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+PyObject *get_ports(PyObject *self, void *) { return Py_NewRef(as_router(self)->ports); }
+
+PyMethodDef router_methods[] = {
+    {"publish", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(router_publish)), METH_FASTCALL,
+     "publish(source, message)\n--\n\nSend a message from an attached module to every sink linked to it."},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyGetSetDef router_getset[] = {{"_ports", get_ports, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyType_Slot router_slots[] = {{Py_tp_doc, const_cast<char *>("Finds the port of a module and publishes through it.")},
+                              {Py_tp_new, reinterpret_cast<void *>(router_new)},
+                              {Py_tp_dealloc, reinterpret_cast<void *>(router_dealloc)},
+                              {Py_tp_traverse, reinterpret_cast<void *>(router_traverse)},
+                              {Py_tp_clear, reinterpret_cast<void *>(router_clear)},
+                              {Py_tp_methods, router_methods},
+                              {Py_tp_getset, router_getset},
+                              {0, nullptr}};
+
+PyType_Spec router_spec = {"penstock._core.gateway.Router", sizeof(RouterObject), 0,
+                           Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, router_slots};
+
 PyObject *port_new(PyTypeObject *type, PyObject *arguments, PyObject *) {
     PyObject *bus, *name;
     int id;
@@ -220,7 +299,12 @@ PyType_Spec spec = {"penstock._core.gateway.Port", sizeof(PortObject), 0, Py_TPF
 
 bool port_types(PyObject *module) {
     port_type = reinterpret_cast<PyTypeObject *>(PyType_FromSpec(&spec));
-    return port_type && PyModule_AddObjectRef(module, "Port", reinterpret_cast<PyObject *>(port_type)) == 0;
+    PyObject *router = PyType_FromSpec(&router_spec);
+    const bool fine = port_type && router &&
+                      PyModule_AddObjectRef(module, "Port", reinterpret_cast<PyObject *>(port_type)) == 0 &&
+                      PyModule_AddObjectRef(module, "Router", router) == 0;
+    Py_XDECREF(router);
+    return fine;
 }
 
 }  // namespace penstock::gateway

@@ -35,4 +35,10 @@ struct PortObject {
 extern PyTypeObject *port_type;
 bool port_types(PyObject *module);
 
+// Finds the port of a module; the part of a broker that is native because it is done once a message.
+struct RouterObject {
+    PyObject_HEAD
+    PyObject *ports;  // dict: id(module) to Port
+};
+
 }  // namespace penstock::gateway

@@ -139,7 +139,7 @@ def test_a_process_that_dies_is_started_again_and_loses_only_the_message_in_hand
     assert len(started) == 2
     assert started[0] == b"%d" % first
     assert [c for c, m in zip(sink.got, sink.messages, strict=True) if "kind" not in m.properties] == before + after
-    assert restarted == ["echo"]
+    eventually(lambda: restarted == ["echo"])
     assert worker.counters.snapshot()["dropped"] == {"error": 1}, "the message in hand is counted"
     assert worker.counters.get("redelivered") >= 1
 

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
-from penstock._core.gateway import GatewayMessage, Port
+from penstock._core.gateway import Port, Router
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
@@ -61,8 +61,12 @@ class ModuleInfo:
     ledger: Ledger
 
 
-class ModuleBroker:
-    """Routes messages between modules; made with one reference."""
+class ModuleBroker(Router):
+    """Routes messages between modules; made with one reference.
+
+    ``publish(source, message)``, which is native, sends a message from an attached module to every sink linked to it.
+    The caller keeps his reference and may publish it again. ``TimeoutError`` names the sink that stayed full.
+    """
 
     def __init__(self, *, cycle_timeout_s: float = 1.0) -> None:
         if not cycle_timeout_s > 0:
@@ -72,7 +76,6 @@ class ModuleBroker:
         self._bus = Bus(f"gateway-{self.id[:12]}", mode="direct")
         self._lock = threading.RLock()
         self._workers: dict[int, Worker] = {}
-        self._ports: dict[int, Port] = {}
         self._held_ids: weakref.WeakValueDictionary[int, Port] = weakref.WeakValueDictionary()
         self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
         self._references = 1
@@ -120,20 +123,13 @@ class ModuleBroker:
 
     # ---- messages
 
-    def publish(self, source: Any, message: GatewayMessage) -> None:
-        """Send ``message`` from ``source`` (an attached module) to every sink linked to it. The caller keeps his
-        reference and may publish it again. ``TimeoutError`` names the sink that stayed full."""
-        port = self._ports.get(id(source))
-        if port is None:
-            self._refuse(source, message)
-        try:
-            port.publish(message)
-        except TimeoutError as error:
-            if self.on_refused is not None:
-                self.on_refused(port.name, error)
-            raise
+    def _timed_out(self, port: Port, error: BaseException) -> None:
+        """Called natively when a publish ended in a time-out."""
+        if self.on_refused is not None:
+            self.on_refused(port.name, error)
 
     def _refuse(self, source: Any, message: Any) -> NoReturn:
+        """Called natively when the source is not attached."""
         self._check()
         if source is None or message is None:
             raise InvalidArgument("publish takes a module and a message, not None")
@@ -415,7 +411,7 @@ def _after_fork() -> None:
     for broker in list(_live):
         broker._references = 0
         broker._workers = {}
-        broker._ports = {}
+        broker._ports.clear()
         broker._lock = threading.RLock()
 
 

@@ -19,7 +19,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 from typing import Any
@@ -63,9 +62,9 @@ class Child:
         self.name = name
         self.exit_on_failure = exit_on_failure
         self.decoder = control.Decoder()
-        self.handled = 0
-        self.counter: mmap.mmap | None = None
+        self.handled: Any = [0]  # or the counter that the gateway lent
         self.module: Any = None
+        self.started = False
         self.broker: RemoteBroker | None = None
         self.subscriber: Any = None
 
@@ -74,11 +73,11 @@ class Child:
         poll = select.poll()
         poll.register(self.connection, select.POLLIN)
         while True:
-            if self.subscriber is not None and self.work():
+            if self.started and self.work():
                 timeout_ms = 0
             else:
                 timeout_ms = None
-                if self.subscriber is not None:
+                if self.started:
                     poll.register(self.subscriber.fileno(), select.POLLIN)
             ready = poll.poll(timeout_ms)
             if any(number == self.connection.fileno() for number, _ in ready):
@@ -90,7 +89,8 @@ class Child:
         """Do what the gateway says; the exit status when that was the last thing."""
         data, descriptors, _, _ = socket.recv_fds(self.connection, 65536, 1)
         for number in descriptors:
-            self.counter = mmap.mmap(number, mmap.PAGESIZE)
+            # One store each time, which a death cannot tear.
+            self.handled = memoryview(mmap.mmap(number, mmap.PAGESIZE)).cast("Q")
             os.close(number)
         if not data:
             self.destroy()
@@ -100,8 +100,9 @@ class Child:
                 self.answer(self.create, message)
             elif isinstance(message, control.Start):
                 self.attempt("start")
+                self.started = True  # messages that came before have waited for this
             elif isinstance(message, control.Destroy):
-                while self.work():
+                while self.module is not None and self.work():
                     pass
                 self.destroy()
                 return 0
@@ -146,22 +147,16 @@ class Child:
             return False
         messages = [GatewayMessage.from_frame(data) for data in batch]
         del batch  # its slots are free again
-        if hasattr(self.module, "receive_many"):
-            self.take(self.module.receive_many, messages, len(messages))
-        else:
-            for message in messages:
-                self.take(self.module.receive, message, 1)
+        many = hasattr(self.module, "receive_many")
+        receive = self.module.receive_many if many else self.module.receive
+        handled, step = self.handled, len(messages) if many else 1
+        for what in (messages,) if many else messages:
+            try:
+                receive(what)
+            except Exception:
+                self.failed()
+            handled[0] += step
         return True
-
-    def take(self, receive: Any, what: Any, count: int) -> None:
-        """Hand over one message or a batch, then count it as handled."""
-        try:
-            receive(what)
-        except Exception:
-            self.failed()
-        self.handled += count
-        if self.counter is not None:
-            struct.pack_into("<Q", self.counter, 0, self.handled)
 
     def failed(self) -> None:
         """Tell of a failure in receive."""

@@ -20,7 +20,6 @@ import mmap
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -169,7 +168,7 @@ class ProcessModule(Module):
     def handled(self) -> int:
         """Messages that the process has handled."""
         if not self._closed:
-            self._handled = struct.unpack_from("<Q", self._counter)[0]
+            self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
         return self._handled
 
     def unhandled(self) -> list[GatewayMessage]:
