@@ -6,8 +6,9 @@ import random
 import threading
 from collections import defaultdict
 
-from penstock.gateway import DrainError, Gateway, GatewayMessage, Module, QueueOptions
 from tests.gateway.conftest import eventually
+
+from penstock.gateway import DrainError, Gateway, GatewayMessage, Module, QueueOptions
 
 CHANGES = 400
 

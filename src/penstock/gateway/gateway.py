@@ -240,6 +240,7 @@ class Gateway:
         return info
 
     def _attach(self, kept: Kept, module: Any, queue: QueueOptions) -> ModuleInfo:
+        _be_first_at_exit()
         info = self.broker.add_module(module, name=kept.name, queue=queue, on_failure=self._keeper.failed)
         with self._lock:
             kept.module = module
@@ -380,6 +381,7 @@ class Gateway:
                     self._add(kept, QueueOptions())
                     opened.append(end)
                 self._kept[end].module.open(reads=role == "reads", writes=role == "writes")
+                _be_first_at_exit()
         except BaseException:
             for name in opened:
                 self._remove_endpoint(name)
@@ -495,6 +497,12 @@ class _Change:
         self._lock.release()
 
 
+def _be_first_at_exit() -> None:
+    """Handlers run last come, first served, and a module or address may have loaded a room that has one too."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
 def _at_exit() -> None:
     """A gateway that was not destroyed is, before the interpreter ends: its modules' threads would outlive it."""
     for gateway in list(_live):
@@ -515,4 +523,3 @@ def _checked(name: str) -> str:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-atexit.register(_at_exit)
