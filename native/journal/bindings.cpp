@@ -296,7 +296,7 @@ class BoundWriter {
 
     void replace_segment(int log, int index, int sums, std::uint64_t nonce, std::uint64_t first, std::uint64_t end,
                          std::uint64_t last_batch, std::uint64_t zeroed, std::uint64_t entries, std::uint32_t block_crc,
-                         std::uint64_t next_position) {
+                         std::uint64_t next_position, std::uint64_t states) {
         ActiveSegment segment;
         segment.log = log;
         segment.index = index;
@@ -308,6 +308,7 @@ class BoundWriter {
         segment.zeroed = zeroed;
         segment.entries = entries;
         segment.block_crc = block_crc;
+        segment.states = states;
         writer_->replace_segment(segment, next_position);
     }
 
@@ -640,6 +641,16 @@ nb::list keys_of(nb::handle source, nb::handle index) {
     return result;
 }
 
+nb::bytes sums_of(nb::handle data, std::uint64_t end) {
+    View view(data);
+    std::vector<std::uint32_t> sums;
+    {
+        nb::gil_scoped_release released;
+        sums = block_sums(view.data(), std::min<std::uint64_t>(end, view.size()));
+    }
+    return nb::bytes(sums.data(), sums.size() * 4);
+}
+
 nb::bytes summary_of(nb::handle index) {
     View view(index);
     std::vector<std::uint8_t> bytes =
@@ -665,6 +676,7 @@ void bind_journal(nb::module_ &module) {
     module.def("compose", compose, nb::arg("source"), nb::arg("index"), nb::arg("nonce"), nb::arg("first"), nb::arg("head"),
                nb::arg("head_records"), nb::arg("head_flags"));
     module.def("record_keys", keys_of, nb::arg("source"), nb::arg("index"));
+    module.def("block_sums", sums_of, nb::arg("data"), nb::arg("end"));
     module.def("summarise", summary_of, nb::arg("index"));
     module.def("scan", scan, nb::arg("data"), nb::arg("nonce"), nb::arg("first"), nb::arg("limit"), nb::arg("durable"),
                nb::arg("gaps") = false);
@@ -697,7 +709,7 @@ void bind_journal(nb::module_ &module) {
         .def("give_lead", &BoundWriter::give_lead)
         .def("replace_segment", &BoundWriter::replace_segment, nb::arg("log"), nb::arg("index"), nb::arg("sums"), nb::arg("nonce"),
              nb::arg("first"), nb::arg("end"), nb::arg("last_batch"), nb::arg("zeroed"), nb::arg("entries"),
-             nb::arg("block_crc"), nb::arg("next_position"))
+             nb::arg("block_crc"), nb::arg("next_position"), nb::arg("states") = 0)
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
         .def("publish_frontier", &BoundWriter::publish_frontier, nb::arg("first"), nb::arg("generation_step"))
@@ -708,6 +720,8 @@ void bind_journal(nb::module_ &module) {
         .def_prop_ro("end", [](BoundWriter &self) { return self.writer().segment().end; })
         .def_prop_ro("entries", [](BoundWriter &self) { return self.writer().segment().entries; })
         .def_prop_ro("block_crc", [](BoundWriter &self) { return self.writer().segment().block_crc; })
+        .def_prop_ro("states", [](BoundWriter &self) { return self.writer().segment().states; })
+        .def_prop_ro("sums_whole", [](BoundWriter &self) { return self.writer().segment().sums_whole; })
         .def_prop_ro("times_ns", [](BoundWriter &self) {
             return nb::make_tuple(self.writer().segment().least_time_ns, self.writer().segment().greatest_time_ns);
         })

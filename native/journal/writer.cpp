@@ -294,6 +294,7 @@ void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
                                 record.topic, record.properties_bytes + record.id_bytes + record.key_bytes,
                                 record.checksum});
         if (record.kind == kind_topic) defined_.push_back(record.topic);
+        if (record.kind == kind_state && !(record.flags & flag_internal)) ++segment_.states;
         at += record.bytes;
     }
     header.checksum = crc;
@@ -310,7 +311,9 @@ void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
         data += piece;
         bytes -= piece;
         if (at % block_bytes) continue;
-        disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0, (at / block_bytes - 1) * 4);
+        int error = disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0,
+                                (at / block_bytes - 1) * 4);
+        if (error) segment_.sums_whole = false;
         segment_.block_crc = 0;
     }
 }

@@ -45,6 +45,8 @@ struct ActiveSegment {
     int log = -1, index = -1, sums = -1;
     std::uint64_t nonce = 0, first_position = 0, end = 0, last_batch = 0, zeroed = 0;
     std::uint64_t entries = 0;
+    std::uint64_t states = 0;  // records of the user's state
+    bool sums_whole = true;    // no sum of a block could not be written
     std::uint32_t block_crc = 0;  // of the bytes since the last block border
     std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
 };
