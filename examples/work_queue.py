@@ -26,20 +26,23 @@ def work(port: int, name: str, done: list[str], lock: threading.Lock) -> None:
 
 def main() -> None:
     """Run it all in one process; the broker could as well be `penstock broker DIRECTORY`."""
-    with tempfile.TemporaryDirectory() as directory, Server(directory, 0).start() as server:
-        with Client(port=server.port) as client:
-            client.queue("jobs", topics="jobs.>", max_deliveries=3)
-            client.publish_many("jobs.resize", [f"picture {number}".encode() for number in range(20)])
-            client.publish("jobs.resize", b"poison")
-            done: list[str] = []
-            lock = threading.Lock()
-            workers = [threading.Thread(target=work, args=(server.port, name, done, lock)) for name in ("ann", "bob")]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
-            dead = next(queue for queue in client.queues() if queue["queue"] == "jobs.dead")
-            print(f"{len(done)} jobs done, {dead['depth']} dead letter")
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        Server(directory, 0).start() as server,
+        Client(port=server.port) as client,
+    ):
+        client.queue("jobs", topics="jobs.>", max_deliveries=3)
+        client.publish_many("jobs.resize", [f"picture {number}".encode() for number in range(20)])
+        client.publish("jobs.resize", b"poison")
+        done: list[str] = []
+        lock = threading.Lock()
+        workers = [threading.Thread(target=work, args=(server.port, name, done, lock)) for name in ("ann", "bob")]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        dead = next(queue for queue in client.queues() if queue["queue"] == "jobs.dead")
+        print(f"{len(done)} jobs done, {dead['depth']} dead letter")
 
 
 if __name__ == "__main__":
