@@ -92,7 +92,8 @@ struct PythonDisk final : Disk {
 
 class BoundWriter {
    public:
-    BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk)
+    BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk,
+                const std::string &name)
         : max_message_bytes_(max_message_bytes) {
         struct stat status;
         if (fstat(frontier_file, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < frontier_bytes)
@@ -104,9 +105,12 @@ class BoundWriter {
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
         else disk_ = std::make_unique<PythonDisk>(std::move(disk));
         writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<FrontierFile *>(frontier_), frontier_file_);
+        counters_ = counters_take("journal", "writer", name);
+        writer_->count_in(counters_);
     }
     ~BoundWriter() {
         writer_.reset();
+        if (counters_) counters_give(counters_);
         if (frontier_ && frontier_ != MAP_FAILED) munmap(frontier_, frontier_bytes);
         if (frontier_file_ >= 0) ::close(frontier_file_);
     }
@@ -390,6 +394,7 @@ class BoundWriter {
     std::uint64_t max_message_bytes_;
     int frontier_file_ = -1;
     void *frontier_ = nullptr;
+    Counters *counters_ = nullptr;
     std::unique_ptr<Disk> disk_;
     std::unique_ptr<Writer> writer_;
 };
@@ -688,8 +693,8 @@ void bind_journal(nb::module_ &module) {
         .def("drain", &Watch::drain)
         .def("wake", &Watch::wake);
     nb::class_<BoundWriter>(module, "Writer")
-        .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
-             nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none())
+        .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object, const std::string &>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
+             nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none(), nb::arg("name") = "")
         .def("topic", &BoundWriter::topic, nb::arg("name"), nb::arg("flags") = 0)
         .def("restore_topic", &BoundWriter::restore_topic)
         .def("topics", &BoundWriter::topics)

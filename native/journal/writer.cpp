@@ -224,6 +224,7 @@ void Writer::give_back(std::uint64_t number) {
     }
     std::lock_guard lead(lead_mutex_);
     ++failures;
+    if (counters_) counters_->errors.add();
     failed_.push_back(number);
     if (others) failed_.push_back(number = staging_number_++);  // who staged meanwhile hears of the failure too
     while (failed_.size() > 1024) failed_.pop_front();
@@ -256,6 +257,12 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
     keep_topics();
     full_ = segment.end >= segment_bytes_;
     ++commits;
+    if (counters_) {
+        counters_->matched.add(staging.messages);
+        counters_->delivered.add(staging.messages);
+        counters_->bytes.add(staging.used);
+        counters_->last_ns.set(static_cast<std::uint64_t>(realtime_ns()));
+    }
     move_frontier();
     return {Failure::none, 0, full_};
 }

@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "counters/counters.hpp"
 #include "journal/disk.hpp"
 #include "journal/format.hpp"
 
@@ -94,6 +95,7 @@ class Writer {
     std::uint64_t committed_position() const { return committed_position_; }
     std::uint64_t staged_bytes() const;
     bool failed() const { return failure_ != Failure::none; }
+    void count_in(Counters *counters) { counters_ = counters; }  // before the first commit; who gave it takes it back
     std::atomic<std::uint64_t> commits = 0, failures = 0;  // a failure drops what was staged
 
    private:
@@ -145,6 +147,7 @@ class Writer {
     ActiveSegment segment_, previous_;
     std::atomic<std::uint64_t> committed_position_ = 1;
     std::atomic<bool> full_ = false;
+    Counters *counters_ = nullptr;
 };
 
 std::int64_t realtime_ns();

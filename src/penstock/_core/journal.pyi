@@ -29,7 +29,13 @@ class Watch:
 
 class Writer:
     def __init__(
-        self, frontier_file: int, segment_bytes: int, max_message_bytes: int, sync: bool, disk: Any = None
+        self,
+        frontier_file: int,
+        segment_bytes: int,
+        max_message_bytes: int,
+        sync: bool,
+        disk: Any = None,
+        name: str = "",
     ) -> None: ...
     def topic(self, name: str, flags: int = 0) -> int: ...
     def restore_topic(self, id: int, name: str, flags: int, next_ordinal: int, last_time_ns: int, /) -> None: ...

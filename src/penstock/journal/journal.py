@@ -120,7 +120,9 @@ class Journal:
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
-            self.writer = native.Writer(self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk)
+            self.writer = native.Writer(
+                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
+            )
             for topic in found.topics:
                 number, name, flags, ordinal, time_ns = topic
                 self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, time_ns)
