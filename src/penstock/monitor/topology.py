@@ -23,7 +23,7 @@ MAX_NODES = 120
 _WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
 
 #: Kinds that are the channel itself, not one who uses it.
-PLACES = ("bus", "channel", "journal", "broker", "gateway")
+PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
 ARROW = "->"
 
 #: The bus inside of a gateway: what flows there is told by the gateway's modules.
