@@ -175,11 +175,12 @@ void Subscriber::release_many(const std::uint64_t *slots, std::size_t count) noe
     member.wake_publishers(reader.cursor);
 }
 
-Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
+Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience) {
     if (!has_next()) member.wake_publishers();  // who waits for us to come further need not: we have nothing left
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.spin_ns = spin_ns;
+    wait.patience = patience;
     wait.extra = extra;
     wait.closed = &closed;
     return sleep_until(member, wait, [&] { return has_next(); });

@@ -72,7 +72,7 @@ class Subscriber {
 
     bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
     bool at_limit() const { return reader.held >= reader.most_held; }
-    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience = 1);
     // For who polls the descriptor: arms the bell; false when there is something to read after all.
     bool arm();
     void wake();

@@ -116,7 +116,7 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
     for (;;) {
         handle.wake_readers();
         Woken woken = Woken::timeout;
-        if (deadline) woken = persist([&] { return handle.wait(deadline, std::max<std::int64_t>(publisher->spin_ns, 20'000), -1); });
+        if (deadline) woken = persist([&] { return handle.wait(deadline, std::max(publisher->spin_ns, short_spin_ns), -1); });
         if (handle.reserve(place) == Taken::yes) return;
         if (woken == Woken::timeout) throw Error(Fault::timeout, handle.why_full());
     }
