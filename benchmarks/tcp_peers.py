@@ -224,7 +224,7 @@ class Zmq(Side):
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.back = self.context.socket(zmq.SUB)
         self.back.setsockopt(zmq.SUBSCRIBE, b"")
-        self.answer = self.back.bind_to_random_port("tcp://127.0.0.1")
+        self.met = False
         return int(self.socket.bind_to_random_port("tcp://127.0.0.1"))
 
     def connected(self) -> None:
@@ -241,8 +241,12 @@ class Zmq(Side):
         self.back.recv()
 
     def echo(self, count: int, data: bytes) -> float:
-        self.children[0].say(f"port {self.answer} 0")
-        self.children[0].expect("heard")
+        if not self.met:
+            self.met = True
+            self.children[0].say("port 0 0")
+            assert self.children[0].process.stdout is not None
+            self.back.connect(f"tcp://127.0.0.1:{self.children[0].process.stdout.readline().strip()}")
+            self.children[0].expect("heard")
         return super().echo(count, data)
 
     def close(self) -> None:
@@ -432,18 +436,15 @@ def receive_zmq(port: int) -> None:
     subscriber.connect(f"tcp://127.0.0.1:{port}")
     back = context.socket(zmq.XPUB)
     back.linger = subscriber.linger = 0
-    met: set[int] = set()
 
     def rate(count: int, size: int) -> None:
         receive = subscriber.recv
         for _ in range(count):
             receive()
 
-    def meet(answer: int, _: int) -> None:
-        if answer not in met:
-            met.add(answer)
-            back.connect(f"tcp://127.0.0.1:{answer}")
-            back.recv()
+    def meet(_: int, __: int) -> None:
+        tell(str(back.bind_to_random_port("tcp://127.0.0.1")))
+        back.recv()  # the subscription
 
     def echo(count: int, size: int) -> None:
         for _ in range(count):
