@@ -104,6 +104,7 @@ class Keeper:
         ended: Any = None  # the last one that was destroyed
         left: list[GatewayMessage] = []  # what a process has not handled, for the next one
         with worker.turn:
+            worker.busy_since = None  # waiting for a restart is not being stuck in receive
             while True:
                 self._told(kept, step, error)
                 delay_s = kept.supervisor.failed(time.monotonic())
