@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
-from penstock.journal.layout import MARKER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME, check_topic
 
 __all__ = ["STORY", "Story", "is_journal", "parts", "read_story", "topic_of"]
 
@@ -38,8 +38,8 @@ def topic_of(address: str) -> str:
 
 
 def is_journal(directory: Path) -> bool:
-    """Whether a folder is a journal itself."""
-    return (directory / MARKER_NAME).exists()
+    """Whether a folder is a journal itself, made to the end."""
+    return (directory / FRONTIER_NAME).exists()
 
 
 def parts(directory: Path) -> list[Path]:
@@ -64,9 +64,9 @@ class Story:
     def take(self, event: dict[str, Any]) -> None:
         self.known = True
         kind = event.get("event")
+        self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         if kind == "started":
             self.ended = False
-            self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         elif kind == "lost":
             self.lost += int(event.get("count", 0))
         elif kind == "ended":
