@@ -1,4 +1,4 @@
-# The commands: run, test, build, check, bench, stress, torture, clean. Each sets up what it needs.
+# The commands: run, test, build, check, bench, stress, model, torture, clean. Each sets up what it needs.
 
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test build check lint bench stress torture clean tools system
+.PHONY: run test build check lint bench stress model torture clean tools system
 
 run: build
 	$(BIN)/penstock demo
@@ -61,6 +61,10 @@ bench: build
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
+
+# The lock-free algorithm of shared memory, as a model, in every interleaving.
+model: system
+	$(MAKE) -C native/tests/model
 
 torture: build
 	$(PYTEST) tests/crash --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)

@@ -50,7 +50,8 @@ def tuples_source(path: str) -> Any:
 
         def read(self, partition: InputPartition) -> Any:
             for batch in self.inner.read(partition):
-                yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                columns = [column.to_pylist(maps_as_pydicts="strict") for column in batch.columns]
+                yield from zip(*columns, strict=True)
 
     class Tuples(DataSource):
         @classmethod

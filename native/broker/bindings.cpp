@@ -386,6 +386,7 @@ class Outbox {
     }
 
     static std::string_view utf8(PyObject *text) {
+        if (!PyUnicode_Check(text)) return "default";
         Py_ssize_t size = 0;
         const char *data = PyUnicode_AsUTF8AndSize(text, &size);
         if (!data) throw nb::python_error();

@@ -92,7 +92,8 @@ struct PythonDisk final : Disk {
 
 class BoundWriter {
    public:
-    BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk)
+    BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk,
+                const std::string &name)
         : max_message_bytes_(max_message_bytes) {
         struct stat status;
         if (fstat(frontier_file, &status) != 0 || static_cast<std::uint64_t>(status.st_size) < frontier_bytes)
@@ -104,9 +105,12 @@ class BoundWriter {
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
         else disk_ = std::make_unique<PythonDisk>(std::move(disk));
         writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<FrontierFile *>(frontier_), frontier_file_);
+        counters_ = counters_take("journal", "writer", name);
+        writer_->count_in(counters_);
     }
     ~BoundWriter() {
         writer_.reset();
+        if (counters_) counters_give(counters_);
         if (frontier_ && frontier_ != MAP_FAILED) munmap(frontier_, frontier_bytes);
         if (frontier_file_ >= 0) ::close(frontier_file_);
     }
@@ -296,7 +300,7 @@ class BoundWriter {
 
     void replace_segment(int log, int index, int sums, std::uint64_t nonce, std::uint64_t first, std::uint64_t end,
                          std::uint64_t last_batch, std::uint64_t zeroed, std::uint64_t entries, std::uint32_t block_crc,
-                         std::uint64_t next_position) {
+                         std::uint64_t next_position, std::uint64_t states) {
         ActiveSegment segment;
         segment.log = log;
         segment.index = index;
@@ -308,6 +312,7 @@ class BoundWriter {
         segment.zeroed = zeroed;
         segment.entries = entries;
         segment.block_crc = block_crc;
+        segment.states = states;
         writer_->replace_segment(segment, next_position);
     }
 
@@ -389,6 +394,7 @@ class BoundWriter {
     std::uint64_t max_message_bytes_;
     int frontier_file_ = -1;
     void *frontier_ = nullptr;
+    Counters *counters_ = nullptr;
     std::unique_ptr<Disk> disk_;
     std::unique_ptr<Writer> writer_;
 };
@@ -640,6 +646,16 @@ nb::list keys_of(nb::handle source, nb::handle index) {
     return result;
 }
 
+nb::bytes sums_of(nb::handle data, std::uint64_t end) {
+    View view(data);
+    std::vector<std::uint32_t> sums;
+    {
+        nb::gil_scoped_release released;
+        sums = block_sums(view.data(), std::min<std::uint64_t>(end, view.size()));
+    }
+    return nb::bytes(sums.data(), sums.size() * 4);
+}
+
 nb::bytes summary_of(nb::handle index) {
     View view(index);
     std::vector<std::uint8_t> bytes =
@@ -665,6 +681,7 @@ void bind_journal(nb::module_ &module) {
     module.def("compose", compose, nb::arg("source"), nb::arg("index"), nb::arg("nonce"), nb::arg("first"), nb::arg("head"),
                nb::arg("head_records"), nb::arg("head_flags"));
     module.def("record_keys", keys_of, nb::arg("source"), nb::arg("index"));
+    module.def("block_sums", sums_of, nb::arg("data"), nb::arg("end"));
     module.def("summarise", summary_of, nb::arg("index"));
     module.def("scan", scan, nb::arg("data"), nb::arg("nonce"), nb::arg("first"), nb::arg("limit"), nb::arg("durable"),
                nb::arg("gaps") = false);
@@ -676,8 +693,8 @@ void bind_journal(nb::module_ &module) {
         .def("drain", &Watch::drain)
         .def("wake", &Watch::wake);
     nb::class_<BoundWriter>(module, "Writer")
-        .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
-             nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none())
+        .def(nb::init<int, std::uint64_t, std::uint64_t, bool, nb::object, const std::string &>(), nb::arg("frontier_file"), nb::arg("segment_bytes"),
+             nb::arg("max_message_bytes"), nb::arg("sync"), nb::arg("disk").none() = nb::none(), nb::arg("name") = "")
         .def("topic", &BoundWriter::topic, nb::arg("name"), nb::arg("flags") = 0)
         .def("restore_topic", &BoundWriter::restore_topic)
         .def("topics", &BoundWriter::topics)
@@ -697,7 +714,7 @@ void bind_journal(nb::module_ &module) {
         .def("give_lead", &BoundWriter::give_lead)
         .def("replace_segment", &BoundWriter::replace_segment, nb::arg("log"), nb::arg("index"), nb::arg("sums"), nb::arg("nonce"),
              nb::arg("first"), nb::arg("end"), nb::arg("last_batch"), nb::arg("zeroed"), nb::arg("entries"),
-             nb::arg("block_crc"), nb::arg("next_position"))
+             nb::arg("block_crc"), nb::arg("next_position"), nb::arg("states") = 0)
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
         .def("publish_frontier", &BoundWriter::publish_frontier, nb::arg("first"), nb::arg("generation_step"))
@@ -708,6 +725,8 @@ void bind_journal(nb::module_ &module) {
         .def_prop_ro("end", [](BoundWriter &self) { return self.writer().segment().end; })
         .def_prop_ro("entries", [](BoundWriter &self) { return self.writer().segment().entries; })
         .def_prop_ro("block_crc", [](BoundWriter &self) { return self.writer().segment().block_crc; })
+        .def_prop_ro("states", [](BoundWriter &self) { return self.writer().segment().states; })
+        .def_prop_ro("sums_whole", [](BoundWriter &self) { return self.writer().segment().sums_whole; })
         .def_prop_ro("times_ns", [](BoundWriter &self) {
             return nb::make_tuple(self.writer().segment().least_time_ns, self.writer().segment().greatest_time_ns);
         })

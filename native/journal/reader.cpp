@@ -390,10 +390,13 @@ bool Reader::may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t
     if (!read_file(path_of(first, revision, "log"), head, sizeof head) || !sealed(head)) return true;
     std::vector<std::uint8_t> summary;
     if (!read_file(path_of(first, revision, "topics"), summary)) return true;
+    std::uint64_t messages = 0;
+    bool here = false;
     for (std::size_t i = 0; i + 64 <= summary.size(); i += 64) {  // id, reserved, messages, positions, ordinals, times
-        if (copy<std::uint32_t>(summary.data() + i) == topic) return copy<std::uint64_t>(summary.data() + i + 40) >= ordinal;
+        messages += copy<std::uint64_t>(summary.data() + i + 8);
+        if (copy<std::uint32_t>(summary.data() + i) == topic) here = copy<std::uint64_t>(summary.data() + i + 40) >= ordinal;
     }
-    return false;
+    return here || messages != copy<std::uint64_t>(head + 528);  // a summary that does not add up is not believed
 }
 
 std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem) {

@@ -183,6 +183,22 @@ std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint6
     return crc == header.checksum && offset == header.bytes && messages == header.messages ? header.bytes : 0;
 }
 
+std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t end) {
+    constexpr std::uint64_t seal = 512, seal_end = 560;
+    const std::uint8_t zeros[seal_end - seal] = {};
+    std::vector<std::uint32_t> sums;
+    for (std::uint64_t at = 0; at < end; at += block_bytes) {
+        std::uint64_t stop = std::min(at + block_bytes, end), from = at;
+        std::uint32_t crc = 0;
+        if (at == 0 && stop >= seal_end) {
+            crc = crc32(crc32(0, data, seal), zeros, sizeof zeros);
+            from = seal_end;
+        }
+        sums.push_back(crc32(crc, data + from, stop - from));
+    }
+    return sums;
+}
+
 std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count) {
     struct Summary {
         std::uint32_t topic, reserved;
@@ -190,16 +206,24 @@ std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count
         std::int64_t least_time_ns, greatest_time_ns;
     };
     static_assert(sizeof(Summary) == 64);
+    auto add = [](Summary &summary, const IndexEntry &entry) {
+        ++summary.messages;
+        summary.greatest_position = entry.position;
+        summary.greatest_ordinal = entry.ordinal;
+        summary.least_time_ns = std::min(summary.least_time_ns, entry.timestamp_ns);
+        summary.greatest_time_ns = std::max(summary.greatest_time_ns, entry.timestamp_ns);
+    };
     std::unordered_map<std::uint32_t, Summary> topics;
+    Summary *last = nullptr;  // messages of one topic often stand together
     for (const IndexEntry *entry = entries; entry < entries + count; ++entry) {
+        if (last && last->topic == entry->topic) {
+            add(*last, *entry);
+            continue;
+        }
         auto [place, made] = topics.try_emplace(entry->topic, Summary{entry->topic, 0, 0, entry->position, 0, entry->ordinal, 0,
                                                                       entry->timestamp_ns, entry->timestamp_ns});
-        Summary &summary = place->second;
-        ++summary.messages;
-        summary.greatest_position = entry->position;
-        summary.greatest_ordinal = entry->ordinal;
-        summary.least_time_ns = std::min(summary.least_time_ns, entry->timestamp_ns);
-        summary.greatest_time_ns = std::max(summary.greatest_time_ns, entry->timestamp_ns);
+        last = &place->second;
+        add(*last, *entry);
     }
     std::vector<Summary> ordered;
     for (const auto &[id, summary] : topics) ordered.push_back(summary);

@@ -55,6 +55,8 @@ struct ScanRange {
 
 // Bytes of the whole batch at `at`, or 0.
 std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint64_t nonce);
+// CRC-32 of each block up to `end`, the seal in the header taken as zeros; the last one may be of a part of a block.
+std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t end);
 // 64 bytes for each topic in an index: the `.topics` file.
 std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count);
 Scan scan_segment(const std::uint8_t *data, std::uint64_t size, const ScanRange &range);

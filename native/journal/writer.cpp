@@ -224,6 +224,7 @@ void Writer::give_back(std::uint64_t number) {
     }
     std::lock_guard lead(lead_mutex_);
     ++failures;
+    if (counters_) counters_->errors.add();
     failed_.push_back(number);
     if (others) failed_.push_back(number = staging_number_++);  // who staged meanwhile hears of the failure too
     while (failed_.size() > 1024) failed_.pop_front();
@@ -256,6 +257,12 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
     keep_topics();
     full_ = segment.end >= segment_bytes_;
     ++commits;
+    if (counters_) {
+        counters_->matched.add(staging.messages);
+        counters_->delivered.add(staging.messages);
+        counters_->bytes.add(staging.used);
+        counters_->last_ns.set(static_cast<std::uint64_t>(realtime_ns()));
+    }
     move_frontier();
     return {Failure::none, 0, full_};
 }
@@ -294,6 +301,7 @@ void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
                                 record.topic, record.properties_bytes + record.id_bytes + record.key_bytes,
                                 record.checksum});
         if (record.kind == kind_topic) defined_.push_back(record.topic);
+        if (record.kind == kind_state && !(record.flags & flag_internal)) ++segment_.states;
         at += record.bytes;
     }
     header.checksum = crc;
@@ -310,7 +318,9 @@ void Writer::put_sums(const std::uint8_t *data, std::uint64_t bytes) {
         data += piece;
         bytes -= piece;
         if (at % block_bytes) continue;
-        disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0, (at / block_bytes - 1) * 4);
+        int error = disk_.write(segment_.sums, reinterpret_cast<std::uint8_t *>(&segment_.block_crc), 4, 0,
+                                (at / block_bytes - 1) * 4);
+        if (error) segment_.sums_whole = false;
         segment_.block_crc = 0;
     }
 }

@@ -20,6 +20,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "counters/counters.hpp"
 #include "journal/disk.hpp"
 #include "journal/format.hpp"
 
@@ -45,6 +46,8 @@ struct ActiveSegment {
     int log = -1, index = -1, sums = -1;
     std::uint64_t nonce = 0, first_position = 0, end = 0, last_batch = 0, zeroed = 0;
     std::uint64_t entries = 0;
+    std::uint64_t states = 0;  // records of the user's state
+    bool sums_whole = true;    // no sum of a block could not be written
     std::uint32_t block_crc = 0;  // of the bytes since the last block border
     std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
 };
@@ -92,6 +95,7 @@ class Writer {
     std::uint64_t committed_position() const { return committed_position_; }
     std::uint64_t staged_bytes() const;
     bool failed() const { return failure_ != Failure::none; }
+    void count_in(Counters *counters) { counters_ = counters; }  // before the first commit; who gave it takes it back
     std::atomic<std::uint64_t> commits = 0, failures = 0;  // a failure drops what was staged
 
    private:
@@ -143,6 +147,7 @@ class Writer {
     ActiveSegment segment_, previous_;
     std::atomic<std::uint64_t> committed_position_ = 1;
     std::atomic<bool> full_ = false;
+    Counters *counters_ = nullptr;
 };
 
 std::int64_t realtime_ns();

@@ -152,6 +152,11 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
     return entry;
 }
 
+// What a damaged control block says may be no text at all.
+static nb::object text_of(const std::string &text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
+}
+
 static nb::list channels() {
     std::vector<shm::ChannelView> views;
     {
@@ -164,10 +169,10 @@ static nb::list channels() {
         nb::list members;
         for (const auto &member : view.members) members.append(member_dictionary(member));
         nb::dict vchans;
-        for (const auto &[id, name] : view.vchans) vchans[nb::int_(id)] = name;
-        entry["name"] = view.name;
-        entry["type"] = view.type;
-        entry["problem"] = view.problem;
+        for (const auto &[id, name] : view.vchans) vchans[nb::int_(id)] = text_of(name);
+        entry["name"] = text_of(view.name);
+        entry["type"] = text_of(view.type);
+        entry["problem"] = text_of(view.problem);
         entry["slots"] = view.slots;
         entry["slot_size"] = view.slot_size;
         entry["metadata_size"] = view.metadata_size;
@@ -201,7 +206,7 @@ void bind_shm(nb::module_ &module) {
             removed = shm::clean_channels();
         }
         nb::list names;
-        for (const std::string &name : removed) names.append(name);
+        for (const std::string &name : removed) names.append(text_of(name));
         return names;
     });
     module.def("fork_generation", &fork_generation);

@@ -97,7 +97,7 @@ bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &pla
             handle->wake_readers();
             Woken woken = Woken::timeout;
             if (deadline != 0) {
-                std::int64_t spin_ns = self->spin_ns > 20'000 ? self->spin_ns : 20'000;
+                std::int64_t spin_ns = self->spin_ns > short_spin_ns ? self->spin_ns : short_spin_ns;
                 if (!wait_with(self, woken, [&] { return handle->wait(deadline, spin_ns, -1); })) return false;
                 if (!usable(self)) return false;
             }

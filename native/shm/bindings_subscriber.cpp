@@ -29,6 +29,7 @@ struct SubscriberObject {
     std::uint64_t drops_told;
     std::uint32_t waiting;  // threads in a wait without the GIL
     std::uint32_t streak;   // messages read without waiting since the last wait
+    bool busy;              // the last read_many found something at once
     bool close_pending;
     bool watched;        // somebody polls the descriptor
     bool tells_drops;    // self._tell_dropped(count) wants to know
@@ -73,16 +74,21 @@ void settle_close(SubscriberObject *self) {
     without_gil([&] { self->handle->close(false); });
 }
 
+constexpr int batch_patience = 64;
+constexpr std::size_t small_batch = 32;
+constexpr std::int64_t linger_ns = 2'000;
+
 // Runs a wait without the GIL. False with an error set.
-bool wait_with(SubscriberObject *self, std::int64_t deadline, int extra, Woken &woken) {
+bool wait_with(SubscriberObject *self, std::int64_t deadline, int extra, Woken &woken, int patience = 4) {
     // Who has read a good many at once is in a stream: the next one is near. Who waits for each one sleeps at once.
-    std::int64_t spin_ns = self->spin_ns ? self->spin_ns : self->streak >= 32 ? 20'000 : 0;
+    std::int64_t spin_ns = self->spin_ns ? self->spin_ns : self->streak >= 32 ? short_spin_ns : 0;
     self->streak = 0;
+    if (self->spin_ns) patience = 1;
     for (;;) {
         ++self->waiting;
         bool threw = false;
         try {
-            woken = without_gil([&] { return self->handle->wait(deadline, spin_ns, extra); });
+            woken = without_gil([&] { return self->handle->wait(deadline, spin_ns, extra, patience); });
         } catch (...) {
             threw = true;
             raise_current();
@@ -243,12 +249,19 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
     Subscriber *handle = usable(self);
     if (!handle) return nullptr;
     std::vector<Envelope> entries;
+    bool waited = false;
     try {
         for (;;) {
             std::size_t room = handle->reader.most_held - std::min(handle->reader.held, handle->reader.most_held);
             entries.reserve(std::min<std::size_t>(std::size_t(most), room));
             Found found = gather(self, handle, std::size_t(most), entries);
             if (PyErr_Occurred()) break;
+            if (!entries.empty() && !waited && self->busy && entries.size() < small_batch) {
+                // Right behind a busy publisher: each look takes the lines that it is writing. Let some gather.
+                for (std::int64_t end = monotonic_ns() + linger_ns; monotonic_ns() < end;) relax();
+                gather(self, handle, std::size_t(most), entries);
+                if (PyErr_Occurred()) break;
+            }
             if (!entries.empty()) {
                 self->streak += std::uint32_t(entries.size());
                 break;
@@ -258,13 +271,15 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
                 return raise_error("CapacityError", "%s", handle->why_limit().c_str());
             }
             Woken woken = Woken::timeout;
-            if (deadline != 0 && !wait_with(self, deadline, -1, woken)) return nullptr;
+            waited = true;
+            if (deadline != 0 && !wait_with(self, deadline, -1, woken, batch_patience)) return nullptr;
             if (woken == Woken::timeout && nothing_now(self, handle)) break;
         }
     } catch (...) {
         give_back(handle, entries);
         return raise_current();
     }
+    self->busy = !waited;
     handle->tell_publishers();
     if (PyErr_Occurred() || !tell_dropped(self)) {
         give_back(handle, entries);

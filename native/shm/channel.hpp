@@ -43,7 +43,7 @@ struct Reader {
 };
 
 enum class Taken { yes, unread, held, none };
-enum class Found { message, nothing, limit };
+enum class Found { message, nothing, limit, damaged };
 
 struct Channel {
     Header *header = nullptr;
@@ -270,7 +270,8 @@ struct Channel {
             PENSTOCK_STEP("take.before_claimed");
             if (!slot.state.compare_exchange_strong(claiming, owned)) return Taken::held;  // a reader put it back
         }
-        slot.skipped.store(0);
+        // Ours now: whoever marks it at this moment saw it as it was before, and its turn will come again.
+        if (slot.skipped.load(std::memory_order_relaxed)) slot.skipped.store(0, std::memory_order_relaxed);
         PENSTOCK_STEP("take.after_owned");
         return Taken::yes;
     }
@@ -296,21 +297,30 @@ struct Channel {
         if (n + ring_size < end) n = end - ring_size;
         for (; n < end; ++n) {
             std::uint64_t entry = entry_at(n).load();
-            if (lap_in(entry) == lap_of(n) && slot_in(entry) < slot_count) {
-                std::uint32_t s = slot_in(entry);
-                if (slots[s].state.load() == live(n)) {
-                    Taken result = take(writer, s);
-                    if (result == Taken::unread) return result;
-                    raise_oldest(n + 1);
-                    PENSTOCK_STEP("acquire.after_oldest");
-                    if (result == Taken::yes) return taken_slot = s, result;
-                    pass_by(s);
+            Taken result = Taken::none;
+            std::uint32_t s = slot_in(entry);
+            if (lap_in(entry) == lap_of(n) && s < slot_count && slots[s].state.load() == live(n)) {
+                fetch_ahead(n);
+                result = take(writer, s);
+                if (result == Taken::unread) {
+                    if (!vchans) return result;
+                    worst = result;  // wanted by one virtual channel; what comes after it may be another's
                     continue;
                 }
             }
-            raise_oldest(n + 1);
+            if (worst != Taken::unread) raise_oldest(n + 1);
+            PENSTOCK_STEP("acquire.after_oldest");
+            if (result == Taken::yes) return taken_slot = s, result;
+            if (result == Taken::held && worst != Taken::unread) pass_by(s);
         }
         return worst == Taken::unread ? worst : Taken::held;
+    }
+
+    // The slot that a few messages on will be needed: its line is in another core's cache by then.
+    void fetch_ahead(std::uint64_t n) const {
+        std::uint32_t s = slot_in(entry_at(n + 6).load(std::memory_order_relaxed));
+        if (s >= slot_count) return;
+        __builtin_prefetch(&slots[s], 1);  // readers too write into it: their bit
     }
 
     void raise_oldest(std::uint64_t to) {
@@ -328,7 +338,7 @@ struct Channel {
     // names a message that a reliable subscriber of another virtual channel has not seen.
     std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
         Slot &slot = slots[s];
-        for (;;) {
+        for (std::uint64_t turns = 0; turns < (1ull << 32); ++turns) {
             std::uint64_t t = tail();
             std::uint64_t entry = entry_at(t).load();
             if (lap_in(entry) >= lap_of(t)) {
@@ -355,6 +365,7 @@ struct Channel {
                 return t;
             }
         }
+        return 0;
     }
 
     void cancel(Writer &writer, std::uint32_t s) {
@@ -444,13 +455,14 @@ struct Channel {
             if (lap_in(entry) < lap_of(n)) break;
             if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
                 std::uint64_t end = tail();
+                if (end <= n) return Found::damaged;
                 std::uint64_t to = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
                 reader.lost += to - n;
                 n = to;
                 continue;
             }
             std::uint32_t s = slot_in(entry);
-            if (s >= slot_count) break;
+            if (s >= slot_count) return Found::damaged;
             if (reader.vchan >= 0) {
                 std::uint64_t state = slots[s].state.load();
                 if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
@@ -467,7 +479,7 @@ struct Channel {
                     result = Found::limit;
                     break;
                 }
-            } else if (pin(reader, n, s)) {
+            } else if (fetch_ahead(n); pin(reader, n, s)) {
                 move_cursor(reader, n + 1);
                 found_slot = s;
                 return Found::message;
@@ -488,8 +500,8 @@ struct Channel {
             std::uint64_t entry = entry_at(n).load();
             if (lap_in(entry) < lap_of(n)) break;
             std::uint32_t s = slot_in(entry);
-            found = reader.vchan < 0 || lap_in(entry) > lap_of(n);
-            if (found || s >= slot_count) break;
+            found = reader.vchan < 0 || lap_in(entry) > lap_of(n) || s >= slot_count;
+            if (found) break;
             std::uint64_t state = slots[s].state.load();
             if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
             found = !is_foreign(reader, n, s);
@@ -518,13 +530,15 @@ struct Channel {
     // Calls ring_bell(index) for each sleeper that wants the virtual channel; the bell comes before the mark is taken
     // away, so that a waker's death in between costs one bell too many and never one too few.
     template <typename Bell>
-    static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, Bell &&ring_bell) {
+    static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, std::uint64_t cursor,
+                     Bell &&ring_bell) {
         for (std::uint32_t word = 0; word < words; ++word)
             for (std::uint64_t bits = sleepers[word].load(); bits; bits &= bits - 1) {
                 std::uint32_t index = word * 64 + unsigned(std::countr_zero(bits));
                 Member &member = members[index];
                 std::uint64_t sleep = member.sleep.load();
                 if (!(sleep & 1) || (vchan >= 0 && member.vchan >= 0 && member.vchan != vchan)) continue;
+                if (cursor < member.wanted_cursor.load()) continue;
                 PENSTOCK_STEP("wake.before_bell");
                 ring_bell(index);
                 PENSTOCK_STEP("wake.after_bell");
@@ -533,11 +547,12 @@ struct Channel {
     }
     template <typename Bell>
     void wake_readers(std::int32_t vchan, Bell &&ring_bell) {
-        wake(reader_sleepers, subscriber_words(), subscribers, vchan, ring_bell);
+        wake(reader_sleepers, subscriber_words(), subscribers, vchan, ~0ull, ring_bell);
     }
+    // `cursor`: how far the reader who wakes has come; all ones: something else has changed.
     template <typename Bell>
-    void wake_publishers(Bell &&ring_bell) {
-        wake(publisher_sleepers, publisher_words(), publishers, -1, ring_bell);
+    void wake_publishers(std::uint64_t cursor, Bell &&ring_bell) {
+        wake(publisher_sleepers, publisher_words(), publishers, -1, cursor, ring_bell);
     }
 
     // ------------------------------------------------------------------------------------------ recovery

@@ -94,7 +94,8 @@ struct alignas(128) Member {
     std::uint32_t flags;     // 28
     Word sleep;              // 32
     std::uint64_t joined_ns; // 40
-    std::uint64_t none[2];   // 48
+    Word wanted_cursor;      // 48  a sleeping publisher: not worth waking before a reader has come so far (hint)
+    std::uint64_t none;      // 56
     alignas(64) Word cursor; // 64  a line of its own: written at each read
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80

@@ -390,6 +390,7 @@ void Membership::take_place() {
     me.bytes.store(0);
     me.dropped.store(0);
     me.cursor.store(1);
+    me.wanted_cursor.store(0);
     PENSTOCK_STEP("join.before_taken");
     taken_ = header.takings.fetch_add(1) + 1;
     me.taken.store(taken_);
@@ -653,8 +654,8 @@ void Membership::ring(bool publisher, std::uint32_t member) noexcept {
 void Membership::wake_readers_now(std::int32_t message_vchan) {
     channel.wake_readers(message_vchan, [&](std::uint32_t member) { ring(false, member); });
 }
-void Membership::wake_publishers_now() {
-    channel.wake_publishers([&](std::uint32_t member) { ring(true, member); });
+void Membership::wake_publishers_now(std::uint64_t cursor) {
+    channel.wake_publishers(cursor, [&](std::uint32_t member) { ring(true, member); });
 }
 
 }  // namespace penstock::shm

@@ -90,9 +90,9 @@ class Membership {
         for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
             if (channel.reader_sleepers[word].load()) return wake_readers_now(message_vchan);
     }
-    void wake_publishers() {
+    void wake_publishers(std::uint64_t cursor = ~0ull) {
         for (std::uint32_t word = 0; word < channel.publisher_words(); ++word)
-            if (channel.publisher_sleepers[word].load()) return wake_publishers_now();
+            if (channel.publisher_sleepers[word].load()) return wake_publishers_now(cursor);
     }
     Word *sleepers() const { return is_publisher ? channel.publisher_sleepers : channel.reader_sleepers; }
     void arm() { Channel::arm(sleepers(), self(), index); }
@@ -135,7 +135,7 @@ class Membership {
     std::string bell_name(bool publisher, std::uint32_t member, std::uint64_t taken) const;
     void ring(bool publisher, std::uint32_t member) noexcept;
     void wake_readers_now(std::int32_t message_vchan);
-    void wake_publishers_now();
+    void wake_publishers_now(std::uint64_t cursor);
     std::string channel_name() const { return options.mux.empty() ? options.name : options.mux; }
 
     std::string encoded_;

@@ -40,6 +40,12 @@ void Publisher::try_free_segments() {
     older_segments_ = !member.free_segments();
 }
 
+// The newest size is never given back: the control block is damaged.
+void Publisher::lose_segment(const Place &place) {
+    cancel(place.slot);
+    throw Error(Fault::corruption, member.describe() + ": its control block says that its payload is gone");
+}
+
 void Publisher::refuse_reserve() const {
     throw Error(Fault::capacity, member.describe() + ": this publisher has " + std::to_string(reserved) +
                                      " messages reserved and max_reserved is " + std::to_string(member.most_held) +
@@ -70,6 +76,11 @@ Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra)
     wait.slice_ns = 50'000'000;
     wait.extra = extra;
     wait.closed = &closed;
+    // Not worth waking for one slot of many: each wake-up costs far more than a message. A reader that has nothing
+    // left to read wakes us whatever it has reached, and each slice ends with a look.
+    const Channel &channel = member.channel;
+    bool unread = writer.reliable && channel.any_subscriber() && channel.slot_count >= 32;
+    member.self().wanted_cursor.store(unread ? channel.reliable_floor() + channel.slot_count / 8 : 0);
     return sleep_until(member, wait, [&] {
         if (could_reserve()) return true;
         std::int64_t now = monotonic_ns();
@@ -104,6 +115,7 @@ Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns)
     wait.deadline_ns = deadline_ns;
     wait.slice_ns = 50'000'000;
     wait.closed = &closed;
+    member.self().wanted_cursor.store(0);
     std::int64_t looked_ns = 0;
     return sleep_until(member, wait, [&] {
         if (subscribers() < count) return false;
@@ -145,6 +157,7 @@ Woken Publisher::wait_retired(std::int64_t deadline_ns) {
     wait.deadline_ns = deadline_ns;
     wait.slice_ns = 50'000'000;
     wait.closed = &closed;
+    member.self().wanted_cursor.store(0);
     return sleep_until(member, wait, [&] { return any_retired(); });
 }
 
@@ -153,6 +166,7 @@ bool Publisher::arm_if(bool nothing) {
     if (!nothing) return false;
     if (!member.is_armed()) {
         member.drain_bell();
+        member.self().wanted_cursor.store(0);
         member.arm();
     }
     return true;

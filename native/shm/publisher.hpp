@@ -105,15 +105,18 @@ class Publisher {
     void set_segment(Place &place) {
         Slot &slot = member.channel.slots[place.slot];
         slot_size();
-        for (;;) {
-            slot.segment.store(segment_);
+        for (int turns = 0;; ++turns) {
+            // Where it is that one already, having taken the slot is what who frees segments looks at.
+            if (slot.segment.load(std::memory_order_relaxed) != segment_) slot.segment.store(segment_);
             if (!member.channel.header->segment[segment_].gone.load()) [[likely]] break;
+            if (turns > 1000) lose_segment(place);
             use_segment(member.newest_segment());
         }
         if (older_segments_) [[unlikely]] try_free_segments();
         place.data = base_ + std::uint64_t(place.slot) * segment_size_;
     }
     void try_free_segments();
+    [[noreturn]] void lose_segment(const Place &place);
     [[noreturn]] void refuse_reserve() const;
     bool is_retired(std::uint64_t sequence, std::uint32_t slot) const;
 

@@ -24,26 +24,33 @@ inline void relax() {
 #endif
 }
 
-// Looks again and again for `spin_ns`. After a few microseconds it gives way between looks, for whoever must act first
-// may need this very core.
+// Long enough to catch the next message of a stream, short enough to be wasted.
+inline constexpr std::int64_t short_spin_ns = 20'000;
+
+// Looks again and again for `spin_ns`. A long spin gives way between looks after a few microseconds, for whoever must
+// act first may need this very core; a short one does not, for on a busy machine giving way costs a time slice.
+// `patience`: breaths between two looks. Who reads batches lets them grow: each look takes the line that the publisher
+// is writing.
 template <typename Ready>
-bool spin(std::int64_t spin_ns, Ready &&ready) {
+bool spin(std::int64_t spin_ns, int patience, Ready &&ready) {
     if (spin_ns <= 0) return false;
     std::int64_t begin = monotonic_ns();
     for (;;) {
         for (int i = 0; i < 32; ++i) {
             if (ready()) return true;
-            relax();
+            for (int breath = 0; breath < patience; ++breath) relax();
+            if (patience > 8) break;
         }
         std::int64_t spent = monotonic_ns() - begin;
         if (spent > spin_ns) return false;
-        if (spent > 3'000) sched_yield();
+        if (spent > 3'000 && spin_ns > short_spin_ns) sched_yield();
     }
 }
 
 struct Wait {
     std::int64_t deadline_ns = -1;  // monotonic; -1: for ever
     std::int64_t spin_ns = 0;
+    int patience = 1;
     std::int64_t slice_ns = 500'000'000;
     int extra = -1;  // another descriptor that ends the wait
     const std::atomic<bool> *closed = nullptr;
@@ -54,7 +61,7 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
     if (ready()) return Woken::ready;
     std::int64_t left = wait.deadline_ns < 0 ? -1 : wait.deadline_ns - monotonic_ns();
     if (wait.deadline_ns >= 0 && left <= 0) return Woken::timeout;
-    if (spin(left >= 0 && left < wait.spin_ns ? left : wait.spin_ns, ready)) return Woken::ready;
+    if (spin(left >= 0 && left < wait.spin_ns ? left : wait.spin_ns, wait.patience, ready)) return Woken::ready;
     int bell = member.bell();
     Woken result = Woken::timeout;
     for (;;) {

@@ -172,19 +172,22 @@ void Subscriber::release_many(const std::uint64_t *slots, std::size_t count) noe
     for (std::size_t i = 0; i < count; ++i) freed |= member.channel.unpin(reader, std::uint32_t(slots[i]));
     if (!freed) return;
     if (retiring_) return finish();
-    member.wake_publishers();
+    member.wake_publishers(reader.cursor);
 }
 
-Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
+Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience) {
+    if (!has_next()) member.wake_publishers();  // who waits for us to come further need not: we have nothing left
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.spin_ns = spin_ns;
+    wait.patience = patience;
     wait.extra = extra;
     wait.closed = &closed;
     return sleep_until(member, wait, [&] { return has_next(); });
 }
 
 bool Subscriber::arm() {
+    member.wake_publishers();
     member.bell();
     if (!member.is_armed()) {
         member.drain_bell();
@@ -194,6 +197,10 @@ bool Subscriber::arm() {
 }
 
 void Subscriber::wake() { member.ring_own_bell(); }
+
+void Subscriber::refuse_damage() const {
+    throw Error(Fault::corruption, member.describe() + ": its ring of messages is damaged; open the channel anew");
+}
 
 void Subscriber::finish() noexcept {
     if (reader.held) {

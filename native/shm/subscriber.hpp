@@ -46,6 +46,7 @@ class Subscriber {
             std::uint32_t slot;
             Found found = member.channel.next(reader, slot);
             if (found != Found::message) {
+                if (found == Found::damaged) [[unlikely]] refuse_damage();
                 if (reader.vchan < 0 && reader.cursor != expected_) [[unlikely]] account(reader.cursor);
                 return found;
             }
@@ -63,15 +64,15 @@ class Subscriber {
         if (!member.belongs_here() || !member.joined()) [[unlikely]] return;
         if (!member.channel.unpin(reader, slot)) return;
         if (retiring_) [[unlikely]] return finish();
-        member.wake_publishers();
+        member.wake_publishers(reader.cursor);
     }
     void release_many(const std::uint64_t *slots, std::size_t count) noexcept;
     // After reading: reliable publishers may go on.
-    void tell_publishers() { member.wake_publishers(); }
+    void tell_publishers() { member.wake_publishers(reader.cursor); }
 
     bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
     bool at_limit() const { return reader.held >= reader.most_held; }
-    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience = 1);
     // For who polls the descriptor: arms the bell; false when there is something to read after all.
     bool arm();
     void wake();
@@ -88,6 +89,7 @@ class Subscriber {
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
     void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
     void drop(std::uint64_t count, DropReason reason);
+    [[noreturn]] void refuse_damage() const;
     void finish() noexcept;
 
     bool ready_ = false;

@@ -135,6 +135,7 @@ void subscribe(World &world, std::uint32_t index, bool reliable, unsigned odds) 
                 std::uint32_t s;
                 bool over = world.over.load();
                 Found found = world.channel.next(reader, s);
+                CHECK(found != Found::damaged);
                 if (found == Found::message) {
                     Payload got = world.payloads[s];
                     CHECK(got.inverse == ~got.number && got.filler[4] == got.number);

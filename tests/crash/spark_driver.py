@@ -13,7 +13,7 @@ from penstock.spark import session
 
 def main(source: str, target: str, checkpoint: str, how: str) -> None:
     spark = session("killed", master="local[2]", **{"spark.log.level": "OFF"})
-    reader = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 500)
+    reader = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 500 if how == "follow" else 20_000)
     frame = reader.load(source).select("topic", "payload", "properties", "message_id", "timestamp_ns")
     writer = frame.writeStream.format("penstock").option("checkpointLocation", checkpoint)
     writer = writer.trigger(availableNow=True) if how == "finish" else writer.trigger(processingTime="0 seconds")

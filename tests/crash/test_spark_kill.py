@@ -47,7 +47,7 @@ def write_on(path, stop):
         while not stop.is_set() or number < 6000:
             journal.append_many(f"topic{number % 3}", [f"{number + step}".encode().ljust(60, b".") for step in range(40)])
             number += 40
-            stop.wait(0.005 if number < 60_000 else 0.2)
+            stop.wait(0.005 if number < 12_000 else 0.5)
 
 
 def everything(path):

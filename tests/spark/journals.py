@@ -14,7 +14,7 @@ def make(
 ):
     """``messages`` over ``topics`` in turn, one every ``step_ns``; gives the rows as they must be read."""
     rows = []
-    with Journal(path, segment_bytes=segment_bytes) as journal:
+    with Journal(path, segment_bytes=segment_bytes, sync=False) as journal:  # on disk or not is not the point here
         rows = extend(journal, messages, topics=topics, size=size, step_ns=step_ns)
     return rows
 

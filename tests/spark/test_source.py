@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tracemalloc
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
+from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from tests.spark.journals import BEGIN_NS, make
 
 from penstock.journal import Journal
+from penstock.spark.source import JournalReader
 
 
 def load(spark, path, **options):
@@ -89,7 +92,7 @@ def test_push_down_opens_only_the_segments_that_match(spark, tmp_path):
     assert len(logs) > 5
     first = int(logs[2].name.split("-")[0])
     next_first = int(logs[3].name.split("-")[0])
-    without(tmp_path / "j", [logs[2]])
+    without(tmp_path / "j", [logs[2], logs[-1]])  # the active one has no summary yet and is always looked at
     query = lambda text: load(spark, tmp_path / "j", pushdown="true").filter(text)  # noqa: E731
     at = BEGIN_NS + first * 10**9
     by_time = query(f"timestamp_ns >= {at} and timestamp_ns < {BEGIN_NS + next_first * 10**9}")
@@ -116,7 +119,7 @@ def test_one_frame_in_several_queries(spark, tmp_path):
 
 
 def test_push_down_by_topic(spark, tmp_path):
-    with Journal(tmp_path / "j", segment_bytes=1 << 16) as journal:
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
         for topic in ("early", "late"):
             for _ in range(40):
                 journal.append_many(topic, [bytes(100)] * 50)
@@ -218,3 +221,31 @@ def test_executors_load_no_native_code(tmp_path):
         "assert not [name for name in sys.modules if name.startswith('penstock._core')], 'native code was loaded'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_missing_or_stale_index_is_made_good(spark, tmp_path):
+    rows = make(tmp_path / "j", 2000)
+    indexes = sorted((tmp_path / "j").glob("*.index"))
+    indexes[0].unlink()
+    indexes[1].write_bytes(bytes(len(indexes[1].read_bytes())))
+    assert as_rows(load(spark, tmp_path / "j")) == rows
+
+
+def test_memory_does_not_grow_with_the_journal(tmp_path):
+    """Planning holds a few hundred bytes a segment, reading one batch, whatever the size of the journal."""
+    planned, read = {}, {}
+    schema = StructType([StructField("position", LongType()), StructField("payload", BinaryType())])
+    for messages in (4000, 16000):
+        path = tmp_path / str(messages)
+        make(path, messages, size=400)
+        tracemalloc.start()
+        reader = JournalReader({"path": str(path), "batchBytes": "65536"}, schema)
+        parts = reader.partitions()
+        planned[messages] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == messages
+        read[messages] = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    segments_more = 12000 * 500 // (1 << 16)
+    assert planned[16000] - planned[4000] < segments_more * 10_000, planned
+    assert read[16000] < 1.5 * read[4000] + segments_more * 10_000, read

@@ -43,7 +43,6 @@ class Limits:
     max_staged_bytes: int = 256 << 20
     staged_idle_s: float = 3600.0
     quota_bytes: int = 0
-    quota_policy: str = "refuse"
     deduplication_ids: int = 100_000
     deduplication_s: float = 120.0
 
@@ -227,6 +226,11 @@ class Broker:
         if quota and self.store.statistics().stored_bytes + more_bytes > quota:
             raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
+    def full(self) -> bool:
+        """Whether the disk quota is reached."""
+        quota = self.limits.quota_bytes
+        return bool(quota) and self.store.statistics().stored_bytes >= quota
+
     def publish(self, batch: Batch, **more: Any) -> tuple[int, int]:
         """Stage messages; first and last position. They count as published after the next commit."""
         span = self.store.stage(batch, **more)
@@ -409,6 +413,11 @@ class Broker:
     def staged_anything(self) -> bool:
         """Whether something waits for a commit that must not wait."""
         return bool(self._first_staged)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next turn has something to do already."""
+        return bool(self._first_staged or self._ready)
 
     def lazy_due(self) -> bool:
         """Whether state has waited long enough for a commit of its own."""

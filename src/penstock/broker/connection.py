@@ -137,8 +137,11 @@ class Connection:
                 self.paused_until = now - self._allowance / rate
 
     def paused(self) -> bool:
-        """Whether input has to wait: for the rate, or for the client to read its replies."""
-        return self.outbox.pending_bytes > REPLY_BYTES or self.paused_until > time.monotonic()
+        """Whether input has to wait: for the rate, for the client to read its replies, for room on the disk."""
+        if not self.session.hello and self.session.broker.full():
+            return True
+        waiting = self.outbox.pending_bytes + self.session.reply_bytes
+        return waiting > REPLY_BYTES or (self.paused_until > 0 and self.paused_until > time.monotonic())
 
     # --- output
 

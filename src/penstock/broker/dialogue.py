@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from penstock._core import Batch
 
 MAX_LINE_BYTES = 65_536
+GATHER_BYTES = 65_536
+MAX_KNOWN_TOPICS = 10_000
 
 
 class Pending:
@@ -69,6 +71,8 @@ class Dialogue:
         producer: str | None = None,
         max_message_bytes: int = 64 << 20,
     ) -> None:
+        if token is not None and (not token.isprintable() or " " in token):
+            raise InvalidArgument("a token has no blanks or control characters")
         self.token = token
         self.name = name
         self.producer = producer if producer is not None else uuid.uuid4().hex
@@ -79,6 +83,7 @@ class Dialogue:
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
         self._subscribe_lines: dict[str, bytes] = {}
+        self._heads: dict[str, bytes] = {}
         self._waiting: deque[Pending] = deque()
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # of the first outgoing piece
@@ -104,11 +109,18 @@ class Dialogue:
 
     def publish(self, topic: str, items: Any, options: str = "") -> Pending:
         """Messages to one topic; settled when all of them are on disk."""
-        words.check_topic(topic)
+        head = self._heads.get(topic) or self._head_of(topic)
         tail = f" {options}".encode() if options else b""
-        data = publish_lines(f"PUB {topic}".encode(), items, tail, self.max_message_bytes)
+        data = publish_lines(head, items, tail, self.max_message_bytes)
         count = len(items)
         return self._add(Pending(data, count, publishes=True))
+
+    def _head_of(self, topic: str) -> bytes:
+        words.check_topic(topic)
+        if len(self._heads) >= MAX_KNOWN_TOPICS:
+            self._heads.clear()
+        head = self._heads[topic] = f"PUB {topic}".encode()
+        return head
 
     def stage(self, transaction: str, topic: str, items: Any) -> Pending:
         """Messages that are published when their transaction is committed. Not sent again on another connection."""
@@ -179,8 +191,17 @@ class Dialogue:
             self._waiting.popleft().settle(error=error)
 
     def outgoing(self) -> memoryview | None:
-        """What is to be sent next."""
-        return memoryview(self._outgoing[0])[self._sent :] if self._outgoing else None
+        """What is to be sent next: small pieces go together."""
+        if not self._outgoing:
+            return None
+        if len(self._outgoing) > 1 and len(self._outgoing[0]) < GATHER_BYTES and not self._sent:
+            pieces = [self._outgoing.popleft()]
+            size = len(pieces[0])
+            while self._outgoing and size + len(self._outgoing[0]) <= GATHER_BYTES:
+                pieces.append(self._outgoing.popleft())
+                size += len(pieces[-1])
+            self._outgoing.appendleft(b"".join(pieces))
+        return memoryview(self._outgoing[0])[self._sent :]
 
     def sent(self, count: int) -> None:
         """So many bytes of it were."""

@@ -32,6 +32,7 @@ VERSION = 1
 MAX_CREDIT = 65_536
 RAW_CREDIT = 1024
 MAX_SUBSCRIPTIONS = 1024
+LARGE_REPLY_BYTES = 1 << 20  # what a reply that is put out by a function counts as
 
 _QUEUE_OPTIONS = {
     "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
@@ -46,6 +47,7 @@ class Host(Protocol):
 
     broker: Broker
     draining: bool
+    raw_allowed: bool  #: whether clients that do not say HELLO are served
 
     def rights_of(self, token: str | None, session: Session) -> Rights:
         """What the token allows; Disconnect when nothing."""
@@ -73,7 +75,10 @@ class Subscription:
 
     def room(self) -> bool:
         """Whether the connection takes more output now."""
-        return self.session.outbox.pending_bytes < self.session.output_bytes
+        if self.session.outbox.pending_bytes < self.session.output_bytes:
+            return True
+        self.session.starved = True
+        return False
 
     def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
         """Send these."""
@@ -112,20 +117,25 @@ class Session:
         self.max_unacknowledged = max_unacknowledged
         self.hello = False
         self.name = ""
+        self.token: str | None = None
         self.rights: Rights = EVERYTHING
         self.producer = ""
         self.subscriptions: dict[str, Subscription] = {}
         self.written: list[tuple[Subscription, int, int]] = []
         self.replies: list[bytes | Callable[[], None]] = []
+        self.reply_bytes = 0
         self.confirms = False  # replies of this turn depend on the commit
         self.waits_for_commit = 0  # publishes whose confirm is still to come
         self._last_ok: list[int] | None = None
+        self.starved = False  # messages wait for the client to read what it was sent
         self.failed = False  # a commit failed with messages of this connection in it
 
     # --- events
 
     def handle(self, verb: str, rest: str, batch: Batch | None) -> None:
         """One event of the scanner. Disconnect when the connection is to be closed."""
+        if not (self.hello or self.host.raw_allowed or verb == "HELLO"):
+            raise Disconnect
         if verb == "PUB" and batch is not None:
             self.pub(rest, batch)
             return
@@ -186,6 +196,7 @@ class Session:
         """Answer, after everything asked before was answered; what is large is put out by a function."""
         self._last_ok = None
         self.replies.append(line)
+        self.reply_bytes += len(line) if isinstance(line, bytes) else LARGE_REPLY_BYTES
         self.touched()
 
     def confirm(self, first: int, last: int) -> None:
@@ -207,7 +218,8 @@ class Session:
         try:
             if self.host.draining:
                 raise Refusal("unavailable", "the broker is ending")
-            self.broker.check_room(batch.total_bytes)
+            if self.hello:  # a raw client is not read from at the quota instead: it understands no refusal
+                self.broker.check_room(batch.total_bytes)
             if options:
                 self.pub_with(options, batch)
                 return
@@ -300,8 +312,8 @@ class Session:
             raise Disconnect(f"this broker speaks version {VERSION}: HELLO {VERSION}")
         self.hello = True
         options = words.split_options(rest, {"token": str, "name": str, "producer": str})
-        token = str(options["token"]) if "token" in options else None
-        self.rights = self.host.rights_of(token, self)
+        self.token = str(options["token"]) if "token" in options else None
+        self.rights = self.host.rights_of(self.token, self)
         self.name = str(options.get("name", ""))[:255]
         more = b""
         if options.get("producer"):
@@ -590,6 +602,7 @@ class Session:
     def flush(self) -> None:
         """Put the replies of this turn into the outbox: what they tell is true now."""
         replies, self.replies = self.replies, []
+        self.reply_bytes = 0
         for reply in replies:
             if isinstance(reply, bytes):
                 self.outbox.text(reply)
@@ -608,8 +621,10 @@ class Session:
             for subscription, first, last in self.written:
                 self.broker.acknowledge(subscription.queue, subscription, first, last)
             self.written.clear()
-        for subscription in self.subscriptions.values():
-            self.broker.wake(subscription.queue)
+        if self.starved and self.outbox.pending_bytes < self.output_bytes:
+            self.starved = False
+            for subscription in self.subscriptions.values():
+                self.broker.wake(subscription.queue)
 
     def fail_replies(self, code: str, text: str) -> None:
         """The commit failed: nothing of this turn is confirmed."""

@@ -197,10 +197,10 @@ class Server:
         self._output()
 
     def _timeout(self) -> float:
-        if self.broker.staged_anything or self._touched:
+        if self.broker.busy or self._touched:
             return 0.0
         if self._paused:
-            return PAUSE_S
+            return PAUSE_S if all(connection.paused() for connection in self._paused) else 0.0
         timeout = LAZY_S if self.broker.dirty or self.draining else MAX_POLL_S
         due_ns = self.broker.next_time_ns() - time.time_ns()
         return max(0.0, min(timeout, due_ns / 1e9))
@@ -346,8 +346,13 @@ class Server:
         except (OSError, InvalidArgument) as error:
             log.error("the tokens were not read again: %s", error)
             return
-        for connection in self.connections.values():
+        for connection in list(self.connections.values()):
             connection.scanner.forget_topics()
+            rights = self.tokens.rights(connection.session.token or "")
+            if rights is not None:
+                connection.session.rights = rights
+            else:
+                self._end(connection, "this token is not known any more")
 
     # --- what sessions ask for
 

@@ -71,7 +71,8 @@ class Subscriber(channel.Subscriber):
         self._next = 0  # of the first batch: what is read next
         self._begin = 0  # of the first batch: acknowledged up to here
         self._told_at = time.monotonic()
-        self._counters = Counters("broker", "subscriber", self.queue)
+        where = options.get("topics") or "default"
+        self._counters = Counters("broker", "subscriber", f"{host}:{port}/{where}?queue={self.queue}")
         self._final: Ledger | None = None
         self._dialogue = Dialogue(token=token, producer="", max_message_bytes=max_message_bytes)
         self._link = Link(

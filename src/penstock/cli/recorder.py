@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock import _core
 from penstock.cli.recording import STORY
 from penstock.errors import ClosedError, InvalidArgument, PenstockError
 from penstock.journal import Entry, Journal
@@ -59,6 +60,7 @@ class Source:
     waiting: deque[Entry] = field(default_factory=deque)
     waiting_bytes: int = 0
     error: str = ""
+    counters: Any = None
 
 
 class Recorder:
@@ -82,7 +84,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         try:
             for address, topic in self.plan.topics.items():
-                self.sources.append(Source(address, topic, penstock.subscriber(address)))
+                source = Source(address, topic, penstock.subscriber(address))
+                source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
+                self.sources.append(source)
             self._next_part()
         except BaseException:
             self._close()
@@ -133,6 +137,7 @@ class Recorder:
     def _close(self) -> None:
         for source in self.sources:
             source.subscriber.close()
+            source.counters.close()
         if self._journal is not None:
             self._journal.close()
 
@@ -177,6 +182,9 @@ class Recorder:
             self._part_bytes += size
         source.messages += len(entries)
         source.bytes += size
+        for field_, number in (("matched", len(entries)), ("delivered", len(entries)), ("bytes", size)):
+            source.counters.add(field_, number)
+        source.counters.set("last_ns", time.time_ns())
 
     def _hold(self, source: Source, batch: Any) -> None:
         """Keep copies of the last seconds; the bound in bytes holds whatever the rate."""

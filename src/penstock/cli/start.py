@@ -24,7 +24,7 @@ def start_options(address: str, since: str | None, first: int | None) -> dict[st
     if first is not None:
         return {_option(names, "from_ordinal", "--from", address): first}
     assert since is not None
-    return {_option(names, "since_ns", "--since", address): moment_ns(since, "--since")}
+    return {_option(names, "from_time_ns", "--since", address): moment_ns(since, "--since")}
 
 
 def _journal_position(parts: addresses.Address, since: str | None, first: int | None) -> int | str:

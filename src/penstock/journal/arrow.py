@@ -60,7 +60,7 @@ def record_batches(
         raise InvalidArgument(f"rows={rows} and bytes={size} must be at least 1")
     names = directory.topics()
     for segment, entries in directory.entries(start, end, topics=topics):
-        if not names.keys() >= set(numpy.unique(entries["topic"]).tolist()):
+        if int(entries["topic"].max()) > max(names, default=0):
             names = directory.topics()
         for part in _parts(entries, rows, size):
             yield _batch(segment, part, wanted, names, check)
@@ -71,8 +71,8 @@ def _parts(entries: Entries, rows: int, size: int) -> Iterator[Entries]:
     ends = entries["offset"] + entries["length"]
     at = 0
     while at < len(entries):
-        limit = int(entries["offset"][at]) + size
-        stop = min(at + rows, int(numpy.searchsorted(ends, limit, side="right")))
+        limit = numpy.uint64(int(ends[at]) + size)  # of the array's own type, or all of it would be converted
+        stop = min(at + rows, int(ends.searchsorted(limit, side="right")))
         stop = max(stop, at + 1)
         yield entries[at:stop]
         at = stop
@@ -101,6 +101,9 @@ def _from_index(entries: Entries, name: str, names: dict[int, str]) -> Any:
 
 
 def _topics(numbers: NDArray[numpy.uint32], names: dict[int, str]) -> Any:
+    if (numbers == numbers[0]).all():
+        number = int(numbers[0])
+        return pyarrow.repeat(names.get(number, f"unknown#{number}"), len(numbers))
     known, codes = numpy.unique(numbers, return_inverse=True)
     texts = pyarrow.array([names.get(number, f"unknown#{number}") for number in known.tolist()], pyarrow.string())
     return texts.take(pyarrow.array(codes.astype(numpy.int64)))

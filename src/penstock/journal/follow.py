@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock._core import Draft
+from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.journal import layout, presence
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
@@ -36,12 +36,14 @@ class Follower(Subscriber):
     def __init__(self, journal: Journal, start: int, topics: Iterable[str] | None = None, *, own: bool = False) -> None:
         self._journal = journal
         self._own = own
-        self._filter = topic_filter(topics)
+        patterns = None if topics is None else list(topics)
+        self._filter = topic_filter(patterns)
         self.position = start
+        name = f"{journal.directory}#{','.join(patterns or ['>'])}"
+        self._counters = Counters("journal", "subscriber", name)
+        self._last: Ledger | None = None
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
-        self._delivered = 0
-        self._gap = 0
         self._present = presence.Presence(journal.directory)
 
     def read(self, timeout: float | None = None) -> Message | None:
@@ -66,10 +68,14 @@ class Follower(Subscriber):
         self._check_open()
         least = self._journal.first
         if self.position < least:  # retention was faster: told, not passed over in silence
-            self._gap += least - self.position
+            self._counters.add("matched", least - self.position)
+            self._counters.drop("gap", least - self.position)
             self.position = least
         batch, self.position = self._journal.read_from(self.position, most, None, self._filter)
-        self._delivered += len(batch)
+        if count := len(batch):
+            self._counters.add("matched", count)
+            self._counters.add("delivered", count)
+            self._counters.add("bytes", batch.total_bytes)
         return batch
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -107,8 +113,7 @@ class Follower(Subscriber):
     @property
     def ledger(self) -> Ledger:
         """Delivered, and what retention removed before it was read."""
-        dropped = {"gap": self._gap} if self._gap else {}
-        return Ledger(matched=self._delivered + self._gap, delivered=self._delivered, dropped=dropped)
+        return self._last or _ledger(self._counters)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -123,7 +128,9 @@ class Follower(Subscriber):
         """Give everything back; a waiting ``read`` ends."""
         if self._closed:
             return
+        self._last = _ledger(self._counters)
         self._closed = True
+        self._counters.close()
         self._watch.wake()
         self._present.leave()
         if self._own:
@@ -137,7 +144,8 @@ class JournalPublisher(Publisher):
         self._journal = journal
         self.topic = layout.check_topic(topic)
         self._closed = False
-        self._published = 0
+        self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
+        self._last: Ledger | None = None
 
     def publish(
         self,
@@ -150,7 +158,7 @@ class JournalPublisher(Publisher):
         """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
         self._check_open()
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
-        self._published += 1
+        self._count(1)
         return ordinal
 
     def publish_many(
@@ -162,11 +170,15 @@ class JournalPublisher(Publisher):
             pairs = zip(batch, properties, strict=True)
             stored = self._journal.commit(Entry(self.topic, data, one) for data, one in pairs)
             count = 0 if stored is None else stored[1] - stored[0] + 1
-            self._published += count
+            self._count(count)
             return count
         first, last = self._journal.append_many(self.topic, batch)
-        self._published += last - first + 1
+        self._count(last - first + 1)
         return last - first + 1
+
+    def _count(self, messages: int) -> None:
+        self._counters.add("matched", messages)
+        self._counters.add("delivered", messages)
 
     def reserve(self, size: int) -> Draft:
         """A buffer that ``draft.publish`` stores."""
@@ -192,7 +204,7 @@ class JournalPublisher(Publisher):
     @property
     def ledger(self) -> Ledger:
         """What was stored."""
-        return Ledger(matched=self._published, delivered=self._published)
+        return self._last or _ledger(self._counters)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -206,8 +218,16 @@ class JournalPublisher(Publisher):
     def close(self) -> None:
         """Give the journal back; the last publisher of a directory closes it."""
         if not self._closed:
+            self._last = _ledger(self._counters)
             self._closed = True
+            self._counters.close()
             _give(self._journal)
+
+
+def _ledger(counters: Counters) -> Ledger:
+    """The books as the counters have them."""
+    found = counters.snapshot()
+    return Ledger(matched=found["matched"], delivered=found["delivered"], dropped=dict(found["dropped"]))
 
 
 _shared: dict[Path, tuple[Journal, int]] = {}  # journals that publishers of this process share, and how many do
@@ -220,9 +240,21 @@ def share(directory: str, options: dict[str, Any]) -> Journal:
     with _guard:
         journal, users = _shared.get(path, (None, 0))
         if journal is None:
-            journal = Journal(path, **options)
+            journal = _open_writer(path, options)
         _shared[path] = (journal, users + 1)
         return journal
+
+
+def _open_writer(path: Path, options: dict[str, Any]) -> Journal:
+    """A follower that has just made the journal holds its lock for a moment; a true second writer is told."""
+    deadline = time.monotonic() + 1.0
+    while True:
+        try:
+            return Journal(path, **options)
+        except RefusedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _give(journal: Journal) -> None:

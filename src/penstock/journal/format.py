@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -55,6 +55,7 @@ HEAD: Final = RECORD.itemsize
 _TABLE = numpy.array(layout._TABLE, dtype=numpy.uint32)
 
 Entries = NDArray[Any]
+Crc32 = Callable[[Any], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,24 @@ def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDA
     return ~crc
 
 
-def open_directory(path: str | os.PathLike[str]) -> Directory:
-    """The journal in ``path``, read-only."""
-    return Directory(path)
+def open_directory(path: str | os.PathLike[str], *, crc32: Crc32 = zlib.crc32) -> Directory:
+    """The journal in ``path``, read-only. ``crc32``: what computes block sums; who has a faster one gives it."""
+    return Directory(path, crc32)
 
 
 class Segment:
     """One ``.log`` and its caches. ``first`` to ``next`` - 1 are its positions (with gaps where ``gaps``)."""
 
-    def __init__(self, directory: Path, first: int, revision: int, following: int, frontier: layout.Frontier) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        first: int,
+        revision: int,
+        following: int,
+        frontier: layout.Frontier,
+        crc32: Crc32 = zlib.crc32,
+    ) -> None:
+        self._crc32 = crc32
         self.first, self.next, self.revision = first, min(following, frontier.frontier), revision
         self.path = directory / layout.segment_name(first, revision)
         self.active = following > frontier.frontier
@@ -119,9 +129,10 @@ class Segment:
         if self.header.seal is None:
             return None
         try:
-            return numpy.fromfile(self.file("topics"), TOPICS)
+            summary = numpy.fromfile(self.file("topics"), TOPICS)
         except OSError:
             return None
+        return summary if int(summary["messages"].sum()) == self.header.seal.messages else None
 
     def _rescan(self, start: int, stop: int) -> Entries:
         """The index made from the log. Slow, and only done where the cache was lost."""
@@ -156,13 +167,13 @@ class Segment:
 
     def _match(self, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
         """Each entry's checksum is the word at its offset, or one of the two is damaged."""
-        offsets = entries["offset"] - numpy.uint64(begin)
-        ends = offsets + entries["length"] + entries["extra_bytes"] + numpy.uint64(HEAD)
-        fits = (entries["offset"] >= begin) & (ends <= len(data)) & (offsets % numpy.uint64(8) == 0)
-        bad = ~fits
-        if fits.all():
+        offsets = entries["offset"] - numpy.uint64(begin)  # one before `begin` becomes very large
+        fits = offsets + (entries["length"] + numpy.uint64(HEAD)) <= numpy.uint64(len(data))
+        if fits.all() and not (offsets & numpy.uint64(7)).any():
             words = data[: len(data) // 4 * 4].view("<u4")
-            bad = words[offsets // numpy.uint64(4)] != entries["checksum"]
+            bad = words[(offsets >> numpy.uint64(2)).view(numpy.int64)] != entries["checksum"]
+        else:
+            bad = ~fits | (offsets % numpy.uint64(8) != 0)
         if bad.any():
             entry = entries[int(numpy.argmax(bad))]
             raise _damage(self, int(entry["position"]), int(entry["offset"]))
@@ -200,7 +211,7 @@ class Segment:
             joined[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = 0
         view = joined.data
         for at in range(min(len(sums), summed - first, len(good))):
-            good[at] = zlib.crc32(view[at * size : (at + 1) * size]) == sums[at]
+            good[at] = self._crc32(view[at * size : (at + 1) * size]) == sums[at]
         return good
 
 
@@ -287,8 +298,9 @@ def _records(body: bytes) -> Iterator[tuple[tuple[Any, ...], int]]:
 class Directory:
     """A journal's files as they are now; ``refresh`` looks again."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], crc32: Crc32 = zlib.crc32) -> None:
         self.path = Path(path)
+        self._crc32 = crc32
         marker = self.path / layout.MARKER_NAME
         try:
             self.uuid: UUID = layout.decode_marker(marker.read_bytes(), str(marker))
@@ -327,7 +339,7 @@ class Directory:
         following = [first for first, _ in found[1:]] + [2**63]
         old = {(segment.first, segment.revision): segment for segment in self.segments if not segment.active}
         self.segments = [
-            old.get((first, revision)) or Segment(self.path, first, revision, after, words)
+            old.get((first, revision)) or Segment(self.path, first, revision, after, words, self._crc32)
             for (first, revision), after in zip(found, following, strict=True)
         ]
 

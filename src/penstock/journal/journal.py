@@ -120,7 +120,9 @@ class Journal:
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
-            self.writer = native.Writer(self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk)
+            self.writer = native.Writer(
+                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
+            )
             for topic in found.topics:
                 number, name, flags, ordinal, time_ns = topic
                 self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, time_ns)
@@ -318,6 +320,8 @@ class Journal:
             kept = [(check_kind(kind), 0, bytes(data)) for give in self._snapshots for kind, data in give()]
             return [*kept, *self._internal_states()]
         assert self._segment is not None
+        if not self.writer.states:
+            return self._internal_states()
         header = self._segment.header
         scan = native.scan(
             read_all(self._segment.path()), header.nonce, header.first, 2**63, self.writer.committed_position, False
@@ -341,7 +345,8 @@ class Journal:
 
     def _begin_segment(self) -> None:
         old = self._segment
-        first = self.writer.committed_position
+        first, end, tail = self.writer.committed_position, self.writer.end, self.writer.block_crc
+        sums_whole = self.writer.sums_whole
         if old is None or first == old.header.first:
             return  # nothing but state in it: two segments cannot begin at one position
         self._segment = segments.begin(
@@ -349,13 +354,16 @@ class Journal:
         )
         self.writer.publish_frontier(self._first_kept(), 1)
         old.close()
-        self._unsealed.append((old.header, first))
-        self._seal()
+        self._seal(old.header, first, end, tail if sums_whole else None)
         self.retain()
 
-    def _seal(self) -> None:
-        """Sync the caches of segments that are full and say so in their headers. What fails is tried again later."""
+    def _seal(self, full: layout.SegmentHeader, first: int, end: int, tail: int | None) -> None:
+        """Sync the caches of a segment that is full and say so in its header. What fails is made again later."""
         try:
+            self._unsealed.append((full, first))
+            if len(self._unsealed) == 1 and tail is not None:
+                recovery.seal_written(self.directory, full, end, first, tail, self._disk)
+                self._unsealed.clear()
             while self._unsealed:
                 header, following = self._unsealed[0]
                 recovery.seal_from_log(
@@ -535,7 +543,7 @@ class Journal:
         from penstock.journal.format import open_directory
 
         self._live_reader()
-        directory = open_directory(self.directory)
+        directory = open_directory(self.directory, crc32=native.crc32)
         return directory.batches(start, end, columns=columns, topics=topics, rows=rows, bytes=bytes, check=check)
 
     @property

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,7 @@ class LastSegment:
     file_bytes: int
     entries: int
     block_crc: int
-    least_time_ns: int
-    greatest_time_ns: int
+    states: int
 
 
 def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
@@ -198,7 +196,7 @@ def _read_last(
     if clean and result.next_position == scan["next_position"]:
         result.resume = LastSegment(
             header, scan["end"], scan["last_batch"], len(data), len(scan["index"]) // layout.INDEX_ENTRY_BYTES,
-            0, scan["least_time_ns"], scan["greatest_time_ns"],
+            0, scan["state_records"],
         )  # fmt: skip
         result.resume.block_crc = write_caches(directory, last, data, scan, disk, sealed=False)
     else:
@@ -225,16 +223,17 @@ def write_caches(
     Written in place: a reader that has them mapped sees what it must see anyway.
     """
     end = scan["end"]
-    blank = data[: layout.SEAL_OFFSET] + bytes(layout.SEAL_BYTES) + data[layout.SEAL_OFFSET + layout.SEAL_BYTES : end]
-    sums = [zlib.crc32(blank[at : at + layout.BLOCK_BYTES]) for at in range(0, end, layout.BLOCK_BYTES)]
-    unfinished = sums.pop() if end % layout.BLOCK_BYTES and not sealed else 0
-    contents = {"index": scan["index"], "sums": b"".join(value.to_bytes(4, "little") for value in sums)}
+    sums = native.block_sums(data, end)
+    unfinished = 0
+    if end % layout.BLOCK_BYTES and not sealed:
+        sums, unfinished = sums[:-4], int.from_bytes(sums[-4:], "little")
+    contents = {"index": scan["index"], "sums": sums}
     if sealed:
         contents["topics"] = native.summarise(scan["index"])
     for suffix, content in contents.items():
         path = directory / layout.segment_name(*segment, suffix)
         old = read_all(path) if path.exists() else None
-        if old is not None and old.rstrip(b"\0") == content.rstrip(b"\0") and not sealed:
+        if old is not None and not sealed and old[: len(content)] == content and not any(old[len(content) :]):
             continue
         file = disk.open(path) if old is not None else disk.create(path)
         try:
@@ -253,6 +252,34 @@ def seal_from_log(
     data = read_all(directory / layout.segment_name(*segment))
     scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
     seal_segment(directory, segment, header, data, scan, following, disk)
+
+
+def seal_written(
+    directory: Path, header: layout.SegmentHeader, end: int, following: int, tail: int, disk: Disk
+) -> None:
+    """Seal a segment whose caches this process has written in full: they are synced, not made again.
+
+    ``tail`` is the sum of the last, unfinished block.
+    """
+    segment = header.first, header.revision
+    index = read_all(directory / layout.segment_name(*segment, "index"))
+    summary = native.summarise(index[: (following - header.first) * layout.INDEX_ENTRY_BYTES])
+    rows = list(layout.TOPIC_SUMMARY.iter_unpack(summary))
+    least = min((row[7] for row in rows), default=0)
+    greatest = max((row[8] for row in rows), default=0)
+    seal = layout.Seal(end, following, sum(row[2] for row in rows), least, greatest)
+    last = [(tail.to_bytes(4, "little"), end // layout.BLOCK_BYTES * 4)] if end % layout.BLOCK_BYTES else []
+    sealed = [(header.encode_seal(seal), layout.SEAL_OFFSET)]
+    parts: dict[str, list[tuple[bytes, int]]] = {"topics": [(summary, 0)], "index": [], "sums": last, "log": sealed}
+    for suffix, writes in parts.items():
+        path = directory / layout.segment_name(*segment, suffix)
+        file = disk.open(path) if path.exists() else disk.create(path)
+        try:
+            for content, offset in writes:
+                disk.write(file, content, 0, offset)
+            disk.sync(file)
+        finally:
+            disk.close(file)
 
 
 def seal_segment(

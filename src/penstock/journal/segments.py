@@ -53,7 +53,7 @@ def resume(
     log, index, sums = segment.files
     writer.replace_segment(
         log, index, sums, last.header.nonce, last.header.first, last.end, last.last_batch, last.file_bytes,
-        last.entries, last.block_crc, next_position,
+        last.entries, last.block_crc, next_position, last.states,
     )  # fmt: skip
     return segment
 

@@ -1,20 +1,75 @@
-"""What the page may change when the monitor was started with ``--allow-actions``. Each action is one function."""
+"""What the page may change when the monitor was started with ``--allow-actions``: queues of brokers on this machine.
+
+Each action finds the broker by the process that counts the queue, and asks it over its own protocol, so that the
+broker's rights hold here too. Any thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, RefusedError, nearest
 
 __all__ = ["ACTIONS", "act"]
 
-#: Filled by the functions below; an action takes keyword arguments out of the request and says what it did.
-ACTIONS: dict[str, Callable[..., str]] = {}
-
 
 def act(name: str, arguments: Mapping[str, Any]) -> str:
-    """Do it; ``InvalidArgument`` for an action that does not exist."""
+    """Do it and say what was done; ``InvalidArgument`` for an action or argument that does not exist."""
     if name not in ACTIONS:
         raise InvalidArgument(f"there is no action {name!r}; {nearest(name, ACTIONS)}")
-    return ACTIONS[name](**arguments)
+    queue, pid = arguments.get("queue"), arguments.get("pid")
+    if not isinstance(queue, str) or not isinstance(pid, int):
+        raise InvalidArgument("an action needs the queue's name and the pid of its broker")
+    return ACTIONS[name](queue, pid)
+
+
+def purge(queue: str, pid: int) -> str:
+    """Drop what the queue has."""
+    return f"{_ask(pid, queue, 'purge')} messages of {queue} were dropped"
+
+
+def redrive(queue: str, pid: int) -> str:
+    """Send its dead letters back."""
+    return f"{_ask(pid, queue, 'redrive')} dead letters went back to {queue}"
+
+
+ACTIONS: dict[str, Callable[[str, int], str]] = {"purge": purge, "redrive": redrive}
+
+
+def _ask(pid: int, queue: str, verb: str) -> int:
+    from penstock.broker import Client
+
+    problem: Exception | None = None
+    for port in ports(pid):
+        try:
+            with Client("127.0.0.1", port, timeout=5.0, reconnect=False) as client:
+                if any(known["queue"] == queue for known in client.queues()):
+                    return int(getattr(client, verb)(queue))
+        except Exception as error:  # what listens there may speak another protocol
+            problem = error
+    raise RefusedError(
+        f"process {pid} has no queue {queue!r} that can be reached" + (f": {problem}" if problem else "")
+    )
+
+
+def ports(pid: int) -> Iterator[int]:
+    """The TCP ports on which a process listens."""
+    inodes = set()
+    try:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = os.readlink(descriptor)
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+        lines = Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split()
+        if fields[3] == "0A" and fields[9] in inodes:
+            yield int(fields[1].rpartition(":")[2], 16)

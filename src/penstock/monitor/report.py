@@ -16,7 +16,8 @@ def handle_record(look: Look) -> dict[str, Any]:
     block, ledger = look.block, look.block.ledger
     return {
         "key": f"{block.pid}-{block.index}-{block.taking}",
-        "where": place_of(look), "address": block.address, "room": block.room, "kind": block.kind, "pid": block.pid,
+        "where": place_of(look), "name": block.name,
+        "address": block.address, "room": block.room, "kind": block.kind, "pid": block.pid,
         "program": block.program, "state": block.state, "opened_ns": block.opened_ns,
         "messages": flow(block), "bytes": block.bytes,
         "matched": ledger.matched, "delivered": ledger.delivered, "dropped": dict(ledger.dropped), "lost": block.lost,

@@ -6,6 +6,7 @@ process; reading it costs that process nothing. Any thread may call this.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ def address_of(room: str, name: str) -> str:
     if room == "shm":
         return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
     if room in ("tcp", "broker"):
-        return f"{room}://{name}" if name else ""
+        return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
     if room in ("bus", "journal"):
         return f"{room}:{name}"
     return ""

@@ -32,10 +32,10 @@ def tail_address(text: str) -> str:
     parts = addresses.parse(text)
     if parts.scheme == "bus":
         raise InvalidArgument(f"{text}: a bus lives inside one process; only that process can read it")
-    known = {block.address for block in live()}
-    if text not in known:
-        raise RefusedError(f"{text}: nobody on this machine has it open")
-    return text
+    bare = text.partition("?")[0]  # a queue named here would be emptied by looking at it
+    if bare not in {block.address.partition("?")[0] for block in live()}:
+        raise RefusedError(f"{bare}: nobody on this machine has it open")
+    return bare
 
 
 def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:

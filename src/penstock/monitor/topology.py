@@ -66,7 +66,9 @@ def graph(state: State) -> dict[str, Any]:
     edges: dict[tuple[str, str], _Edge] = {}
     places = {place_of(look) for look in state.looks if look.block.kind in PLACES}
     for look in state.looks:
-        if ARROW in look.block.name:
+        if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
+            _queue(look.block.name, nodes).take(look)
+        elif ARROW in look.block.name:
             _join(look, nodes, edges)
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
@@ -98,6 +100,10 @@ def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
 
 
+def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
+    return nodes.setdefault(f"queue {name}", _Node(f"queue {name}", "queue", name, "broker", "queue"))
+
+
 def _use(look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
     block = look.block
     where = place_of(look)
@@ -105,12 +111,17 @@ def _use(look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tupl
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _place(parent, look, nodes)
     own = where[len(parent) + 1 :] if parent != where else ""
-    name = f"{own or block.program or block.kind}"
+    name = own or block.program or block.kind
     node = nodes.setdefault(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
     node.detail = f"{block.kind} {block.pid}"
     node.take(look)
+    _, queued, queue = where.partition("?queue=")
+    if queued and block.kind == "subscriber":  # the topic fills the queue, the queue feeds its consumer
+        _flow(edges, channel.id, _queue(queue, nodes).id, look)
+        _flow(edges, _queue(queue, nodes).id, node.id, look)
+        return
     ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
     _flow(edges, *ends, look)
 

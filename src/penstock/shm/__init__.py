@@ -9,7 +9,7 @@ Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any
 from __future__ import annotations
 
 from penstock._core.shm import MAX_VCHAN_ID, Message
-from penstock.shm.directory import Channel, Member, channels, clean
+from penstock.shm.directory import Channel, Member, channels, clean, include_directory, library_path
 from penstock.shm.open import open_publisher, open_subscriber
 from penstock.shm.publisher import Publisher
 from penstock.shm.subscriber import Subscriber, WeakReference
@@ -25,6 +25,8 @@ __all__ = [
     "WeakReference",
     "channels",
     "clean",
+    "include_directory",
+    "library_path",
     "open_publisher",
     "open_subscriber",
     "read_vchans",

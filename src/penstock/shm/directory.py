@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from penstock import _core
 from penstock._core import shm as native
 
 
@@ -81,3 +83,13 @@ def channels() -> list[Channel]:
 def clean() -> list[str]:
     """Remove what killed processes left behind; gives the names of the channels removed."""
     return native.clean()
+
+
+def include_directory() -> Path:
+    """Where ``penstock_shm.h`` is, for C programs."""
+    return Path(str(_core.__file__)).parent / "include"
+
+
+def library_path() -> Path:
+    """The library that C programs link."""
+    return Path(str(_core.__file__)).parent / "lib" / "libpenstock_shm.so"

@@ -19,36 +19,12 @@ from typing import Any
 import numpy
 
 from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import format as journal_format
 from penstock.journal import layout
+from penstock.journal.format import INDEX, TOPICS
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 
 Array = numpy.ndarray[Any, Any]
-INDEX = numpy.dtype(
-    [
-        ("position", "<u8"),
-        ("ordinal", "<u8"),
-        ("timestamp_ns", "<i8"),
-        ("offset", "<u8"),
-        ("length", "<u4"),
-        ("topic", "<u4"),
-        ("extra", "<u4"),
-        ("checksum", "<u4"),
-    ]
-)
-SUMMARY = numpy.dtype(
-    [
-        ("topic", "<u4"),
-        ("reserved", "<u4"),
-        ("messages", "<u8"),
-        ("least_position", "<u8"),
-        ("greatest_position", "<u8"),
-        ("least_ordinal", "<u8"),
-        ("greatest_ordinal", "<u8"),
-        ("least_time", "<i8"),
-        ("greatest_time", "<i8"),
-    ]
-)
-assert INDEX.itemsize == layout.INDEX_ENTRY_BYTES and SUMMARY.itemsize == layout.TOPIC_SUMMARY.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +159,7 @@ class Directory:
             bounds.wants(
                 (int(row["least_ordinal"]), int(row["greatest_ordinal"])),
                 (int(row["least_position"]), int(row["greatest_position"])),
-                (int(row["least_time"]), int(row["greatest_time"])),
+                (int(row["least_time_ns"]), int(row["greatest_time_ns"])),
             )
             and (not bounds.patterns or bounds.wants_topic(topics.get(int(row["topic"]), "")))
             for row in summary
@@ -196,7 +172,7 @@ class Directory:
             data = self.file(segment, "topics").read_bytes()
         except FileNotFoundError:
             return None
-        return numpy.frombuffer(data, SUMMARY) if len(data) % SUMMARY.itemsize == 0 else None
+        return numpy.frombuffer(data, TOPICS) if len(data) % TOPICS.itemsize == 0 else None
 
     def cut(self, segment: Segment, start: int, end: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
         """(start, end, bytes) pieces of a segment's positions, each of about ``most_bytes`` of its log."""
@@ -225,16 +201,21 @@ class Directory:
             count = path.stat().st_size // INDEX.itemsize
             entries = numpy.memmap(path, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
         except FileNotFoundError:
-            raise CorruptionError(f"{path} is missing; run: penstock journal verify {self.path}", str(path)) from None
+            return self._scanned(segment, start, end)
         if segment.gaps:
             return self._between(entries, start, end)
         entries = entries[start - segment.first : end - segment.first]
-        if (
-            len(entries) != end - start
-            or int(entries["position"][0]) != start
-            or int(entries["position"][-1]) != end - 1
-        ):
-            raise CorruptionError(f"{path} does not hold positions {start} to {end - 1}: the index is stale", str(path))
+        whole = len(entries) == end - start and bool((numpy.diff(entries["position"]) == 1).all())
+        return entries if whole and int(entries["position"][0]) == start else self._scanned(segment, start, end)
+
+    def _scanned(self, segment: Segment, start: int, end: int) -> Array:
+        """The entries made anew from the log: slow, and only where the index is missing or stale."""
+        found = [item for item in journal_format.open_directory(self.path).segments if item.first == segment.first]
+        entries = found[0].index(start, end) if found else numpy.empty(0, INDEX)
+        if len(entries) != end - start and not segment.gaps:
+            path = self.file(segment, "log")
+            what = f"{path} holds {len(entries)} of positions {start} to {end - 1}"
+            raise CorruptionError(f"{what}; run: penstock journal verify {self.path}", str(path))
         return entries
 
     def _between(self, entries: Array, start: int, end: int) -> Array:
@@ -288,12 +269,13 @@ class Directory:
         if outside.any():
             stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
             return numpy.ones(len(entries), numpy.bool_)
-        suspects = self._suspects(stretch, begins, ends, log)
-        for at in numpy.flatnonzero(suspects).tolist():
-            record = log[begins[at] : ends[at]].tobytes()
-            if not record_is_good(record, stretch.segment.nonce, int(entries["position"][at])):
-                damaged[at] = True
-                stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
+        suspects = numpy.flatnonzero(self._suspects(stretch, begins, ends, log))
+        if len(suspects):
+            damaged[suspects] = wrong_records(
+                log, begins[suspects], ends[suspects], entries[suspects], stretch.segment.nonce
+            )
+        for at in numpy.flatnonzero(damaged).tolist():
+            stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
         return damaged
 
     def _suspects(self, stretch: Stretch, begins: Array, ends: Array, log: Array) -> Array:
@@ -305,6 +287,8 @@ class Directory:
         bad = numpy.zeros(int(last_blocks[-1]) - first + 1, numpy.bool_)
         for block in _touched(first_blocks, last_blocks):
             bad[block - first] = not self._block_is_good(view, block, sums, stretch.segment)
+        if not bad.any():
+            return numpy.zeros(len(begins), numpy.bool_)
         counts = numpy.concatenate([[0], numpy.cumsum(bad)])
         suspects: Array = counts[last_blocks - first + 1] - counts[first_blocks - first] > 0
         return suspects
@@ -329,7 +313,10 @@ class Directory:
 
 
 def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
-    """Every block that a record lies in: most lie in one or two, a long one in all between its ends."""
+    """Every block that a record lies in; all between the first and the last where records are dense."""
+    first, last = int(first_blocks[0]), int(last_blocks[-1])
+    if last - first <= 2 * len(first_blocks):
+        return list(range(first, last + 1))
     blocks = [first_blocks, last_blocks]
     for at in numpy.flatnonzero(last_blocks - first_blocks > 1).tolist():
         blocks.append(numpy.arange(first_blocks[at], last_blocks[at]))
@@ -339,14 +326,26 @@ def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
 
 def record_bytes(entries: Array) -> Array:
     """The size of each entry's record: header, data, properties, message id and key, up to a multiple of 8."""
-    sizes: Array = (entries["length"].astype(numpy.int64) + entries["extra"] + layout.RECORD.size + 7) & ~7
+    sizes: Array = (entries["length"].astype(numpy.int64) + entries["extra_bytes"] + layout.RECORD.size + 7) & ~7
     return sizes
 
 
-def record_is_good(record: bytes, nonce: int, position: int) -> bool:
-    """Whether a record's own checksum holds."""
-    seed = nonce.to_bytes(8, "little") + position.to_bytes(8, "little")
-    return layout.crc32c(seed + record[4:]) == int.from_bytes(record[:4], "little")
+def wrong_records(log: Array, begins: Array, ends: Array, entries: Array, nonce: int) -> Array:
+    """Which records fail their own CRC32C (of nonce, position and all bytes after the word), equal sizes at once."""
+    wrong = numpy.zeros(len(begins), numpy.bool_)
+    sizes = ends - begins
+    head = numpy.frombuffer(nonce.to_bytes(8, "little"), numpy.uint8)
+    for size in numpy.unique(sizes).tolist():
+        places = numpy.flatnonzero(sizes == size)
+        step = max(1, (16 << 20) // size)
+        for part in (places[at : at + step] for at in range(0, len(places), step)):
+            rows = log[begins[part][:, None] + numpy.arange(size)]
+            positions = numpy.ascontiguousarray(entries["position"][part]).view(numpy.uint8).reshape(-1, 8)
+            seeds = numpy.zeros(len(part), numpy.uint32)
+            for piece in (numpy.broadcast_to(head, (len(part), 8)), positions, rows[:, 4:]):
+                seeds = journal_format.crc32c_rows(piece, seeds)
+            wrong[part] = seeds != numpy.ascontiguousarray(rows[:, :4]).view(numpy.uint32)[:, 0]
+    return wrong
 
 
 class _Topics:

@@ -140,7 +140,7 @@ class IndexedRows:
         return self._log() if self._has_extras() else numpy.empty(0, numpy.uint8)
 
     def _has_extras(self) -> bool:
-        return bool(self.index["extra"].any())
+        return bool(self.index["extra_bytes"].any())
 
     def _parts(self) -> tuple[Any, Any, Any]:
         """Where properties, message id and key of each message begin, and their sizes."""
@@ -150,7 +150,7 @@ class IndexedRows:
             return nothing, nothing, nothing
         offsets = self.index["offset"].astype(numpy.int64)
         begins = offsets + HEADER_BYTES + self.index["length"]
-        extra = self.index["extra"].astype(numpy.int64)
+        extra = self.index["extra_bytes"].astype(numpy.int64)
         identifier_sizes = self._header(offsets + 10, 2)
         key_sizes = self._header(offsets + 12, 2)
         property_sizes = self._header(offsets + 20, 4)
@@ -211,7 +211,9 @@ def stretches(log: Array, begins: Array, sizes: Array) -> pyarrow.Array:
     if count == 0 or not sizes.any():
         zeros = pyarrow.py_buffer(numpy.zeros(count + 1, numpy.int32))
         return pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, zeros, pyarrow.py_buffer(b"")])
-    begins = numpy.where(sizes > 0, begins, numpy.maximum.accumulate(numpy.where(sizes > 0, begins + sizes, begins[0])))
+    if not sizes.all():  # where there is nothing, the offset must still be between its neighbours
+        reached = numpy.maximum.accumulate(numpy.where(sizes > 0, begins + sizes, begins[0]))
+        begins = numpy.where(sizes > 0, begins, reached)
     first, last = int(begins[0]), int(begins[-1] + sizes[-1])
     kind, number = (pyarrow.binary(), numpy.int32) if last - first < 2**31 else (pyarrow.large_binary(), numpy.int64)
     edges = numpy.empty(2 * count, number)

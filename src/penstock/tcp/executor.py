@@ -78,7 +78,7 @@ class Executor:
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
         """Call ``callback`` once when ``descriptor`` has one of ``events``; call again to go on watching."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._callbacks[descriptor] = callback
             try:
                 self._epoll.modify(descriptor, events | select.EPOLLONESHOT)
@@ -96,7 +96,7 @@ class Executor:
     def call_soon(self, callback: Callback) -> None:
         """Call ``callback`` in one of the threads."""
         with self._lock:
-            self._check_open()
+            self.check_open()
             self._soon.append(callback)
             self._need_worker()
         self._wake()
@@ -105,7 +105,7 @@ class Executor:
         """Call ``callback`` in one of the threads, ``delay`` seconds from now."""
         timer = Timer(time.monotonic() + delay, callback)
         with self._lock:
-            self._check_open()
+            self.check_open()
             heapq.heappush(self._timers, (timer.due, next(self._numbers), timer))
             self._need_worker()
         self._wake()
@@ -115,9 +115,14 @@ class Executor:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process whose threads these were."""
+        return self._pid != os.getpid()
+
     def close(self) -> None:
         """End the threads. Handles that still use it stop working; close them first."""
-        if self._pid != os.getpid():
+        if self.forked:
             return
         with self._lock:
             if self._closed:
@@ -141,8 +146,9 @@ class Executor:
 
     # -- the threads
 
-    def _check_open(self) -> None:
-        if self._closed or self._pid != os.getpid():
+    def check_open(self) -> None:
+        """``ClosedError`` where it can do nothing any more."""
+        if self._closed or self.forked:
             raise ClosedError("this executor is closed (or was made before a fork); use another one")
 
     def _need_worker(self) -> None:
@@ -237,6 +243,8 @@ def default_executor() -> Executor:
 def _close_all() -> None:
     """At exit: publishers flush for a moment, then the threads end while the interpreter still stands."""
     for executor in list(_executors):
+        if executor.forked:
+            continue
         for handle in list(executor.handles):
             handle.close()
         executor.close()

@@ -86,6 +86,7 @@ class Publisher(PublisherContract):
         self._path = path
         self._identity = os.urandom(16)
         self._executor = executor if executor is not None else default_executor()
+        self._executor.check_open()
         sockets.check_port(port)
         self._listener = sockets.listen_unix(path, BACKLOG) if path else sockets.listen(host, port, BACKLOG)
         self._owner_pid = os.getpid()
@@ -311,8 +312,10 @@ class Publisher(PublisherContract):
 
     def close(self, timeout: float | None = None) -> None:
         """No more subscribers; what is queued is sent, for ``timeout`` (``close_timeout``) seconds at most."""
+        if self._owner_pid != os.getpid():
+            return  # a child's copy: nothing of it is ours to end
         with self._changed:
-            if self._closing or self._owner_pid != os.getpid():
+            if self._closing:
                 return
             self._closing = True
             joining = list(self._joining)

@@ -76,6 +76,7 @@ class Subscriber(SubscriberContract):
         self.reconnect_delay = check_timeout(reconnect_delay, "reconnect_delay") or 0.001
         self.reconnect_delay_max = max(self.reconnect_delay, reconnect_delay_max)
         self.executor = executor if executor is not None else default_executor()
+        self.executor.check_open()
         self._token = token.encode() if isinstance(token, str) else token
         self._extended = extended
         self._identity = os.urandom(16)
@@ -260,8 +261,10 @@ class Subscriber(SubscriberContract):
 
     def close(self) -> None:
         """End all sessions. A callback that runs is waited for, unless this is called inside it."""
+        if self._owner_pid != os.getpid():
+            return  # a child's copy: nothing of it is ours to end
         with self._lock:
-            if self._closing or self._owner_pid != os.getpid():
+            if self._closing:
                 return
             self._closing = True
             sessions = list(self._sessions.values())

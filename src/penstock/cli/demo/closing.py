@@ -78,10 +78,8 @@ def closing(result: dict[str, Any]) -> RenderableType:
     spark = result["spark"]
     if "parquet" in spark:
         total = sum(spark["parquet"]["rows"].values())
-        batches = spark.get("archive", {}).get("batches", 0)
-        facts.append(
-            ("Parquet", f"{show.count_text(total)} rows in {batches} batches: {spark['parquet']['directory']}")
-        )
+        rounds = spark.get("archive", {}).get("rounds", 0)
+        facts.append(("Parquet", f"{show.count_text(total)} rows in {rounds} rounds: {spark['parquet']['directory']}"))
         facts.append(
             ("rollup", f"{spark['rollup']['rows']} rows of {show.count_text(spark['rollup']['readings'])} readings")
         )

@@ -11,9 +11,9 @@ from penstock.cli.demo.part import Stage
 from penstock.cli.recording import STORY
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql import SparkSession
 
+EVERY_S = 3.0
 SETTINGS: dict[str, Any] = {
     "spark.driver.memory": "900m",
     "spark.ui.enabled": "false",
@@ -33,57 +33,32 @@ def run(stage: Stage) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     stage.tell(ready=True, started_s=time.monotonic() - began)
     place = Path(stage.configuration["directory"])
-    archive = _Archive(spark, stage, place, _core.Counters("spark", "pipeline", "archive"))
+    counters = _core.Counters("spark", "pipeline", "archive")
+    done = {"rows": 0, "rounds": 0}
     try:
-        query = archive.start(once=False)
-        while not stage.stop.wait(0.5):
-            if query.exception() is not None:
-                raise RuntimeError(str(query.exception()))
-        query.stop()
-        archive.start(once=True).awaitTermination()
-        stage.tell(archive=archive.report(), finishing="rollup")
+        while not stage.stop.wait(EVERY_S):
+            _archive(spark, stage, place, counters, done)
+        _archive(spark, stage, place, counters, done)
         stage.tell(**_finish(spark, place), finished=True)
     finally:
-        archive.close()
+        counters.close()
         spark.stop()
 
 
-class _Archive:
-    """The streaming query from the recording to Parquet."""
+def _archive(spark: SparkSession, stage: Stage, place: Path, counters: Any, done: dict[str, int]) -> None:
+    """One round: all that the recording holds now goes to Parquet, exactly once."""
+    from penstock.spark.pipelines import archive
 
-    def __init__(self, spark: SparkSession, stage: Stage, place: Path, counters: Any) -> None:
-        self._spark, self._stage, self._place, self._counters = spark, stage, place, counters
-        self._rows = self._batches = 0
-
-    def start(self, once: bool) -> StreamingQuery:
-        frame = self._spark.readStream.format("penstock").load(self._stage.configuration["recording"])
-        writer = frame.where(f"topic != '{STORY}'").writeStream.foreachBatch(self._store)
-        writer = writer.option("checkpointLocation", str(self._place / "checkpoint"))
-        trigger: dict[str, Any] = {"availableNow": True} if once else {"processingTime": "3 seconds"}
-        return writer.trigger(**trigger).start()
-
-    def _store(self, frame: DataFrame, batch: int) -> None:
-        """One micro-batch, to a folder of its own number: stored again after a crash it replaces itself."""
-        frame.persist()
-        count = frame.count()
-        target = self._place / "parquet" / f"batch={batch}"
-        frame.write.mode("overwrite").parquet(str(target))
-        frame.unpersist()
-        self._rows += count
-        self._batches += 1
-        self._counters.add("matched", count)
-        self._counters.add("delivered", count)
-        self._counters.set("last_ns", time.time_ns())
-        self._counters.state(f"batch {batch}: {count} rows")
-        self._stage.tell(archive=self.report())
-
-    def close(self) -> None:
-        """Give the counters back: Spark keeps this object until the process ends."""
-        self._counters.close()
-        self._counters = None
-
-    def report(self) -> dict[str, Any]:
-        return {"rows": self._rows, "batches": self._batches}
+    round_ = archive(spark, stage.configuration["recording"], place / "archive")
+    done["rows"] += round_.rows
+    done["rounds"] += 1
+    counters.add("matched", round_.rows)
+    counters.add("delivered", round_.rows)
+    counters.add("bytes", round_.payload_bytes)
+    counters.set("lag", round_.lag)
+    counters.set("last_ns", time.time_ns())
+    counters.state(f"round {done['rounds']}: {round_.rows} rows in {round_.seconds:.1f} s")
+    stage.tell(archive=dict(done))
 
 
 def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
@@ -92,7 +67,7 @@ def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
 
     from penstock.spark.pipelines import quality, report, rollup
 
-    stored = spark.read.parquet(str(place / "parquet"))
+    stored = spark.read.parquet(str(place / "archive")).where(f"topic != '{STORY}'")
     rows = {row["topic"]: row["count"] for row in stored.groupBy("topic").count().collect()}
     decoded = stored.where("topic = 'temperature'").withColumn(
         "value", F.from_json(F.col("payload").cast("string"), "n long, device string, celsius double")
@@ -107,7 +82,7 @@ def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
     faults = figures.agg(*(F.sum(name).alias(name) for name in ("missing", "duplicates", "out_of_order"))).first()
     assert faults is not None
     return {
-        "parquet": {"rows": rows, "directory": str(place / "parquet")},
+        "parquet": {"rows": rows, "directory": str(place / "archive")},
         "rollup": {"rows": written.count(), "readings": written.agg(F.sum("readings")).first()[0]},  # type: ignore[index]
         "quality": {**{name: int(value or 0) for name, value in faults.asDict().items()}, "page": str(page)},
     }

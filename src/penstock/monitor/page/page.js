@@ -79,7 +79,7 @@ function showQueues(state) {
 
 async function act(action, handle) {
   if (!window.confirm(`${action} ${handle.where}?`)) return;
-  const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ address: handle.address || handle.where }) });
+  const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ queue: handle.name, pid: handle.pid }) });
   const said = await answer.json();
   window.alert(said.done ?? said.error);
 }

@@ -1,0 +1,359 @@
+// The C interface over Publisher and Subscriber: errors become codes, nothing is thrown across.
+#include "shm/c/penstock_shm.h"
+
+#include <cmath>
+#include <cstring>
+#include <new>
+
+#include "shm/publisher.hpp"
+#include "shm/subscriber.hpp"
+
+using namespace penstock::shm;
+
+struct penstock_shm_publisher {
+    Publisher handle;
+    std::int64_t spin_ns;
+    int (*resize)(void *, uint64_t, uint64_t) = nullptr;
+    void *resize_context = nullptr;
+};
+
+struct penstock_shm_subscriber {
+    Subscriber handle;
+    std::int64_t spin_ns;
+    bool watched = false;
+    void (*callback)(void *, penstock_shm_subscriber *, const penstock_shm_message *) = nullptr;
+    void *callback_context = nullptr;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+int fail(Fault fault, const std::string &text) {
+    last_error = text;
+    return -int(fault);
+}
+
+template <typename Function>
+int guarded(Function &&function) {
+    try {
+        return function();
+    } catch (const Error &error) {
+        return fail(error.fault, error.what());
+    } catch (const std::bad_alloc &) {
+        return fail(Fault::system, "no memory");
+    } catch (const std::exception &error) {
+        return fail(Fault::system, error.what());
+    }
+}
+
+template <typename Handle>
+void check(const Handle *handle) {
+    if (!handle) throw Error(Fault::invalid, "the handle is null");
+    if (!handle->handle.member.belongs_here())
+        throw Error(Fault::state, handle->handle.member.describe() + " was opened before this process was forked");
+}
+
+Options options_of(const char *name, const penstock_shm_options *given) {
+    penstock_shm_options fresh;
+    penstock_shm_options_init(&fresh);
+    if (!given) given = &fresh;
+    if (!name) throw Error(Fault::invalid, "the name is null");
+    if (given->struct_size != sizeof *given)
+        throw Error(Fault::invalid, "options were not set up with penstock_shm_options_init");
+    if (given->vchan_id >= 0 && !given->mux) throw Error(Fault::invalid, "vchan_id needs mux");
+    Options options;
+    options.name = name;
+    options.mux = given->mux ? given->mux : "";
+    options.type = given->type ? given->type : "";
+    options.vchan_id = given->vchan_id;
+    options.reliable = given->reliable;
+    options.slots = given->slots;
+    options.slot_size = given->slot_size;
+    options.most_held = given->max_held;
+    options.fixed_size = given->fixed_size;
+    options.max_publishers = given->max_publishers;
+    options.max_subscribers = given->max_subscribers;
+    options.history = !given->no_history;
+    if (given->mode) {
+        options.access.mode = (given->mode & 0777) | 0600;
+        options.access.shared = true;
+    }
+    return options;
+}
+
+std::int64_t deadline_of(double timeout_s) {
+    if (std::isnan(timeout_s)) throw Error(Fault::invalid, "the time-out is not a number");
+    if (timeout_s < 0 || timeout_s > 1e9) return -1;
+    return timeout_s == 0 ? 0 : monotonic_ns() + std::int64_t(std::ceil(timeout_s * 1e9));
+}
+
+// A wait that signals only interrupt, never end.
+template <typename Function>
+Woken persist(Function &&function) {
+    Woken woken;
+    while ((woken = function()) == Woken::interrupted) {
+    }
+    return woken;
+}
+
+void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout_s, Publisher::Place &place) {
+    Publisher &handle = publisher->handle;
+    if (size > handle.slot_size()) {
+        if (publisher->resize && !publisher->resize(publisher->resize_context, handle.slot_size(),
+                                                    Membership::grown_size(handle.slot_size(), size)))
+            throw Error(Fault::refused, handle.member.describe() + ": growing its slots was vetoed");
+        handle.grow(size);
+        handle.slot_size();
+    }
+    if (handle.reserve(place) == Taken::yes) return;
+    if (!handle.writer.reliable) {
+        handle.member.recover();
+        if (handle.reserve(place) == Taken::yes) return;
+        throw Error(Fault::capacity, handle.why_full());
+    }
+    std::int64_t deadline = deadline_of(timeout_s);
+    for (;;) {
+        handle.wake_readers();
+        Woken woken = Woken::timeout;
+        if (deadline) woken = persist([&] { return handle.wait(deadline, std::max(publisher->spin_ns, short_spin_ns), -1); });
+        if (handle.reserve(place) == Taken::yes) return;
+        if (woken == Woken::timeout) throw Error(Fault::timeout, handle.why_full());
+    }
+}
+
+std::uint64_t commit(penstock_shm_publisher *publisher, const Publisher::Place &place, std::size_t size) {
+    Publisher &handle = publisher->handle;
+    std::uint64_t ordinal;
+    while ((ordinal = handle.publish(place, size, realtime_ns())) == 0) {
+        if (!handle.writer.reliable) throw Error(Fault::corruption, handle.member.describe() + ": its ring is damaged");
+        timespec pause{0, 200'000};
+        nanosleep(&pause, nullptr);
+    }
+    handle.wake_readers();
+    return ordinal;
+}
+
+Publisher::Place place_of(Publisher &handle, std::uint32_t slot) {
+    Channel &channel = handle.member.channel;
+    if (slot >= channel.slot_count) throw Error(Fault::invalid, "there is no slot " + std::to_string(slot));
+    std::uint64_t state = channel.slots[slot].state.load();
+    if (kind_of(state) != slot_owned || member_of(state) != handle.writer.index)
+        throw Error(Fault::state, "slot " + std::to_string(slot) + " is not reserved by this publisher");
+    return {slot, handle.member.payload(channel.slots[slot].segment.load(), slot)};
+}
+
+void message_of(const View &view, penstock_shm_message *message) {
+    *message = {view.data, view.size, view.ordinal, view.timestamp_ns, view.vchan, view.slot, view.intact};
+}
+
+int read_once(penstock_shm_subscriber *subscriber, penstock_shm_message *message, Found &found) {
+    View view;
+    found = subscriber->handle.read(view);
+    if (found != Found::message) return 0;
+    subscriber->handle.tell_publishers();
+    message_of(view, message);
+    return 1;
+}
+
+}  // namespace
+
+extern "C" {
+
+void penstock_shm_options_init(penstock_shm_options *options) {
+    std::memset(options, 0, sizeof *options);
+    options->struct_size = sizeof *options;
+    options->vchan_id = -1;
+}
+
+const char *penstock_shm_error(void) { return last_error.c_str(); }
+
+int penstock_shm_publisher_open(const char *name, const penstock_shm_options *options, penstock_shm_publisher **opened) {
+    return guarded([&] {
+        Options given = options_of(name, options);
+        *opened = new penstock_shm_publisher{{given, options && options->checksum, false}, options ? options->spin_us * 1000 : 0};
+        return 0;
+    });
+}
+
+void penstock_shm_publisher_close(penstock_shm_publisher *publisher) { delete publisher; }
+
+int penstock_shm_reserve(penstock_shm_publisher *publisher, size_t size, double timeout_s, void **data, uint32_t *slot) {
+    return guarded([&] {
+        check(publisher);
+        Publisher::Place place;
+        reserve(publisher, size, timeout_s, place);
+        *data = place.data;
+        *slot = place.slot;
+        return 0;
+    });
+}
+
+int penstock_shm_publish(penstock_shm_publisher *publisher, uint32_t slot, size_t size, uint64_t *ordinal) {
+    return guarded([&] {
+        check(publisher);
+        Publisher::Place place = place_of(publisher->handle, slot);
+        std::uint32_t segment = publisher->handle.member.channel.slots[slot].segment.load();
+        if (size > publisher->handle.member.segment_size(segment))
+            throw Error(Fault::invalid, std::to_string(size) + " bytes are more than were reserved");
+        std::uint64_t number = commit(publisher, place, size);
+        if (ordinal) *ordinal = number;
+        return 0;
+    });
+}
+
+int penstock_shm_cancel(penstock_shm_publisher *publisher, uint32_t slot) {
+    return guarded([&] {
+        check(publisher);
+        place_of(publisher->handle, slot);
+        publisher->handle.cancel(slot);
+        return 0;
+    });
+}
+
+int penstock_shm_publish_copy(penstock_shm_publisher *publisher, const void *data, size_t size, double timeout_s,
+                              uint64_t *ordinal) {
+    return guarded([&] {
+        check(publisher);
+        Publisher::Place place;
+        reserve(publisher, size, timeout_s, place);
+        if (size) std::memcpy(place.data, data, size);
+        std::uint64_t number = commit(publisher, place, size);
+        if (ordinal) *ordinal = number;
+        return 0;
+    });
+}
+
+int penstock_shm_on_resize(penstock_shm_publisher *publisher, int (*function)(void *, uint64_t, uint64_t), void *context) {
+    return guarded([&] {
+        check(publisher);
+        publisher->resize = function;
+        publisher->resize_context = context;
+        return 0;
+    });
+}
+
+uint64_t penstock_shm_slot_size(penstock_shm_publisher *publisher) { return publisher->handle.slot_size(); }
+int32_t penstock_shm_publisher_vchan_id(const penstock_shm_publisher *publisher) { return publisher->handle.writer.vchan; }
+
+int penstock_shm_wait_ready(penstock_shm_publisher *publisher, uint32_t subscribers, double timeout_s) {
+    return guarded([&] {
+        check(publisher);
+        std::int64_t deadline = deadline_of(timeout_s);
+        if (deadline == 0) return int(publisher->handle.subscribers() >= subscribers);
+        return int(persist([&] { return publisher->handle.wait_subscribers(subscribers, deadline); }) == Woken::ready);
+    });
+}
+
+int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeout_s, int descriptor) {
+    return guarded([&] {
+        check(publisher);
+        std::int64_t deadline = deadline_of(timeout_s);
+        if (deadline == 0) deadline = monotonic_ns();
+        return int(persist([&] { return publisher->handle.wait(deadline, publisher->spin_ns, descriptor); }) == Woken::ready);
+    });
+}
+
+int penstock_shm_subscriber_open(const char *name, const penstock_shm_options *options, penstock_shm_subscriber **opened) {
+    return guarded([&] {
+        Options given = options_of(name, options);
+        *opened = new penstock_shm_subscriber{{given, false, options && options->checksum}, options ? options->spin_us * 1000 : 0};
+        return 0;
+    });
+}
+
+void penstock_shm_subscriber_close(penstock_shm_subscriber *subscriber) { delete subscriber; }
+
+int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, penstock_shm_message *message) {
+    return guarded([&] {
+        check(subscriber);
+        Found found;
+        std::int64_t deadline = -2;
+        for (;;) {
+            if (read_once(subscriber, message, found)) return 1;
+            if (deadline == -2) deadline = deadline_of(timeout_s);
+            if (found == Found::limit) {
+                if (deadline == 0) return 0;
+                throw Error(Fault::capacity, subscriber->handle.why_limit());
+            }
+            if (deadline == 0) {
+                if (subscriber->watched && !subscriber->handle.arm()) continue;
+                return 0;
+            }
+            Woken woken = persist([&] { return subscriber->handle.wait(deadline, subscriber->spin_ns, -1); });
+            if (woken == Woken::timeout) return 0;
+        }
+    });
+}
+
+int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_message *message) {
+    return guarded([&] {
+        check(subscriber);
+        View view;
+        if (subscriber->handle.read_newest(view) != Found::message) return 0;
+        message_of(view, message);
+        return 1;
+    });
+}
+
+int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm_message *message) {
+    return guarded([&] {
+        check(subscriber);
+        const auto &pins = subscriber->handle.reader.pins;
+        if (message->slot >= pins.size() || !pins[message->slot].count)
+            throw Error(Fault::state, "the message is not held: released twice?");
+        subscriber->handle.release(message->slot);
+        return 0;
+    });
+}
+
+int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int descriptor) {
+    return guarded([&] {
+        check(subscriber);
+        std::int64_t deadline = deadline_of(timeout_s);
+        if (deadline == 0) deadline = monotonic_ns();
+        return int(persist([&] { return subscriber->handle.wait(deadline, subscriber->spin_ns, descriptor); }) == Woken::ready);
+    });
+}
+
+int penstock_shm_fileno(penstock_shm_subscriber *subscriber) {
+    return guarded([&] {
+        check(subscriber);
+        int descriptor = subscriber->handle.member.bell();
+        if (!subscriber->watched) {
+            subscriber->watched = true;
+            if (!subscriber->handle.arm()) subscriber->handle.wake();
+        }
+        return descriptor;
+    });
+}
+
+int penstock_shm_on_message(penstock_shm_subscriber *subscriber,
+                            void (*function)(void *, penstock_shm_subscriber *, const penstock_shm_message *), void *context) {
+    return guarded([&] {
+        check(subscriber);
+        subscriber->callback = function;
+        subscriber->callback_context = context;
+        return 0;
+    });
+}
+
+int penstock_shm_process_all(penstock_shm_subscriber *subscriber) {
+    return guarded([&] {
+        check(subscriber);
+        int count = 0;
+        Found found;
+        penstock_shm_message message;
+        while (subscriber->callback && read_once(subscriber, &message, found)) {
+            subscriber->callback(subscriber->callback_context, subscriber, &message);
+            subscriber->handle.release(message.slot);
+            ++count;
+        }
+        return count;
+    });
+}
+
+uint64_t penstock_shm_dropped(const penstock_shm_subscriber *subscriber) { return subscriber->handle.counters->lost(); }
+int32_t penstock_shm_subscriber_vchan_id(const penstock_shm_subscriber *subscriber) { return subscriber->handle.reader.vchan; }
+
+}  // extern "C"

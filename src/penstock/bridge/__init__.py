@@ -1,0 +1,6 @@
+"""Bridge: carries messages from any reach to any other, most often shared memory to TCP and back on another machine."""
+
+from penstock.bridge.bridge import Bridge, Latency
+from penstock.bridge.vchans import read_map
+
+__all__ = ["Bridge", "Latency", "read_map"]

@@ -1,0 +1,67 @@
+"""``penstock bridge``: carry messages from one address to another, until Ctrl-C."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.bridge import Bridge, read_map
+
+app = typer.Typer()
+
+
+@app.command()
+def bridge(
+    source: Annotated[str, typer.Argument(help="Where messages come from: any address.")],
+    sink: Annotated[str, typer.Argument(help="Where they go: any address.")],
+    vchans: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Lines 'ID = ID' or 'ID = ADDRESS'.")
+    ] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
+    report: Annotated[float, typer.Option(min=0.0, help="Seconds between lines that tell what passed; 0: none.")] = 5.0,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+) -> None:
+    """Carry messages from one address to another: out of shared memory to the network, and back on another machine.
+
+    Over TCP the source's ordinals, times, virtual channels and properties travel with the messages, so that a reader
+    behind the bridge knows what was lost before it and what on the link.
+
+    Example: [green]penstock bridge shm:/camera tcp://0.0.0.0:1588[/], and where it is wanted:
+    [green]penstock bridge tcp://robot:1588 shm:/camera[/]
+    """
+    with Bridge(source, sink, vchans=read_map(vchans) if vchans else None) as opened:
+        if not quiet:
+            place = getattr(opened.publisher, "address", sink)
+            print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
+        try:
+            if count is not None:
+                opened.run(count)
+            else:
+                _serve(opened, 0.0 if quiet else report)
+        except KeyboardInterrupt:
+            pass
+        if not quiet:
+            _tell(opened)
+
+
+def _serve(opened: Bridge, report: float) -> None:
+    opened.start()
+    while True:
+        time.sleep(report or 60.0)
+        if report:
+            _tell(opened)
+
+
+def _tell(opened: Bridge) -> None:
+    ledger, before = opened.ledger, opened.subscriber.ledger
+    text = f"carried {ledger.delivered}, lost here {ledger.lost}, lost before {before.lost}"
+    latency = opened.latency
+    if latency is not None:
+        text += f", latency {latency.apparent_ns / 1e6:.3f} ms by both clocks"
+        if latency.corrected_ns is not None:
+            text += f", {latency.corrected_ns / 1e6:.3f} ms by one"
+    print(text, file=sys.stderr, flush=True)

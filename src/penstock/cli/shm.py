@@ -1,0 +1,74 @@
+"""``penstock shm``: shared-memory channels as the file system has them, also those that killed processes left."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli import show
+from penstock.shm import Channel, channels
+from penstock.shm import clean as clean_channels
+
+app = typer.Typer(help="List and clean shared-memory channels.", no_args_is_help=True)
+
+COLUMNS = (
+    "channel",
+    "slots",
+    "slot size",
+    "in use",
+    "held",
+    "memory",
+    "published",
+    "publishers",
+    "subscribers",
+    "state",
+)
+RIGHT = COLUMNS[1:7]
+
+
+@app.command()
+def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a channel.")] = False) -> None:
+    """Every channel of this machine: its slots, its memory, its members and their processes.
+
+    Example: [green]penstock shm ls[/]
+    """
+    found = channels()
+    if as_json:
+        for channel in found:
+            show.print_json({**asdict(channel), "vchans": {str(k): v for k, v in channel.vchans.items()}})
+        return
+    if not found:
+        typer.echo("there are no shared-memory channels")
+        return
+    show.console().print(show.table(COLUMNS, [_row(channel) for channel in found], RIGHT))
+
+
+@app.command()
+def clean(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
+    """Remove what killed processes left behind; whoever is alive is not disturbed.
+
+    Example: [green]penstock shm clean[/]
+    """
+    removed = clean_channels()
+    if as_json:
+        show.print_json({"removed": removed})
+        return
+    for name in removed:
+        typer.echo(f"removed {name}")
+    if not removed:
+        typer.echo("nothing was left behind")
+
+
+def _row(channel: Channel) -> tuple[str, ...]:
+    def members(found: Any) -> str:
+        return ", ".join(f"{m.pid}{'' if m.alive else ' (dead)'}" for m in found) or "-"
+
+    dead = sum(not member.alive for member in channel.members)
+    state = channel.problem or (f"{dead} dead member{'s' * (dead != 1)}" if dead else "ok")
+    return (
+        channel.name, str(channel.slots), show.bytes_text(channel.slot_size), str(channel.live_slots),
+        str(channel.held_slots), show.bytes_text(channel.memory_bytes), show.count_text(channel.published),
+        members(channel.publishers), members(channel.subscribers), state,
+    )  # fmt: skip

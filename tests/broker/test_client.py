@@ -1,0 +1,223 @@
+"""Clients: reconnecting, sending again, asyncio, threads, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import penstock
+from penstock.broker import AsyncClient, Client, Server
+from penstock.broker.publisher import Publisher
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
+
+from .conftest import LONG, until
+
+
+class Proxy:
+    """Passes bytes on between clients and a broker, and cuts the connections when told."""
+
+    def __init__(self, port: int) -> None:
+        self.target = port
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.sockets: list[socket.socket] = []
+        self.drop_replies = False
+        self.thread = threading.Thread(target=self.accept, daemon=True)
+        self.thread.start()
+
+    def accept(self) -> None:
+        while True:
+            try:
+                near, _ = self.listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self.target))
+            self.sockets += [near, far]
+            threading.Thread(target=self.copy, args=(near, far, False), daemon=True).start()
+            threading.Thread(target=self.copy, args=(far, near, True), daemon=True).start()
+
+    def copy(self, source: socket.socket, sink: socket.socket, reply: bool) -> None:
+        try:
+            while data := source.recv(65536):
+                if not (reply and self.drop_replies):
+                    sink.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self) -> None:
+        sockets, self.sockets = self.sockets, []
+        for sock in sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        self.cut()
+        self.thread.join()
+
+
+@pytest.fixture
+def proxy(server: Server) -> Iterator[Proxy]:
+    opened = Proxy(server.port)
+    yield opened
+    opened.close()
+
+
+def test_a_lost_confirm_does_not_store_twice(proxy: Proxy, client: Client) -> None:
+    with Client(port=proxy.port) as through:
+        assert through.publish("t", b"first") == 1
+        proxy.drop_replies = True
+        answer: list[object] = []
+        thread = threading.Thread(
+            target=lambda: answer.append(through.publish_many("t", [b"%d" % i for i in range(100)]))
+        )
+        thread.start()
+        until(lambda: client.statistics()["next"] == 102)  # stored, but the confirm is on its way to nowhere
+        proxy.drop_replies = False
+        proxy.cut()
+        thread.join(LONG)
+        assert answer == [(None, None)], "confirmed, with positions that nobody told"
+        assert through.publish("t", b"last") == 102
+        assert through.connections == 2
+
+
+def test_a_subscriber_goes_on_after_a_cut(proxy: Proxy, client: Client) -> None:
+    client.queue("q", topics="t")
+    with Client(port=proxy.port) as through, through.subscribe("q") as consumer:
+        found = []
+        for part in range(5):
+            client.publish_many("t", [b"%d" % (part * 10 + i) for i in range(10)])
+            while (part + 1) * 10 > len(set(found)):
+                message = consumer.read(LONG)
+                assert message is not None
+                found.append(int(bytes(message)))
+            proxy.cut()
+        assert sorted(set(found)) == list(range(50))
+        first_seen = list(dict.fromkeys(found))
+        assert first_seen == sorted(first_seen)
+
+
+def test_it_waits_for_a_broker_that_restarts(serve: Callable[..., Server]) -> None:
+    server = serve()
+    port = server.port
+    with Client(port=port, timeout=LONG) as client:
+        client.publish("t", b"1")
+        server.close()
+        answer: list[int] = []
+        thread = threading.Thread(target=lambda: answer.append(client.publish("t", b"2")))
+        thread.start()
+        again = Server(server.broker.store._journal.directory, port).start()  # type: ignore[attr-defined]
+        thread.join(LONG)
+        again.close()
+    assert answer == [2]
+
+
+def test_without_reconnecting_it_says_so(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port, reconnect=False) as client:
+        client.ping()
+        server.close()
+        with pytest.raises(ClosedError, match="no connection"):
+            client.publish("t", b"x")
+
+
+def test_no_broker_there() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with Client(port=port, timeout=0.3) as client, pytest.raises((TimeoutError, ClosedError)):
+        client.ping()
+
+
+def test_asyncio(server: Server) -> None:
+    async def main() -> None:
+        async with AsyncClient(port=server.port) as client:
+            await client.queue("q", topics="t")
+            positions = await asyncio.gather(*(client.publish("t", b"%d" % i) for i in range(200)))
+            assert sorted(positions) == list(range(1, 201))
+            assert await client.publish_many("t", [b"x"] * 10) == (201, 210)
+            with pytest.raises(RefusedError, match="no queue"):
+                await client.purge("none")
+            found = []
+            consumer = client.subscribe("q")
+            async for message in consumer:
+                found.append(bytes(message))
+                if len(found) == 210:
+                    break
+            consumer.close()
+            assert found == [b"%d" % i for i in range(200)] + [b"x"] * 10
+
+    asyncio.run(asyncio.wait_for(main(), LONG))
+
+
+def test_a_window_of_unconfirmed_messages(server: Server, client: Client) -> None:
+    with Publisher(port=server.port, topic="t", unconfirmed=100) as publisher:
+        for i in range(1000):
+            publisher.publish(b"%d" % i)
+        publisher.flush()
+        assert publisher.position == 1000
+        assert publisher.ledger == penstock.Ledger(matched=1000, delivered=1000)
+    assert client.statistics()["next"] == 1001
+
+
+def test_many_subscribers_each_get_everything(server: Server) -> None:
+    address = f"broker://127.0.0.1:{server.port}/news"
+    with penstock.publisher(address) as publisher:
+        subscribers = [penstock.subscriber(address) for _ in range(3)]
+        assert publisher.wait_ready(3, LONG)
+        publisher.publish_many([b"1", b"2"])
+        for subscriber in subscribers:
+            assert [bytes(subscriber.read(LONG) or b"") for _ in range(2)] == [b"1", b"2"]
+            subscriber.close()
+
+
+def test_an_exception_brings_the_message_again(server: Server, client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"1", b"2"])
+    with pytest.raises(RuntimeError), client.subscribe("q") as consumer:
+        assert consumer.read(LONG) is not None
+        raise RuntimeError("in the middle of it")
+    with client.subscribe("q") as consumer:
+        message = consumer.read(LONG)
+        assert message is not None and bytes(message) == b"1"
+        assert consumer.read(LONG) is not None  # which says that the first one is done
+    until(lambda: client.queues()[0]["depth"] == 0)
+
+
+@pytest.mark.parametrize("topic", ["", "a b", "a..b", "*", "x" * 256, "$own", "a\n"])
+def test_bad_topics_are_refused_here(client: Client, topic: str) -> None:
+    with pytest.raises(RefusedError):
+        client.publish(topic, b"x")
+
+
+def test_bad_arguments(server: Server, client: Client) -> None:
+    with pytest.raises(InvalidArgument, match="credit"):
+        client.subscribe("q", credit=0)
+    with pytest.raises(InvalidArgument, match="did you mean"):
+        client.subscribe("q", ack="nex")
+    with pytest.raises(TypeError):
+        client.publish_many("t", [1, 2])  # type: ignore[list-item]
+    with pytest.raises(InvalidArgument):
+        client.publish("t", b"x", ttl_s=-1)
+    client.publish("t", b"goes on")
+
+
+def test_closing_while_another_thread_waits(server: Server) -> None:
+    client = Client(port=server.port)
+    consumer = client.subscribe("q", topics="t")
+    threading.Timer(0.1, consumer.close).start()
+    began = time.monotonic()
+    with pytest.raises(ClosedError):
+        consumer.read(LONG)
+    assert time.monotonic() - began < LONG
+    client.close()
+    with pytest.raises(ClosedError):
+        client.ping()

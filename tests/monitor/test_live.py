@@ -1,0 +1,115 @@
+"""The monitor over real rooms: a tail that is asked for, actions that are allowed, the flow of a broker."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.broker import Client, Server
+
+pytest.importorskip("starlette")
+
+from penstock.monitor.service import Service
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    with Service(every_s=0.2, allow_actions=True) as running:
+        running.start()
+        yield running
+
+
+def get(url: str) -> Any:
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return json.load(answer)
+
+
+def post(url: str, **body: Any) -> tuple[int, Any]:
+    request = urllib.request.Request(url, data=json.dumps(body).encode(), headers={"X-Penstock-Action": "1"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_tail_shows_what_comes_and_lets_go(service: Service) -> None:
+    name = f"shm:/test-tail-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name, slots=32, slot_size=256) as publisher:
+        stop = threading.Event()
+
+        def feed() -> None:
+            number = 0
+            while not stop.wait(0.01):
+                number += 1
+                publisher.publish(json.dumps({"n": number}).encode())
+
+        feeder = threading.Thread(target=feed)
+        feeder.start()
+        try:
+            records = []
+            url = service.url + f"api/tail?address={name}&filter=.n%20%25%202%20%3D%3D%200"
+            with urllib.request.urlopen(url, timeout=30) as stream:
+                while len(records) < 5:
+                    line = stream.readline().decode()
+                    if line.startswith("data: "):
+                        record = json.loads(line.removeprefix("data: "))
+                        if "ordinal" in record:
+                            records.append(record)
+            assert all(record["body"]["n"] % 2 == 0 and record["ordinal"] == record["body"]["n"] for record in records)
+        finally:
+            stop.set()
+            feeder.join()
+        deadline = time.monotonic() + 30
+        while any(h["where"] == name and h["kind"] == "subscriber" for h in get(service.url + "api/state")["handles"]):
+            assert time.monotonic() < deadline, "the tail's subscriber stays open"
+            time.sleep(0.1)
+
+
+def test_a_queue_is_seen_and_purged(service: Service, tmp_path: Path) -> None:
+    import os
+
+    with Server(str(tmp_path / "b"), 0).start() as server:
+        address = f"broker://127.0.0.1:{server.port}/t"
+        with penstock.subscriber(f"{address}?queue=work") as consumer, penstock.publisher(address) as publisher:
+            publisher.publish(b"one")
+            assert consumer.read(30) is not None
+        with penstock.publisher(address) as publisher:
+            for _ in range(7):
+                publisher.publish(b"x")
+        status, said = post(service.url + "api/actions/purge", queue="work", pid=os.getpid())
+        assert status == 200 and "messages of work were dropped" in said["done"], said
+        with Client("127.0.0.1", server.port) as client:
+            (queue,) = [known for known in client.queues() if known["queue"] == "work"]
+        status, said = post(service.url + "api/actions/redrive", queue="work", pid=os.getpid())
+        assert status == 200 and "0 dead letters" in said["done"]
+        assert post(service.url + "api/actions/purge", queue="nothing", pid=os.getpid())[0] == 400
+        assert post(service.url + "api/actions/purge", queue=5)[0] == 400
+        assert queue["depth"] == 0
+
+
+def test_the_flow_of_a_broker(service: Service, tmp_path: Path) -> None:
+    with Server(str(tmp_path / "b"), 0).start() as server:
+        address = f"broker://127.0.0.1:{server.port}/t"
+        with penstock.subscriber(f"{address}?queue=work") as consumer, penstock.publisher(address) as publisher:
+            publisher.publish(b"one")
+            assert consumer.read(30) is not None
+            deadline = time.monotonic() + 30
+            while True:
+                graph = get(service.url + "api/state")["graph"]
+                edges = {(edge["from"], edge["to"]) for edge in graph["edges"]}
+                if (address, "queue work") in edges:
+                    break
+                assert time.monotonic() < deadline, edges
+            assert any(end == address for _, end in edges) and any(start == "queue work" for start, _ in edges)
