@@ -1,4 +1,4 @@
-"""One process that fills its disk again and again: ``python -m penstock.torture.full DIRECTORY ROUNDS SEED small|quota``.
+"""One process that fills its disk again and again (``python -m penstock.torture.full DIRECTORY ROUNDS SEED WAY``).
 
 ``small``: the directory is on a small file system; a second file takes what room is left. ``quota``: no file may grow
 beyond a limit (for machines where nothing can be mounted). What happened is printed as one line of JSON.

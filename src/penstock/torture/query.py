@@ -1,6 +1,6 @@
 """A streaming query from one journal to another, as a process.
 
-``python -m penstock.torture.query SOURCE TARGET CHECKPOINT follow|finish``: ``follow`` runs until it is killed, ``finish``
+``python -m penstock.torture.query SOURCE TARGET CHECKPOINT follow|finish``: one runs until it is killed, the other
 until everything is copied. Prints a line for each batch that made progress.
 """
 
