@@ -13,6 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <utility>
+
 #include "journal/checksum.hpp"
 #include "journal/compose.hpp"
 #include "journal/disk.hpp"
@@ -329,8 +331,12 @@ class BoundWriter {
 
     void publish_frontier(std::uint64_t first, std::uint64_t step) { writer_->publish_frontier(first, step); }
     void close() {
-        nb::gil_scoped_release released;
-        writer_->close();
+        {
+            nb::gil_scoped_release released;
+            writer_->close();
+        }
+        writer_->count_in(nullptr);  // it commits no more
+        if (counters_) counters_give(std::exchange(counters_, nullptr));
     }
 
     nb::list topics() {

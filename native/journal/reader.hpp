@@ -142,7 +142,7 @@ class Watch {
     int file() const { return inotify_; }
     bool wait(int timeout_ms) const;  // true: moved, closed or interrupted: look again
     void drain() const;
-    void wake() const;  // ends a wait, from any thread
+    void wake() const;  // ends a wait, from any thread, or the next one
 
    private:
     int inotify_ = -1, event_ = -1;

@@ -31,6 +31,8 @@ void Watch::drain() const {
     char events[4096];
     while (read(inotify_, events, sizeof events) > 0) {
     }
+    std::uint64_t count;
+    (void)!read(event_, &count, sizeof count);
 }
 
 void Watch::wake() const {

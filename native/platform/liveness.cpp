@@ -111,6 +111,7 @@ bool locked(int directory, const char *name) {
 }  // namespace
 
 std::uint64_t process_token() {
+    NoFork guard;  // before the mutex, as a fork takes them
     State &s = state();
     std::lock_guard lock(s.mutex);
     std::string directory = shared_directory_path() + "/";

@@ -7,8 +7,10 @@
 #include <cerrno>
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <system_error>
+#include <utility>
+
+#include "platform/liveness.hpp"
 
 namespace penstock {
 
@@ -22,7 +24,7 @@ bool usable(const std::string &path, mode_t mode) {
 
 }  // namespace
 
-std::string shared_directory_path() {
+static std::string find_path() {
     if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set) {
         if (usable(set, 0700)) return set;
         throw std::system_error(errno ? errno : ENOTDIR, std::generic_category(),
@@ -38,11 +40,22 @@ std::string shared_directory_path() {
                             "neither /dev/shm/penstock nor " + path + " is a directory that can be written");
 }
 
+std::string shared_directory_path() {
+    NoFork guard;  // one thread at a time, and no child that inherits it half done
+    static auto *known = new std::pair<std::string, std::string>;  // what the environment says, and what came of it
+    const char *set = std::getenv("PENSTOCK_SHM_DIR");
+    std::string asked = set ? set : "";
+    struct stat status {};
+    bool stands = known->first == asked && !known->second.empty() && lstat(known->second.c_str(), &status) == 0 &&
+                  S_ISDIR(status.st_mode);
+    if (!stands) *known = {asked, find_path()};
+    return known->second;
+}
+
 int shared_directory() {
-    static std::mutex mutex;
+    NoFork guard;
     static auto *opened = new std::map<std::string, int>;  // never destroyed: finalisers may come later
     std::string path = shared_directory_path();
-    std::lock_guard lock(mutex);
     if (auto found = opened->find(path); found != opened->end()) {
         struct stat now {}, then {};  // the directory may have been removed and made again
         if (stat(path.c_str(), &now) == 0 && fstat(found->second, &then) == 0 && now.st_ino == then.st_ino &&

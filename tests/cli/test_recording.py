@@ -126,6 +126,18 @@ def test_split_by_size_makes_parts_that_play_as_one(tmp_path: Path) -> None:
     assert [int(body.rstrip(b".")) for body in bodies(tmp_path / "copy", "s")] == numbers
 
 
+def test_max_size_keeps_the_newest_and_the_way_back(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#m"
+    publish = ["{count}", "--size", "20000", "--count", "600"]
+    out, err = record_while(tmp_path / "rec", source, publish, "--count", "600", "--max-size", "4M")
+    assert json.loads(out)["messages"] == 600, err
+    numbers = [int(body.rstrip(b".")) for body in bodies(tmp_path / "rec", "m")]
+    assert numbers and numbers[0] > 1 and numbers == list(range(numbers[0], 601))
+    size = sum(path.stat().st_size for path in (tmp_path / "rec").iterdir())
+    assert size < 8 << 20
+    assert recording.read_story(tmp_path / "rec").addresses == {"m": source}
+
+
 def test_pre_buffer_stores_from_the_signal_on(tmp_path: Path) -> None:
     source = f"journal:{tmp_path}/live#p"
     recorder = start("record", source, "-o", str(tmp_path / "rec"), "--pre-buffer", "60s", "--json")

@@ -201,6 +201,19 @@ def test_a_received_message_can_be_published_on(broker: ModuleBroker) -> None:
     assert sink.messages[0] is not passer.messages[0]
 
 
+def test_a_worker_that_waits_holds_no_message(broker: ModuleBroker) -> None:
+    source, sink = Collector(), Collector()
+    attach(broker, source, sink)
+    broker.add_link(source, sink)
+    message = GatewayMessage(b"x")
+    watch = weakref.ref(message)
+    broker.publish(source, message)
+    del message
+    eventually(lambda: broker.worker_of(sink).idle)
+    sink.messages.clear()
+    eventually(lambda: watch() is None)
+
+
 # ---- failure
 
 

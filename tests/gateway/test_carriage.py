@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,43 @@ def test_what_goes_out_over_a_channel_comes_back_the_same(gateway: Gateway, reac
     eventually(lambda: len(sink.got) == len(MESSAGES))
     assert [(bytes(m), dict(m.properties)) for m in sink.messages] == MESSAGES
     assert [m.channel for m in sink.messages] == [address] * len(MESSAGES)
+
+
+def test_over_tcp(gateway: Gateway) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    gateway.add_link("source", address)
+    gateway.add_link(address, "sink")
+    assert gateway.module(address)._publisher.wait_ready(1, 60)
+    for content, properties in MESSAGES:
+        gateway.module("source").publish(content, properties)
+    sink = gateway.module("sink")
+    eventually(lambda: len(sink.got) == len(MESSAGES))
+    assert [(bytes(m), dict(m.properties)) for m in sink.messages] == MESSAGES
+
+
+def test_over_a_broker(gateway: Gateway, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = subprocess.Popen([sys.executable, "-m", "penstock", "broker", str(tmp_path / "broker"), str(port)])
+    try:
+        eventually(lambda: socket.socket().connect_ex(("127.0.0.1", port)) == 0)
+        gateway.add_link(f"broker://127.0.0.1:{port}/topic?queue=sink", "sink")
+        gateway.add_link("source", f"broker://127.0.0.1:{port}/topic")
+        for content, properties in MESSAGES:
+            gateway.module("source").publish(content, properties)
+        sink = gateway.module("sink")
+        eventually(lambda: len(sink.got) == len(MESSAGES))
+        found = [(bytes(m), {**m.properties}) for m in sink.messages]
+        for _, properties in found:
+            properties.pop("deliveries", None)  # the broker's own
+        assert found == MESSAGES
+        gateway.destroy()
+    finally:
+        server.terminate()
+        server.wait(30)
 
 
 def test_what_others_publish_comes_in_as_it_is(gateway: Gateway, tmp_path: Path) -> None:

@@ -48,6 +48,27 @@ def test_the_byte_form_is_what_the_layout_says_and_comes_back(content: bytes, pr
     assert room[5:] == encoded
 
 
+@given(st.binary(max_size=300), PROPERTIES)
+def test_a_frame_is_the_sources_number_and_the_byte_form(content: bytes, properties: dict[str, str]) -> None:
+    message = GatewayMessage(content, properties)
+    assert message.to_frame() == bytes(8) + message.to_bytes()
+    frame = (513).to_bytes(8, "big") + message.to_bytes()
+    for source in (frame, bytearray(frame), Message(frame)):
+        again = GatewayMessage.from_frame(source)
+        assert (again.id, again.to_bytes()) == (513, message.to_bytes())
+        assert again.to_frame() == frame
+    large = GatewayMessage.from_frame((1).to_bytes(8, "big") + GatewayMessage(bytes(100_000)).to_bytes())
+    assert (large.id, large.size) == (1, 100_000)
+
+
+@pytest.mark.parametrize(
+    "frame", [b"", bytes(7), bytes(8), (65536).to_bytes(8, "big") + SMALLEST, bytes(8) + SMALLEST[:-1]]
+)
+def test_a_frame_that_is_none_is_refused(frame: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        GatewayMessage.from_frame(frame)
+
+
 @given(st.binary(max_size=80))
 def test_garbage_is_refused_or_is_a_message(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):

@@ -98,6 +98,15 @@ def test_messages_of_all_sizes_pass(gateway: Gateway) -> None:
     assert sink.got[1:] == contents
 
 
+def test_a_frame_that_does_not_decode_is_skipped(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    for wrong in (b"", b"garbage", bytes(8) + b"garbage", b"\xff" * 8 + GatewayMessage().to_bytes()):
+        gateway.module("echo")._publisher.publish(wrong)
+    say(gateway, b"goes on")
+    eventually(lambda: sink.got[1:] == [b"goes on"])
+    assert gateway.module("echo").flush(30)
+
+
 def test_removal_handles_everything_first(gateway: Gateway) -> None:
     sink = add_echo(gateway)
     say(gateway, *[b"%d" % n for n in range(500)])

@@ -96,7 +96,8 @@ def test_a_module_waiting_for_its_restart_can_be_removed_and_the_gateway_ended(g
         gateway.add_link("source", name)
     worker = gateway.broker.worker_of(gateway.module("one"))
     say(gateway, b"bad")
-    eventually(lambda: worker.failed == 1)
+    eventually(lambda: worker.failed == 1 and worker.busy_since is None, "it waits, and is not taken for stuck")
+    assert not worker.idle, "its message is still in hand"
     done = threading.Thread(target=gateway.destroy, kwargs={"timeout": 0.1})
     done.start()
     done.join(60)

@@ -165,6 +165,24 @@ def test_the_example_runs_and_everything_it_says_is_recorded(tmp_path: Path) -> 
     assert stored == published
 
 
+def test_a_program_that_forgets_its_gateway_ends_cleanly(tmp_path: Path) -> None:
+    code = (
+        "from penstock.gateway import Gateway\n"
+        "from penstock.gateway.modules import Sensor, Metrics\n"
+        "gateway = Gateway()\n"
+        "gateway.add_module('metrics', Metrics)\n"
+        "gateway.add_module('mapper', 'penstock.gateway.modules:PropertyMapper', loader='process')\n"
+        "gateway.add_module('sensor', Sensor, {'rate_per_s': 0.0})\n"
+        "for ends in (('sensor', 'mapper'), ('mapper', 'metrics')):\n"
+        "    gateway.add_link(*ends)\n"
+        "gateway.start()\n"
+        "print('made')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "made\n"), done.stderr
+    assert done.stderr == ""
+
+
 def test_a_killed_gateway_takes_its_processes_with_it(tmp_path: Path) -> None:
     file = tmp_path / "gateway.json"
     file.write_text(EDGE.read_text().replace("build/", f"{tmp_path}/"))

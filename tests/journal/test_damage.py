@@ -60,7 +60,7 @@ def flip(path: Path, offset: int, mask: int = 1) -> None:
 def test_a_flipped_bit_anywhere_costs_at_most_its_record(tmp_path: Path, seed: int) -> None:
     held = fill(tmp_path / "j")
     chance = random.Random(seed)
-    for turn in range(40):
+    for turn in range(25):
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "j", copy)
         logs = sorted(copy.glob("*.log"))
@@ -191,7 +191,7 @@ def test_what_is_not_a_journal_is_refused_untouched(tmp_path: Path) -> None:
 def test_random_bytes_in_any_file_never_crash_a_reader(tmp_path: Path, seed: int) -> None:
     held = fill(tmp_path / "j")
     chance = random.Random(seed)
-    for _ in range(60):
+    for _ in range(30):
         copy = tmp_path / "copy"
         shutil.copytree(tmp_path / "j", copy)
         path = chance.choice(sorted(copy.iterdir()))

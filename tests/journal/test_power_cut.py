@@ -144,7 +144,7 @@ def power_cut_run(seed: str, root: Path, *, cut_at: int | None, mode: str, batch
 def test_the_power_is_cut_at_every_operation(tmp_path: Path, seed: int, mode: str) -> None:
     (tmp_path / "whole").mkdir()
     total = power_cut_run(f"{seed}", tmp_path / "whole", cut_at=None, mode=mode, lives=1)
-    step = max(1, total // 60)
+    step = max(1, total // 25)
     for at in range(1 + seed % step, total + 1, step):
         root = tmp_path / f"{at}"
         root.mkdir()
@@ -191,7 +191,7 @@ def failing_run(seed: str, root: Path) -> None:
 
 
 def test_syncs_fail_and_the_disk_fills_up(tmp_path: Path, seed: int) -> None:
-    for turn in range(25):
+    for turn in range(12):
         root = tmp_path / str(turn)
         root.mkdir()
         failing_run(f"{seed}-{turn}", root)

@@ -195,3 +195,32 @@ def test_compaction_keeps_the_last_of_each_key(tmp_path: Path) -> None:
         reader.close()
     with Journal(tmp_path / "j", segment_bytes=65536) as journal:
         assert journal.append("state.a", b"more", key="k0") == total + 1
+
+
+def test_threads_that_sleep_on_one_queue_wake_each_other_and_closing_wakes_all(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    queue = journal.queue("q", topics=["work"])
+    taken: list[int] = []
+    ended = []
+
+    def consume() -> None:
+        try:
+            while True:
+                message = queue.read(None)
+                assert message is not None
+                taken.append(message.position or 0)
+                queue.ack(message)
+        except ClosedError:
+            ended.append(True)
+
+    threads = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    journal.append_many("work", [b"x"] * 200)
+    deadline = time.monotonic() + LONG
+    while len(taken) < 200 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    journal.close()
+    for thread in threads:
+        thread.join(LONG)
+    assert sorted(taken) == list(range(1, 201)) and len(ended) == 4

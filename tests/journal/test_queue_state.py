@@ -80,7 +80,7 @@ def test_cut_notes_are_damage() -> None:
 
 
 def test_against_a_model_with_restarts(seed: int) -> None:
-    for turn in range(60):
+    for turn in range(30):
         run_model(random.Random(f"{seed}-{turn}"))
 
 

@@ -1,4 +1,4 @@
-"""The example project of Spark Declarative Pipelines runs."""
+"""The examples run: the plain one, and the project of Spark Declarative Pipelines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[2] / "examples" / "spark_declarative"
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_the_declarative_example(tmp_path):
     pytest.importorskip("grpc")
     make(tmp_path / "j", 300)
@@ -33,7 +33,19 @@ def test_the_declarative_example(tmp_path):
     }  # fmt: skip
     done = subprocess.run(
         [str(home / "bin" / "spark-pipelines"), "run", "--spec", str(spec)], cwd=project, env=environment,
-        capture_output=True, text=True, timeout=360, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert list(project.rglob("messages/*.parquet")), done.stdout[-2000:]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_plain_example(tmp_path):
+    example = PROJECT.parent / "spark_journal.py"
+    done = subprocess.run(
+        [sys.executable, str(example)], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
+        timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "corrupt: 1" in done.stdout and "answers: 3" in done.stdout

@@ -95,11 +95,13 @@ def test_no_toml(tmp_path):
 def command(*arguments):
     done = subprocess.run(
         [sys.executable, "-c", "from penstock.cli import main; main()", "pipeline", *arguments],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_the_command(tmp_path):
     make(tmp_path / "j", 500)
     code, out, err = command(

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from penstock.errors import InvalidArgument
+from penstock.journal import Journal
 from penstock.spark.pipelines import quality, replay, report, rollup, sessions, worst
 from penstock.spark.pipelines.interval import seconds
 from penstock.spark.pipelines.report import terminal
@@ -200,6 +201,15 @@ def test_replay_keeps_order_and_pace(spark, monkeypatch):
     assert done.messages == 3 and done.payload_bytes == 30 and done.seconds == 1.0
     with pytest.raises(InvalidArgument, match="speed"):
         replay(spark.createDataFrame(rows, SCHEMA), "bus:x", speed=0)
+
+
+def test_replay_to_a_journal(spark, tmp_path):
+    rows = [message("a", number, number, number / 10) for number in range(50)]
+    frame = spark.createDataFrame(rows[25:] + rows[:25], SCHEMA)
+    done = replay(frame, f"journal:{tmp_path / 'j'}" + "#{topic}", speed=None, options={"sync": False})
+    assert done.messages == 50
+    with Journal(tmp_path / "j", mode="read") as journal:
+        assert [(m.channel, m.ordinal) for m in journal.read_many(1, 100)] == [("a", n) for n in range(1, 51)]
 
 
 def test_intervals():

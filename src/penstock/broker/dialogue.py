@@ -281,6 +281,8 @@ class Dialogue:
             if not self.ready:
                 self.fail(RefusedError(f"the broker refused the connection: {text}"))
             return
+        if not self.ready:  # HELLO itself was not answered: its commit failed
+            raise ProtocolError(f"the broker cannot serve now: {text}")
         error = words.Refusal(code, text)
         pending = self._head()
         if pending.publishes:  # one message of it is refused; what follows is sent again after the cut

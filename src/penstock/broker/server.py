@@ -27,8 +27,8 @@ from typing import Any, Self
 from penstock.broker import notify
 from penstock.broker.broker import LAZY_S, Broker, Limits
 from penstock.broker.connection import Connection, ConnectionLimits
-from penstock.broker.protocol import Session
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
+from penstock.broker.session import Session
 from penstock.broker.store import JournalStore, Store
 from penstock.broker.words import Disconnect
 from penstock.errors import InvalidArgument, RefusedError

@@ -131,9 +131,11 @@ def _report(recorder: Recorder, totals: dict[str, Any], as_json: bool) -> None:
         show.print_json({"directory": str(recorder.plan.directory), "parts": recorder.part, **totals})
         return
     parts = f" in {recorder.part} parts" if recorder.plan.split else ""
+    bound = recorder.plan.max_bytes
+    kept = "" if bound is None else f"; of these the newest are kept, {show.bytes_text(bound)} at most"
     print(
         f"recorded {show.count_text(totals['messages'])} messages, {show.bytes_text(totals['bytes'])}, "
-        f"{totals['lost']} lost, to {recorder.plan.directory}{parts}"
+        f"{totals['lost']} lost, to {recorder.plan.directory}{parts}{kept}"
     )
     for topic, number in totals["topics"].items():
         print(f"  {topic:<30} {show.count_text(number)}")

@@ -122,7 +122,8 @@ class Recorder:
         for thread in self._threads:
             thread.join()
         if self._journal is not None and not self._journal.closed:
-            self._tell({"event": "ended", **self.totals()})
+            # The addresses again: with --max-size the beginning of the story may be gone.
+            self._tell({"event": "ended", "addresses": dict(self.plan.topics), **self.totals()})
         self._close()
 
     def totals(self) -> dict[str, Any]:

@@ -64,9 +64,9 @@ class Story:
     def take(self, event: dict[str, Any]) -> None:
         self.known = True
         kind = event.get("event")
+        self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         if kind == "started":
             self.ended = False
-            self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
         elif kind == "lost":
             self.lost += int(event.get("count", 0))
         elif kind == "ended":

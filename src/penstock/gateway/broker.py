@@ -206,12 +206,10 @@ class ModuleBroker(Router):
         self._finish_removal(worker, last, done)
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. Its worker must be between messages or
-        be the caller."""
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. The caller holds its worker's turn."""
         with self._lock:
             worker = self._worker(old, BrokerError)
-            with worker.turn:
-                worker.adopt(new)
+            worker.adopt(new)
             del self._workers[id(old)], self._ports[id(old)]
             self._workers[id(new)] = worker
             self._ports[id(new)] = worker.port

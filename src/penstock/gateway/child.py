@@ -25,7 +25,7 @@ from typing import Any
 
 from penstock import address
 from penstock._core.gateway import GatewayMessage, exit_when_hung_up
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, ProtocolError
 from penstock.gateway import control
 from penstock.gateway.configuration import imported
 from penstock.gateway.place import Place
@@ -145,7 +145,7 @@ class Child:
             return False
         if not len(batch):
             return False
-        messages = [GatewayMessage.from_frame(data) for data in batch]
+        messages = [message for message in map(self.decoded, batch) if message is not None]
         del batch  # its slots are free again
         many = hasattr(self.module, "receive_many")
         receive = self.module.receive_many if many else self.module.receive
@@ -157,6 +157,14 @@ class Child:
                 self.failed()
             handled[0] += step
         return True
+
+    def decoded(self, data: Any) -> GatewayMessage | None:
+        """The message of a frame; one that is none is told of and skipped."""
+        try:
+            return GatewayMessage.from_frame(data)
+        except ProtocolError as error:
+            log.error("module %r: skipped: %s", self.name, error)
+            return None
 
     def failed(self) -> None:
         """Tell of a failure in receive."""

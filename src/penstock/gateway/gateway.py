@@ -6,10 +6,13 @@ while a module's code runs or a queue drains, so that a module may change the ga
 
 from __future__ import annotations
 
+import atexit
 import functools
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +32,8 @@ from penstock.gateway.loaders import Recipe, recipe
 from penstock.gateway.supervision import Restart
 
 log = logging.getLogger("penstock.gateway")
+EXIT_TIMEOUT_S = 5.0
+_live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
 
 
@@ -66,6 +71,7 @@ class Gateway:
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
         self._started = self._closed = False
+        _live.add(self)
         try:
             for registration in callbacks:
                 self._events.add(*registration)
@@ -234,6 +240,7 @@ class Gateway:
         return info
 
     def _attach(self, kept: Kept, module: Any, queue: QueueOptions) -> ModuleInfo:
+        _be_first_at_exit()
         info = self.broker.add_module(module, name=kept.name, queue=queue, on_failure=self._keeper.failed)
         with self._lock:
             kept.module = module
@@ -374,6 +381,7 @@ class Gateway:
                     self._add(kept, QueueOptions())
                     opened.append(end)
                 self._kept[end].module.open(reads=role == "reads", writes=role == "writes")
+                _be_first_at_exit()
         except BaseException:
             for name in opened:
                 self._remove_endpoint(name)
@@ -489,7 +497,29 @@ class _Change:
         self._lock.release()
 
 
+def _be_first_at_exit() -> None:
+    """Handlers run last come, first served, and a module or address may have loaded a room that has one too."""
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
+
+
+def _at_exit() -> None:
+    """A gateway that was not destroyed is, before the interpreter ends: its modules' threads would outlive it."""
+    for gateway in list(_live):
+        gateway.destroy(EXIT_TIMEOUT_S)
+
+
+def _after_fork() -> None:
+    """Threads did not come along into a forked child: the parent's gateways are at their end there."""
+    for gateway in list(_live):
+        gateway._closed = True
+        gateway._lock = threading.RLock()
+
+
 def _checked(name: str) -> str:
     if not isinstance(name, str) or not name or name == STAR or is_address(name) or "\0" in name:
         raise InvalidArgument(f"{name!r} cannot name a module")
     return name
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
 from penstock.gateway.errors import BrokerError
@@ -88,6 +89,9 @@ class Keeper:
         kept = self._kept.get(worker.name)
         if kept is None:
             return None
+        if step == "queue":  # the worker has ended: nothing can be handed to another module
+            self._told(kept, step, error)
+            return None
         return self._restart(kept, worker, step, error)
 
     def _watch_process(self, kept: Kept) -> None:
@@ -96,56 +100,71 @@ class Keeper:
             module.on_failure = lambda error: self._reports.put((kept, module, error))
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> Any:
-        """Tell, wait, make anew; as often as the policy says."""
-        old = kept.module
-        while True:
-            self._told(kept, step, error)
-            delay_s = kept.supervisor.failed(time.monotonic())
-            if delay_s is None or kept.removing or self._closing.wait(delay_s):
-                self._left(kept, worker)
-                return None
-            try:
-                new = self._anew(kept, old)
-            except Exception as failure:
-                step, error = "restart", failure
-                continue
-            if new is None:
-                return None
-            kept.supervisor.restarted()
-            self._resend(kept, worker, old, new)
-            self._tell(Event.MODULE_RESTARTED, kept.name)
-            return new
+        """Tell, wait, make anew; as often as the policy says. The worker's turn is held all the while."""
+        ended: Any = None  # the last one that was destroyed
+        left: list[GatewayMessage] = []  # what a process has not handled, for the next one
+        with worker.turn:
+            worker.busy_since = None  # waiting for a restart is not being stuck in receive
+            while True:
+                self._told(kept, step, error)
+                delay_s = kept.supervisor.failed(time.monotonic())
+                if delay_s is None or kept.removing or self._closing.wait(delay_s):
+                    self._left(kept, worker, left)
+                    return None
+                if ended is not kept.module:
+                    ended = kept.module
+                    finish(ended, "destroy")
+                    left = self._unhandled(kept, worker)
+                try:
+                    new = self._anew(kept)
+                    if new is not None:
+                        self._begin(kept, worker, left)
+                except Exception as failure:
+                    step, error = "restart", failure
+                    continue
+                return new
 
-    def _anew(self, kept: Kept, old: Any) -> Any:
-        """A new module in the place of ``old``: same name, id, queue, links."""
-        finish(old, "destroy")
+    def _anew(self, kept: Kept) -> Any:
+        """A new module in the place of the old one: same name, id, queue, links. None when it was removed meanwhile."""
         new = kept.recipe.make(self._broker)
         try:
             self._broker.replace_module(kept.module, new)
-        except BrokerError:  # it was removed meanwhile
+        except BrokerError:
             finish(new, "destroy")
             return None
         kept.module = new
         self._watch_process(kept)
-        if kept.started and hasattr(new, "start"):
-            new.start()
         return new
 
-    def _resend(self, kept: Kept, worker: Worker, old: Any, new: Any) -> None:
-        """What a process had not handled goes to the next one; the message in hand is lost, and counted."""
-        if not hasattr(old, "unhandled"):
-            return
-        left = old.unhandled()
-        lost = old.sent - old.handled - len(left)
+    def _begin(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> None:
+        """Start the new module and give it what the last one had not handled."""
+        kept.supervisor.restarted()
+        if kept.started and hasattr(kept.module, "start"):
+            kept.module.start()
+        if left:
+            worker.counters.add("redelivered", len(left))
+            kept.module.receive_many(left)
+        self._tell(Event.MODULE_RESTARTED, kept.name)
+
+    def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
+        """What a process that ended leaves; the message in its hand is lost, and counted."""
+        module = kept.module
+        if not hasattr(module, "unhandled"):
+            return []
+        left: list[GatewayMessage] = module.unhandled()
+        lost = module.sent - module.handled - len(left)
         if lost:
             worker.lost += lost
             worker.counters.drop("error", lost)
             log.error("module %r: %d message was in hand when its process ended; it is lost", kept.name, lost)
-        if left:
-            worker.counters.add("redelivered", len(left))
-            new.receive_many(left)
+        return left
 
-    def _left(self, kept: Kept, worker: Worker) -> None:
+    def _left(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> None:
+        """It is not made anew; what was left for the next one is lost."""
+        if left:
+            worker.lost += len(left)
+            worker.counters.drop("error", len(left))
+            log.error("module %r: %d messages that its process had not handled are lost", kept.name, len(left))
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
             log.error("module %r failed %d times; it is not started again", kept.name, kept.supervisor.failures)
@@ -181,7 +200,7 @@ class Keeper:
             kept.supervisor.failures += 1
             return
         with worker.turn:
-            if kept.module is module:
+            if kept.module is module:  # its own worker may have been first
                 self._restart(kept, worker, "process", error)
 
     def _look(self) -> None:

@@ -160,8 +160,12 @@ class ProcessModule(Module):
         self.sent += len(messages)
         if self.dead is not None:
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
-        self._publisher.publish_many([message.to_frame() for message in messages])
-        if self.dead is not None:  # it may have died while this waited; the next one gets them from the window
+        try:
+            self._publisher.publish_many([message.to_frame() for message in messages])
+        except ClosedError:
+            if self.dead is None:
+                raise
+        if self.dead is not None:  # it died while this waited; the next one gets them from the window
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
 
     @property
@@ -318,7 +322,8 @@ class ProcessModule(Module):
                     ended = self._listen(decoder)
         self._forward()
         if not self._closing.is_set():
-            self.dead = ended
+            self.dead = ended or ModuleError("its process ended")
+            self._publisher.close()  # whoever waits for the dead waits no longer
             self._tell(ended or ModuleError("its process ended"))
 
     def _forward(self) -> None:

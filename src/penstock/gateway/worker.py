@@ -146,7 +146,11 @@ class Worker:
         self.counters.add("errors")
         if isinstance(error, ClosedError) and self.queue.closed:
             return  # it was told to quit in the midst of a publish
-        module = self._on_failure(self, step, error)
+        try:
+            module = self._on_failure(self, step, error)
+        except Exception:
+            log.exception("module %r: what was to be done about its failure failed too", self.name)
+            module = None
         if module is not None:
             self.adopt(module)
         self.busy_since = time.monotonic()

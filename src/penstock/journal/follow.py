@@ -44,6 +44,7 @@ class Follower(Subscriber):
         self._last: Ledger | None = None
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
+        journal.sleepers.add(self)
         self._present = presence.Presence(journal.directory)
 
     def read(self, timeout: float | None = None) -> Message | None:
@@ -102,6 +103,10 @@ class Follower(Subscriber):
             return True
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         return True
+
+    def wake(self) -> None:
+        """End a wait: the journal was closed."""
+        self._watch.wake()
 
     def fileno(self) -> int:
         """Readable after the frontier has moved."""

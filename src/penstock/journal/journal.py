@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -89,6 +90,7 @@ class Journal:
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
+        self.sleepers: weakref.WeakSet[Any] = weakref.WeakSet()  # followers and queues: ``close`` wakes them
         self.queue_lock = threading.RLock()  # held for looking at or changing any queue's state, never while waiting
         self.queue_states: dict[str, QueueState] = {}
         self._deleted: dict[str, QueueState] = {}
@@ -355,7 +357,8 @@ class Journal:
         self.writer.publish_frontier(self._first_kept(), 1)
         old.close()
         self._seal(old.header, first, end, tail if sums_whole else None)
-        self.retain()
+        if self._retain():
+            self.writer.publish_frontier(self._first_kept(), 1)
 
     def _seal(self, full: layout.SegmentHeader, first: int, end: int, tail: int | None) -> None:
         """Sync the caches of a segment that is full and say so in its header. What fails is made again later."""
@@ -428,17 +431,29 @@ class Journal:
 
     def retain(self, *, passed: int | None = None) -> int:
         """Remove the segments that retention lets go; gives how many. ``passed``: see docs/rooms/journal.md."""
+        self._check_writing()
+        removed = self._retain(passed)
+        if removed:
+            self._announce()
+        return removed
+
+    def _announce(self) -> None:
+        """Tell readers that files came or went. Only who leads moves the frontier."""
+        if not self.writer.take_lead():
+            return
+        try:
+            self.writer.publish_frontier(self._first_kept(), 1)
+        finally:
+            self.writer.give_lead()
+
+    def _retain(self, passed: int | None = None) -> int:
         from penstock.journal.retention import Limits, apply
 
-        self._check_writing()
         if self.retain_queues and passed is None and self.queue_states:
             with self.queue_lock:
                 passed = min(state.floor for state in self.queue_states.values())
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
-        removed = apply(self.directory, limits, self._disk)
-        if removed:
-            self.writer.publish_frontier(self._first_kept(), 1)
-        return removed
+        return apply(self.directory, limits, self._disk)
 
     def compact(self) -> int:
         """Of topics compacted by key keep the last message of each key, in sealed segments; gives how many went."""
@@ -450,8 +465,8 @@ class Journal:
             asked = layout.FLAG_COMPACTED_TOPIC
             compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}
             removed = compact(self.directory, compacted, self._segment.header.first, self.frontier, self._disk)
-            if removed:
-                self.writer.publish_frontier(self._first_kept(), 1)
+        if removed:
+            self._announce()
         return removed
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -580,6 +595,8 @@ class Journal:
         if self._closed:
             return
         self._closed = True
+        for sleeper in list(self.sleepers):
+            sleeper.wake()
         if self.mode == "write":
             self.writer.close()
             if self._segment is not None:

@@ -36,6 +36,7 @@ class Queue:
         self.state = state
         self._filter = topic_filter(state.settings.topics)
         self._watch = native.Watch(str(journal.directory))
+        journal.sleepers.add(self)
         self.expired = 0  # gone by retention or compaction before they were read
 
     @property
@@ -67,18 +68,21 @@ class Queue:
             if self.state.deleted:
                 raise ClosedError(f"queue {self.name!r} was deleted")
             now = time.time_ns()
-            deliveries = self.state.due(now, most)
-            if len(deliveries) < most:
-                deliveries += self._scan(most - len(deliveries), now)
+            again = self.state.due(now, most)
+            fresh = self._scan(most - len(again), now) if len(again) < most else []
             dead, self.state.dead = self.state.dead, []
-            if deliveries or self.state.changed:
+            if again or fresh or self.state.changed:
                 self._journal.touch_queue(self.state)
+            more = bool(again or fresh) and self.state.cursor < self._journal.frontier
         self._bury(dead)
-        if deliveries and self.state.settings.max_tries:
+        if (again or fresh) and self.state.settings.max_tries:
             self.flush()
-        return self._messages(deliveries)
+        if more:
+            self._watch.wake()  # another thread that sleeps on this queue
+        return self._messages(again) + fresh if again else fresh
 
-    def _scan(self, most: int, now: int) -> list[Delivery]:
+    def _scan(self, most: int, now: int) -> list[Message]:
+        """New messages from the cursor on, put out."""
         room = min(self.state.room, most)
         if room <= 0:
             return []
@@ -86,11 +90,15 @@ class Queue:
         if start > self.state.cursor:
             self.expired += start - self.state.cursor
             self.state.offer([], start, now)
-        found: list[Delivery] = []
-        while not found and self.state.cursor < self._journal.frontier:
+        while self.state.cursor < self._journal.frontier:
             batch, following = self._journal.read_from(self.state.cursor, room, None, self._filter)
-            found = self.state.offer(list(batch.positions), following, now)
-        return found
+            taken = self.state.offer(list(batch.positions), following, now)
+            if len(taken) == len(batch) > 0:
+                return list(batch)
+            if taken:
+                wanted = {delivery.position for delivery in taken}
+                return [message for message in batch if message.position in wanted]
+        return []
 
     def _messages(self, deliveries: list[Delivery]) -> list[Message]:
         messages = []
@@ -101,6 +109,10 @@ class Queue:
                 self.expired += 1
                 self.ack(position)
         return messages
+
+    def wake(self) -> None:
+        """End a wait: the journal was closed."""
+        self._watch.wake()
 
     def _bury(self, dead: list[int]) -> None:
         """Copies to the dead letters and the acks of the originals, in one commit."""

@@ -6,20 +6,28 @@ for all handles of one kind that one process has on one channel. Edges go the wa
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.monitor.health import ORDER
 from penstock.monitor.rates import PRODUCERS, flow
+from penstock.monitor.snapshot import Key
+from penstock.monitor.system import Process
 from penstock.monitor.watcher import Look, State
 
 __all__ = ["graph"]
 
 MAX_NODES = 120
 
+#: Of a node with many handles one that idles says nothing when another flows.
+_WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
+
 #: Kinds that are the channel itself, not one who uses it.
-PLACES = ("bus", "channel", "journal", "broker", "gateway")
+PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
 ARROW = "->"
+
+#: The bus inside of a gateway: what flows there is told by the gateway's modules.
+_INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
 
 
 @dataclass(slots=True)
@@ -46,7 +54,7 @@ class _Node:
         self.lost += look.block.lost
         self.pids.add(look.block.pid)
         self.reasons += look.verdict.reasons
-        if first or ORDER.index(look.verdict.word) < ORDER.index(self.health):
+        if first or _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(self.health):
             self.health = look.verdict.word
 
 
@@ -57,25 +65,29 @@ class _Edge:
     rate_hz: float = 0.0
     bytes_hz: float = 0.0
     lost_hz: float = 0.0
-    health: str = "ok"
+    health: str = "idle"
 
 
 def graph(state: State) -> dict[str, Any]:
     """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page."""
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
-    places = {place_of(look) for look in state.looks if look.block.kind in PLACES}
-    for look in state.looks:
+    inside = _gateways(state, nodes, edges)
+    rest = [look for look in state.looks if look.block.key not in inside]
+    places = {place_of(look) for look in rest if look.block.kind in PLACES}
+    for look in rest:
         if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
             _queue(look.block.name, nodes).take(look)
         elif ARROW in look.block.name:
             _join(look, nodes, edges)
+        elif look.block.kind in ("probe", "broker"):
+            continue  # it measures or holds what others are shown for
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
         elif look.block.kind in ("module", "pipeline"):
             _named(look.block.name, look, nodes).take(look)
         else:
-            _use(look, places, nodes, edges)
+            _use(look, places, state, nodes, edges)
     _sum_channels(nodes, edges)
     kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
     ids = {node.id for node in kept}
@@ -84,6 +96,36 @@ def graph(state: State) -> dict[str, Any]:
         "edges": [_edge_record(edge) for edge in edges.values() if edge.start in ids and edge.end in ids],
         "left_out": len(nodes) - len(kept),
     }
+
+
+def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
+    """A gateway is one node: its modules stand in its detail, its addresses are edges. Gives the blocks used up."""
+    used: set[Key] = set()
+    owners = {look.block.pid for look in state.looks if look.block.room == "gateway"}
+    reached: set[tuple[int, str]] = set()
+    for look in state.looks:
+        block = look.block
+        if block.pid not in owners or block.kind != "module" or block.room != "gateway":
+            continue
+        used.add(block.key)
+        node = nodes.setdefault(f"gateway {block.pid}", _Node(f"gateway {block.pid}", "gateway", "gateway", "gateway"))
+        node.take(look)
+        if block.address:
+            bare = block.address.partition("?")[0]
+            scheme = bare.partition(":")[0]
+            nodes.setdefault(bare, _Node(bare, "channel", bare, scheme))
+            _flow(edges, node.id, bare, look)
+            reached.add((block.pid, bare))
+        else:
+            node.detail = f"{node.detail}, {block.name}".strip(", ")
+    for look in state.looks:
+        block = look.block
+        if block.pid in owners and (
+            (block.kind in PRODUCERS and (block.pid, block.address.partition("?")[0]) in reached)
+            or (block.room == "bus" and _INTERNAL.match(block.name))
+        ):
+            used.add(block.key)
+    return used
 
 
 def place_of(look: Look) -> str:
@@ -100,18 +142,32 @@ def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
 
 
+def program_name(process: Process | None) -> str:
+    """What a person would call a process: the script or module, and for a module with commands its command."""
+    words = process.command.split() if process else []
+    if not words or "python" not in words[0].rpartition("/")[2]:
+        return words[0].rpartition("/")[2] if words else ""
+    module = "-m" in words
+    rest = words[words.index("-m") + 1 :] if module else [word for word in words[1:] if not word.startswith("-")]
+    if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
+        return rest[1]
+    return rest[0].rpartition("/")[2] if rest else ""
+
+
 def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(f"queue {name}", _Node(f"queue {name}", "queue", name, "broker", "queue"))
 
 
-def _use(look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+def _use(
+    look: Look, places: set[str], state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+) -> None:
     block = look.block
     where = place_of(look)
     bare = where.partition("?")[0]
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _place(parent, look, nodes)
     own = where[len(parent) + 1 :] if parent != where else ""
-    name = own or block.program or block.kind
+    name = own or program_name(state.processes.get(block.pid)) or block.program or block.kind
     node = nodes.setdefault(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
@@ -141,7 +197,7 @@ def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look)
     edge.rate_hz += look.rate.messages_hz
     edge.bytes_hz += look.rate.bytes_hz
     edge.lost_hz += look.rate.lost_hz
-    if ORDER.index(look.verdict.word) < ORDER.index(edge.health):
+    if _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(edge.health):
         edge.health = look.verdict.word
 
 
@@ -153,7 +209,7 @@ def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) 
             out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
             node.rate_hz = into or out
             around = [edge.health for edge in edges.values() if node.id in (edge.start, edge.end)]
-            node.health = min(around, key=ORDER.index, default="idle")
+            node.health = min(around, key=_WORST_FIRST.index, default="idle")
 
 
 def _node_record(node: _Node) -> dict[str, Any]:

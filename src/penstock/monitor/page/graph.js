@@ -58,7 +58,7 @@ const cut = (text, most) => text.length > most ? text.slice(0, most - 1) + "…"
 function build(graph, holder, narrow) {
   const columns = layers(graph);
   const tallest = Math.max(...columns.map(column => column.length));
-  const room = holder.clientWidth - 4;
+  const room = Math.max(240, holder.clientWidth - 4);
   const across = narrow ? Math.min(BOX.width, Math.max(120, room / Math.min(tallest, 2) - 12)) : BOX.width;
   const gapX = narrow ? 12 : Math.max(60, Math.min(190, (room - columns.length * BOX.width) / Math.max(1, columns.length - 1)));
   const gapY = narrow ? 54 : 16;

@@ -48,7 +48,8 @@ function showLedger(state) {
     const why = Object.entries(h.dropped).filter(([, n]) => n).map(([reason, n]) => `${count(n)} ${reason}`).join(", ");
     const last = element("td"); last.append(element("span", `pill ${h.health}`, WORDS[h.health]), h.reasons.length && h.health !== "idle" ? h.reasons[0] : h.health === "idle" ? h.reasons[0] ?? "" : "books close"); last.dataset.value = h.health;
     const dropped = cell("n lost", h.lost, count(h.lost)); if (why) dropped.title = why;
-    row.append(cell("", h.where, h.where), cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n", h.latency_us, h.latency_us === null ? "–" : micros(h.latency_us)), last);
+    const where = cell("where", h.where, h.where); where.title = h.where;
+    row.append(where, cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n", h.latency_us, h.latency_us === null ? "–" : micros(h.latency_us)), last);
     return row;
   }));
 }

@@ -1,0 +1,113 @@
+"""The verbs that publish: PUB, STAGE, COMMIT, ABORT. The loop thread only."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock._core.broker import batch_names, gather
+from penstock.broker import words
+from penstock.broker.broker import encode_properties
+from penstock.broker.session import Session, need
+from penstock.broker.words import Disconnect, Refusal
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+
+_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
+
+
+class PublishVerbs(Session):
+    """Publishing."""
+
+    def topic(self, name: str) -> None:
+        """A topic that this connection publishes to for the first time."""
+        try:
+            words.check_topic(name)
+        except Refusal as refusal:
+            raise Disconnect(refusal.text) from None
+        if self.rights.may_publish(name):
+            self.scanner.allow(name)
+        else:
+            self.scanner.refuse(name)
+
+    def pub(self, options: str, batch: Batch) -> None:
+        """PUB <topic> <length> [options]: publish."""
+        count = len(batch)
+        try:
+            if self.host.draining:
+                raise Refusal("unavailable", "the broker is ending")
+            if self.hello:  # a raw client is not read from at the quota instead: it understands no refusal
+                self.broker.check_room(batch.total_bytes)
+            if options:
+                self.pub_with(options, batch)
+                return
+            span = self.broker.publish(batch)
+        except Refusal as refusal:
+            if not self.hello:
+                raise Disconnect(refusal.text) from None
+            self.refuse_publishes(count, refusal)
+            return
+        if self.hello:
+            self.confirm(*span)
+            if self.producer:
+                self.broker.produced(self.producer, count)
+
+    def refuse_publishes(self, count: int, refusal: Refusal) -> None:
+        """Tell each; a producer that numbers its messages is cut off, so that what is stored is always a first part."""
+        for _ in range(1 if self.producer else count):
+            self.reply(words.error_line(refusal.code, refusal.text))
+        if self.producer:
+            raise Disconnect
+
+    def pub_with(self, text: str, batch: Batch) -> None:
+        """Messages with options: an id, a time to live, a delay."""
+        options = words.split_options(text.split(), _OPTIONS)
+        now_ns = time.time_ns()
+        properties: dict[str, str] = {}
+        if options.get("ttl_ms"):
+            properties["expires_ns"] = str(now_ns + int(options["ttl_ms"]) * 1_000_000)
+        due_ns = int(options.get("at_ns", 0)) or (
+            now_ns + int(options["delay_ms"]) * 1_000_000 if options.get("delay_ms") else 0
+        )
+        identifier = str(options.get("id", ""))
+        if identifier:
+            words.check_name(identifier, "message id")
+            if len(batch) != 1:
+                raise Refusal("duplicate", "two messages in a row have the same id")
+        names = batch_names(batch)
+        for message in batch if due_ns else (None,):
+            one = batch if message is None else gather([message])
+            if due_ns and message is not None:
+                topic = message.channel or names[0]
+                found = self.broker.delay(one, topic, due_ns, properties=properties, identifier=identifier)
+            else:
+                found = self.broker.publish_as(one, identifier, properties=encode_properties(properties))
+            self.confirm(*found)
+            if self.producer:
+                self.broker.produced(self.producer, found[1] - found[0] + 1)
+
+    def stage(self, transaction: str, batch: Batch) -> None:
+        """STAGE <transaction> <topic> <length>: keep a message until COMMIT."""
+        count = len(batch)
+        try:
+            self.broker.stage(transaction, batch)
+        except Refusal as refusal:
+            for _ in range(count):
+                self.reply(words.error_line(refusal.code, refusal.text))
+            return
+        self.reply(b"STAGED %d\n" % count)
+
+    def commit(self, arguments: list[str]) -> None:
+        """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
+        transaction, *parts = need(arguments, 1, "COMMIT <transaction> [part ...]")
+        words.check_name(transaction, "transaction")
+        first, last, again = self.broker.commit_transaction(transaction, parts)
+        self.confirms = True
+        self.reply(b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b""))
+
+    def abort(self, arguments: list[str]) -> None:
+        """ABORT <transaction>: forget what was staged."""
+        (transaction,) = need(arguments, 1, "ABORT <transaction>", most=1)
+        self.broker.abort(transaction)
+        self.reply(b"OK\n")

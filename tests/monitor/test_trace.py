@@ -1,0 +1,43 @@
+"""Trace context in properties: there when OpenTelemetry is loaded, nothing at all when it is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.monitor import trace
+
+
+def test_without_opentelemetry_nothing_is_loaded_or_added() -> None:
+    code = (
+        "import sys\nfrom penstock.monitor import trace\n"
+        "properties = {}\ntrace.inject(properties)\nassert properties == {}\nassert trace.extract({}) is None\n"
+        "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_context_travels_through_a_journal(tmp_path: Path) -> None:
+    pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry import propagate  # noqa: F401 - what a program with OpenTelemetry has loaded
+    from opentelemetry import trace as otel
+    from opentelemetry.sdk.trace import TracerProvider
+
+    import penstock
+
+    tracer = TracerProvider().get_tracer("test")
+    address = f"journal:{tmp_path}/j#t"
+    with tracer.start_as_current_span("publish") as span, penstock.publisher(address) as publisher:
+        properties: dict[str, str] = {}
+        trace.inject(properties)
+        publisher.publish(b"x", properties=properties)  # type: ignore[call-arg]
+    with penstock.subscriber(address, start="first") as subscriber:
+        message = subscriber.read(30)
+        assert message is not None
+        context = trace.extract(message.properties)
+    with tracer.start_as_current_span("read", context=context) as reading:
+        assert reading.get_span_context().trace_id == span.get_span_context().trace_id
+    assert otel.get_current_span() is not None
