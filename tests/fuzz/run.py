@@ -90,9 +90,8 @@ def fuzz(name: str, inputs: int, seed: int) -> str | None:
                 _child(name, inputs, seed, shared)
                 status = 0
             except BaseException:
-                traceback.print_exc()
+                os.write(2, traceback.format_exc().encode())
             finally:
-                sys.stderr.flush()
                 os._exit(status)
         verdict = _watch(pid, shared)
         if verdict is None:
