@@ -295,3 +295,25 @@ def test_transactions(client: Client) -> None:
         assert client.commit("job") == (first, last, True)
         client.abort("other")
         assert consumer.read(0.2) is None
+
+
+def test_what_every_queue_has_passed_is_freed_when_asked_for(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.server.TRIM_S", 0.0)
+    server = serve(segment_bytes=1 << 16, retain_queues=True)
+    with Client(port=server.port) as client:
+        client.queue("fast", topics="t")
+        client.queue("slow", topics="t")
+        for _ in range(10):
+            client.publish_many("t", [b"x" * 100] * 1000)
+        with client.subscribe("fast") as consumer:
+            count = 0
+            while count < 10_000:
+                count += len(consumer.read_many(1000, LONG))
+        assert client.statistics()["first"] == 1, "another queue still needs it"
+        client.purge("slow")
+        until(lambda: client.statistics()["first"] > 5000)
+        client.publish("t", b"still works")
+        with client.subscribe("slow") as consumer:
+            assert bytes(consumer.read(LONG) or b"") == b"still works"

@@ -492,6 +492,16 @@ class Broker:
         for queue, position in exhausted:
             self.dead_letter(queue, position, "delivered too often")
 
+    def trim(self) -> None:
+        """Tell the store what every queue is done with; it frees that if it was told to."""
+        end = self.store.next
+        self._read_delayed()
+        for queue in self.queues.values():
+            if queue.caught_up:
+                queue.state.look_from(end)
+        if self.queues:
+            self.store.trim(min([*(queue.state.floor for queue in self.queues.values()), self._delayed.floor]))
+
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""
         times = [queue.state.next_time_ns for queue in self._timed]

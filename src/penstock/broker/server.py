@@ -37,6 +37,8 @@ log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
+TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
+TELL_FAILURE_S = 10.0
 MAX_POLL_S = 5.0
 LOOPBACK = ("127.", "::1", "::ffff:127.")
 
@@ -101,7 +103,8 @@ class Server:
         self._reload = False
         self._drain_until = 0.0
         self._housekeeping = 0.0
-        self._failed = ""
+        self._told_failure = -TELL_FAILURE_S
+        self._trim_at = 0.0
         self._thread: threading.Thread | None = None
         self._started = time.time()
         self.commits = 0
@@ -193,7 +196,8 @@ class Server:
             self._keep_house(now)
         self.broker.release_delayed(time.time_ns())
         self._commit()
-        self.broker.pump(time.time_ns())
+        if not self.draining:  # an ending broker waits for what was handed out and hands out no more
+            self.broker.pump(time.time_ns())
         self._output()
 
     def _timeout(self) -> float:
@@ -250,8 +254,14 @@ class Server:
             connection.session.flush()
 
     def _fail(self, error: OSError) -> None:
-        """A commit failed: nothing of this turn is confirmed."""
-        log.error("the commit failed: %s", error)
+        """A commit failed: nothing of this turn is confirmed. After a failed sync the broker has to be started anew."""
+        if self.broker.store.failed:
+            log.critical("the journal failed and must be opened again: %s", error)
+            raise error
+        now = time.monotonic()
+        if now - self._told_failure > TELL_FAILURE_S:
+            self._told_failure = now
+            log.error("nothing can be stored now: %s", error)
         code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
         for connection in list(self.connections.values()):
             connection.session.fail_replies(code, f"nothing was stored: {error.strerror or error}")
@@ -335,6 +345,9 @@ class Server:
             self._reload = False
             self._reload_tokens()
         self.broker.forget_staged()
+        if now >= self._trim_at:
+            self._trim_at = now + TRIM_S
+            self.broker.trim()
         if self.tokens.required or self._tls is not None:
             for connection in list(self.connections.values()):
                 if now - connection.opened > HELLO_S and not (connection.session.hello and connection.secure):

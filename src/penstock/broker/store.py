@@ -43,6 +43,10 @@ class Store(Protocol):
     def next(self) -> int:
         """The position after the last durable one."""
 
+    @property
+    def failed(self) -> bool:
+        """Whether it can store nothing any more until it is opened again."""
+
     def stage(
         self, batch: Batch, *, topic: str | None = None, properties: bytes = b"", message_id: bytes = b""
     ) -> tuple[int, int]:
@@ -85,6 +89,7 @@ class JournalStore:
         from penstock.journal import Journal
 
         self._journal = Journal(directory, **options)
+        self._retains = any(options.get(rule) for rule in ("retain_age_s", "retain_bytes", "retain_queues"))
         self._journal.on_snapshot(snapshot)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
@@ -157,7 +162,14 @@ class JournalStore:
             start = following
 
     def trim(self, below: int) -> None:
-        """Retention is the journal's own rule."""
+        """Retention is the journal's own rule; what the queues have passed is known here alone."""
+        if self._retains:
+            self._journal.retain(passed=below - 1)
+
+    @property
+    def failed(self) -> bool:
+        """After a failed sync nothing is known about the file."""
+        return self._writer.failed
 
     def statistics(self) -> StoreStatistics:
         """Bounds are exact, the size is taken once a second."""
