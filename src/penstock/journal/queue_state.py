@@ -171,9 +171,7 @@ class QueueState:
             self._mark_done(lead, scanned_to - 1, note=False)  # found again by scanning
         return deliveries
 
-    def _take_again(
-        self, position: int, lead: int, now_ns: int, deadline: int, deliveries: list[Delivery]
-    ) -> None:
+    def _take_again(self, position: int, lead: int, now_ns: int, deadline: int, deliveries: list[Delivery]) -> None:
         before = self._tries.pop(position, 1 if position < self._delivered_to else 0)
         due = self._due.pop(position, 0)
         if due > now_ns:
