@@ -24,7 +24,7 @@ namespace penstock::tcp {
 
 constexpr std::size_t gather_bytes = 64 * 1024;
 constexpr long gather_ns = 100'000;
-constexpr long idle_gap_ns = 5'000;                // a caller that comes back sooner is in a burst
+constexpr long idle_gap_ns = 1'500;                // who comes back sooner did nothing in between, not even read an answer
 constexpr std::size_t direct_bytes = 32 * 1024;    // from here a message is sent from the caller's memory
 constexpr std::size_t copy_limit_bytes = 4 * 1024; // up to here a frame is copied to the outbox, else referred to
 

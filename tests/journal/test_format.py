@@ -71,7 +71,9 @@ def test_ranges_and_patterns(tmp_path: Path) -> None:
         for batch in directory.batches(100, 320, columns=["position", "topic"], topics=["sensors.*.temp"], bytes=4096)
         for row in batch.to_pylist()
     ]
-    assert [row["position"] for row in rows] == [p for p, topic, _ in held if 100 <= p < 320 and topic.startswith("sensors")]
+    assert [row["position"] for row in rows] == [
+        p for p, topic, _ in held if 100 <= p < 320 and topic.startswith("sensors")
+    ]
     with pytest.raises(InvalidArgument, match="did you mean position"):
         list(directory.batches(columns=["positon"]))
 

@@ -273,7 +273,10 @@ def test_times_are_monotone_per_topic(tmp_path: Path) -> None:
 
 def test_addresses(tmp_path: Path) -> None:
     address = f"journal:{tmp_path / 'j'}"
-    with penstock.publisher(f"{address}#a.b", segment_bytes=1 << 20) as one, penstock.publisher(f"{address}#a.c") as two:
+    with (
+        penstock.publisher(f"{address}#a.b", segment_bytes=1 << 20) as one,
+        penstock.publisher(f"{address}#a.c") as two,
+    ):
         with penstock.subscriber(f"{address}#a.*?start=first") as subscriber:
             assert (one.publish(b"1"), two.publish(b"2"), one.publish(b"3")) == (1, 1, 2)
             assert [bytes(subscriber.read(LONG)) for _ in range(3)] == [b"1", b"2", b"3"]  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
-from penstock.journal.layout import MARKER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME, check_topic
 
 __all__ = ["STORY", "Story", "is_journal", "parts", "read_story", "topic_of"]
 
@@ -38,8 +38,8 @@ def topic_of(address: str) -> str:
 
 
 def is_journal(directory: Path) -> bool:
-    """Whether a folder is a journal itself."""
-    return (directory / MARKER_NAME).exists()
+    """Whether a folder is a journal itself, made to the end."""
+    return (directory / FRONTIER_NAME).exists()
 
 
 def parts(directory: Path) -> list[Path]:

@@ -100,7 +100,7 @@ def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
     deadline = time.monotonic() + 10
     while not (Path(address.name) / FRONTIER_NAME).exists():  # made last
         try:
-            Journal(address.name).close()
+            Journal(address.name, making=True).close()
         except RefusedError:  # its writer is just making it
             if time.monotonic() >= deadline:
                 raise

@@ -151,9 +151,7 @@ def _queues(path: Path, report: JournalInfo) -> list[QueueInfo]:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(place))
         scan = native.scan(data, header.nonce, header.first, report.frontier, report.frontier, header.gaps)
         notes = [
-            content
-            for kind, flags, content in scan["states"]
-            if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND
+            content for kind, flags, content in scan["states"] if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND
         ]
         states = restore(notes).values()
     except PenstockError:

@@ -166,9 +166,7 @@ class JournalPublisher(Publisher):
         self._count(1)
         return ordinal
 
-    def publish_many(
-        self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None
-    ) -> int:
+    def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
         """Store them in order as one atomic batch; ``properties`` has those of each message."""
         self._check_open()
         if properties is not None:

@@ -71,6 +71,7 @@ class Journal:
         compact_topics: Sequence[str] = (),
         sync: bool = True,
         disk: Disk | None = None,
+        making: bool = False,  # the lock is held for a moment only: a writer that comes meanwhile waits for it
     ) -> None:
         if mode not in ("write", "read"):
             raise InvalidArgument(f"mode={mode!r} is not a choice; valid: read, write")
@@ -99,7 +100,7 @@ class Journal:
         self._unsealed: list[tuple[layout.SegmentHeader, int]] = []
         self.recovery = recovery.Recovery()
         if mode == "write":
-            self._open_writer(sync)
+            self._open_writer(sync, making)
         else:
             self._open_reader()
         self._reader = native.Reader(str(self.directory), segment_bytes)
@@ -113,8 +114,8 @@ class Journal:
         except FileNotFoundError:
             raise InvalidArgument(f"{self.directory} is not a journal (no {layout.MARKER_NAME} in it)") from None
 
-    def _open_writer(self, sync: bool) -> None:
-        self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk)
+    def _open_writer(self, sync: bool, making: bool) -> None:
+        self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk, making)
         self._segment: segments.ActiveSegment | None = None
         try:
             found = recovery.recover(self.directory, self.uuid, self._disk)
@@ -369,9 +370,7 @@ class Journal:
                 self._unsealed.clear()
             while self._unsealed:
                 header, following = self._unsealed[0]
-                recovery.seal_from_log(
-                    self.directory, (header.first, header.revision), header, following, self._disk
-                )
+                recovery.seal_from_log(self.directory, (header.first, header.revision), header, following, self._disk)
                 self._unsealed.pop(0)
         except OSError as error:
             LOG.warning("cannot seal a segment yet: %s", error)

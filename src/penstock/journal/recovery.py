@@ -86,20 +86,20 @@ class LastSegment:
     states: int
 
 
-def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
+def prepare(directory: Path, disk: Disk, making: bool = False) -> tuple[uuid.UUID, WriterLock, bool]:
     """The journal's identity, with its lock taken; the directory is made where it is missing or empty."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     marker = directory / layout.MARKER_NAME
     if not marker.exists():
         ours = (layout.LOCK_NAME, layout.READERS_NAME)
         foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
-        if foreign:
+        if foreign and not marker.exists():  # else it was made while we looked
             raise InvalidArgument(
                 f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
             )
     else:
         layout.decode_marker(read_all(marker), str(marker))
-    lock = WriterLock(directory)
+    lock = WriterLock(directory, making)
     try:
         created = not marker.exists()
         if created:
