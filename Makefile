@@ -61,6 +61,7 @@ bench: build
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
+	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
 # The lock-free algorithm of shared memory, as a model, in every interleaving.
 model: system

@@ -138,7 +138,7 @@ def _row(info: Any) -> dict[str, Any]:
         "published": info.published,
         "failed": info.failed,
         "filtered": ledger.dropped.get("filtered", 0),
-        "lost": sum(dropped.values()) + info.waiting,
+        "lost": sum(dropped.values()) + info.waiting + info.lost,
     }
 
 

@@ -59,6 +59,7 @@ class ModuleInfo:
     sources: tuple[str, ...]
     seconds_in_receive: float
     ledger: Ledger
+    lost: int = 0  # in the hand of a process that died
 
 
 class ModuleBroker(Router):
@@ -345,6 +346,7 @@ class ModuleBroker(Router):
             sources=sources,
             seconds_in_receive=worker.seconds_in_receive(time.monotonic()),
             ledger=worker.queue.ledger,
+            lost=worker.lost,
         )
 
     # ---- inside

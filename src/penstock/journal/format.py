@@ -119,8 +119,10 @@ class Segment:
             entries = _between(_read_entries(self.file("index"), 0, self.next - self.first), start, stop)
             return entries if len(entries) or self.file("index").exists() else self._rescan(start, stop)
         entries = _read_entries(self.file("index"), start - self.first, stop - start)
+        if len(entries) != stop - start:
+            return self._rescan(start, stop)
         expected = numpy.arange(start, stop, dtype=numpy.uint64)
-        if len(entries) != len(expected) or not numpy.array_equal(entries["position"], expected):
+        if not numpy.array_equal(entries["position"], expected):
             return self._rescan(start, stop)
         return entries
 
@@ -156,6 +158,7 @@ class Segment:
         """Bytes of the log; fewer where the file ends before."""
         with self.path.open("rb", buffering=0) as file:
             file.seek(begin)
+            stop = min(stop, os.fstat(file.fileno()).st_size)  # an index that lies must not make this allocate
             data = numpy.empty(max(0, stop - begin), numpy.uint8)
             done = 0
             while done < len(data):
@@ -168,7 +171,8 @@ class Segment:
     def _match(self, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
         """Each entry's checksum is the word at its offset, or one of the two is damaged."""
         offsets = entries["offset"] - numpy.uint64(begin)  # one before `begin` becomes very large
-        fits = offsets + (entries["length"] + numpy.uint64(HEAD)) <= numpy.uint64(len(data))
+        sizes = entries["length"] + (entries["extra_bytes"] + numpy.uint64(HEAD))
+        fits = (offsets <= numpy.uint64(len(data))) & (offsets + sizes <= numpy.uint64(len(data)))
         if fits.all() and not (offsets & numpy.uint64(7)).any():
             words = data[: len(data) // 4 * 4].view("<u4")
             bad = words[(offsets >> numpy.uint64(2)).view(numpy.int64)] != entries["checksum"]
@@ -247,7 +251,8 @@ def _between(entries: Entries, start: int, stop: int) -> Entries:
 
 def _read_entries(path: Path, start: int, count: int) -> Entries:
     try:
-        entries = numpy.fromfile(path, INDEX, count=count, offset=start * INDEX.itemsize)
+        held = path.stat().st_size // INDEX.itemsize - start  # a frontier that lies must not make this allocate
+        entries = numpy.fromfile(path, INDEX, count=max(0, min(count, held)), offset=max(0, start) * INDEX.itemsize)
     except (OSError, ValueError):
         return numpy.empty(0, INDEX)
     return entries[: int(numpy.argmin(entries["position"] != 0))] if (entries["position"] == 0).any() else entries
@@ -336,7 +341,7 @@ class Directory:
 
     def _list(self, words: layout.Frontier) -> None:
         found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
-        following = [first for first, _ in found[1:]] + [2**63]
+        following = [first for first, _ in found[1:]] + [2**63] * bool(found)
         old = {(segment.first, segment.revision): segment for segment in self.segments if not segment.active}
         self.segments = [
             old.get((first, revision)) or Segment(self.path, first, revision, after, words, self._crc32)

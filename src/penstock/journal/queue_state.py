@@ -364,6 +364,12 @@ class QueueState:
 
     def apply(self, data: bytes) -> None:
         """Replay what ``changes`` or ``encode`` gave, once or more often; only before anything is delivered."""
+        try:
+            self._apply(data)
+        except struct.error:
+            raise CorruptionError(f"the notes of queue {self.name!r} end in the middle") from None
+
+    def _apply(self, data: bytes) -> None:
         at = HEAD.size + HEAD.unpack_from(data)[0]
         while at < len(data):
             if data[at] == SETTINGS:
@@ -371,11 +377,7 @@ class QueueState:
                 self.settings = _decode_settings(data[at + 5 : at + 5 + size])
                 at += 5 + size
                 continue
-            try:
-                kind, first, second = NOTE.unpack_from(data, at)
-            except struct.error:
-                raise CorruptionError(f"the notes of queue {self.name!r} end in the middle") from None
-            self._replay(kind, first, second)
+            self._replay(*NOTE.unpack_from(data, at))
             at += NOTE.size
 
     def _replay(self, kind: int, first: int, second: int) -> None:
@@ -402,6 +404,8 @@ class QueueState:
 
 def queue_name(data: bytes) -> str:
     """Whose notes these are."""
+    if len(data) < HEAD.size:
+        raise CorruptionError("the notes of a queue end before its name")
     size = HEAD.unpack_from(data)[0]
     return data[HEAD.size : HEAD.size + size].decode("utf-8", "surrogateescape")
 

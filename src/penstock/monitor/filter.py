@@ -15,7 +15,8 @@ operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``conta
 ================  ======================================================================================
 
 What is missing is null; a comparison of different kinds is false, never an error, so that one odd message does not end
-a listening. An expression has at most ``MAX_TEXT`` characters and ``MAX_DEPTH`` levels; its cost is bounded by both.
+a listening. An expression has at most ``MAX_TEXT`` characters, ``MAX_WORDS`` words and
+``MAX_DEPTH`` levels; its cost is bounded by them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ __all__ = ["compile_filter", "FilterError"]
 
 MAX_TEXT = 4096
 MAX_DEPTH = 64
+MAX_WORDS = 1000  # a sum is evaluated as deep as it is long, so this bounds the stack
 
 Evaluate = Callable[["Subject"], Any]
 
@@ -116,6 +118,8 @@ class _Parser:
             raise FilterError(f"a filter has at most {MAX_TEXT} characters, not {len(source)}", MAX_TEXT)
         self.source = source
         self.tokens = list(self._scan())
+        if len(self.tokens) > MAX_WORDS:
+            raise FilterError(f"a filter has at most {MAX_WORDS} words and signs, not {len(self.tokens)}", MAX_WORDS)
         self.at = 0
         self.depth = 0
 

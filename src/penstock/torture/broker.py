@@ -23,6 +23,7 @@ def run(report: Report, chance: random.Random) -> None:
     port = free_port()
     address = f"broker://127.0.0.1:{port}/torture"
     restarts: list[float] = []
+    descriptors: list[int] = []
     with Crew(report.directory) as crew:
         command = [sys.executable, "-m", "penstock", "broker", str(report.directory / "broker"), str(port)]
         server = crew.add_command("server", command)
@@ -45,12 +46,15 @@ def run(report: Report, chance: random.Random) -> None:
             wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.3))
+            if chance.random() < 0.2:
+                server.pause(chance.uniform(0, 0.3))
             server.kill()
             began = time.monotonic()
             size = _size(report)
             server.start()
             wait_until(lambda size=size: _size(report) > size, 60, "publishing goes on")  # type: ignore[misc]
             restarts.append(time.monotonic() - began)
+            descriptors.append(sum(worker.descriptors() for worker in publishers + consumers))
         codes = [worker.end() for worker in publishers]
         confirmed = {entry[:2] for i in range(PUBLISHERS) for entry in record.entries(_publisher_log(report, i))}
         caught_up = True
@@ -60,6 +64,7 @@ def run(report: Report, chance: random.Random) -> None:
             caught_up = False
         codes += [worker.end() for worker in consumers] + [server.end()]
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
+    report.check_descriptors("clients", descriptors)
     lost = len(confirmed - _delivered(report))
     report.facts.update(confirmed=len(confirmed))
     report.facts["restart to next confirm, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +18,8 @@ from typing import Any, Self
 class Worker:
     """One process, with what it needs to be started again."""
 
-    def __init__(self, name: str, command: list[str], log: Path) -> None:
+    def __init__(self, name: str, command: list[str], log: Path, own_session: bool = False) -> None:
+        self.own_session = own_session  # then its descendants, which may have groups of their own, are killed with it
         self.name = name
         self.command = command
         self.log = log
@@ -33,17 +35,37 @@ class Worker:
         self.started += 1
         command = [part.replace("{incarnation}", str(self.started)) for part in self.command]
         with self.log.open("ab") as file:
-            self.process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
+                start_new_session=self.own_session,
+            )  # fmt: skip
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
 
+    def descriptors(self) -> int:
+        """How many descriptors it has open."""
+        assert self.process is not None
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP for a while, as a machine that swaps or a debugger does."""
+        self.signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.signal(signal.SIGCONT)
+
     def kill(self) -> None:
         """kill -9 and wait for the end."""
-        if self.process is not None:
+        if self.process is None:
+            return
+        for pid in processes_of_session(self):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if self.process.poll() is None:
             self.process.kill()
-            self.process.wait()
+        self.process.wait()
+        wait_until(lambda: not processes_of_session(self), 60, f"all of {self.name} has ended")
 
     def end(self, timeout: float = 60) -> int:
         """SIGTERM, then wait; gives the exit code. One that does not end is killed and counts as -9."""
@@ -69,8 +91,8 @@ class Crew:
         command = [sys.executable, "-m", "penstock.torture.worker", *(_text(argument) for argument in arguments)]
         return self.add_command(name, command, start)
 
-    def add_command(self, name: str, command: list[str], start: bool = True) -> Worker:
-        worker = Worker(name, command, self.directory / f"{name}.out")
+    def add_command(self, name: str, command: list[str], start: bool = True, own_session: bool = False) -> Worker:
+        worker = Worker(name, command, self.directory / f"{name}.out", own_session)
         self.workers.append(worker)
         if start:
             worker.start()
@@ -104,9 +126,44 @@ def _text(argument: object) -> str:
     return json.dumps(argument) if isinstance(argument, dict) else str(argument)
 
 
-def descriptors() -> int:
-    """How many descriptors this process has open."""
-    return len(os.listdir("/proc/self/fd"))
+def processes_of_session(worker: Worker) -> list[int]:
+    """The living processes of a worker that leads a session of its own; none for others."""
+    if not worker.own_session or worker.process is None:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                state, _, _, session = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+                if state != "Z" and int(session) == worker.process.pid:
+                    found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def own_shared_directory(directory: Path) -> Iterator[None]:
+    """Shared-memory files in a place of this scenario's own, so that what is left there is ours."""
+    shared = directory / "shm"
+    shared.mkdir(mode=0o700)
+    before = os.environ.get("PENSTOCK_SHM_DIR")
+    os.environ["PENSTOCK_SHM_DIR"] = str(shared)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PENSTOCK_SHM_DIR"]
+        else:
+            os.environ["PENSTOCK_SHM_DIR"] = before
+
+
+def shared_files_left(directory: Path) -> list[str]:
+    """Files of others that still stand there once the counters of the dead are removed, as any participant does."""
+    from penstock import _core
+
+    _core.counters_read()
+    own = (f"counters.{os.getpid()}.", f"alive.{os.getpid()}")
+    found = (path.name for path in (directory / "shm").rglob("*") if path.is_file())
+    return [name for name in found if not name.startswith(own)]
 
 
 Options = dict[str, Any]

@@ -30,6 +30,14 @@ class Report:
         """Add a row."""
         self.checks.append(Check(promise, str(counted), held))
 
+    def check_descriptors(self, whose: str, counts: list[int]) -> None:
+        """A row: the last third of the samples has no more than the first third, but for what one kill disturbs."""
+        third = max(1, len(counts) // 3)
+        first, last = min(counts[:third]), min(counts[-third:])
+        leaked = last - first
+        # A slow leak shows with many kills; a handful of samples may catch a connection that is being made.
+        self.check(f"no descriptor leaks: {whose}", f"{first} at first, {last} at last", leaked <= len(counts) // 10)
+
     @property
     def whole(self) -> bool:
         """Whether every promise held (and there was one)."""

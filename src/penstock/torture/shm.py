@@ -7,13 +7,12 @@ first and its last message; nobody who lives is blocked by who died; nothing is 
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import signal
 import time
 
 from penstock.torture import record
-from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.crew import Crew, Worker, grown, own_shared_directory, shared_files_left, wait_until
 from penstock.torture.report import Report
 
 ADDRESS = "shm:/torture"
@@ -21,18 +20,8 @@ PUBLISHERS, SUBSCRIBERS = 3, 3
 
 
 def run(report: Report, chance: random.Random) -> None:
-    shared = report.directory / "shm"
-    shared.mkdir(mode=0o700)
-    before = os.environ.get("PENSTOCK_SHM_DIR")
-    os.environ["PENSTOCK_SHM_DIR"] = str(shared)  # a place of its own, so that what is left there is ours
-    try:
-        with Crew(report.directory) as crew:
-            _torture(report, chance, crew)
-    finally:
-        if before is None:
-            del os.environ["PENSTOCK_SHM_DIR"]
-        else:
-            os.environ["PENSTOCK_SHM_DIR"] = before
+    with own_shared_directory(report.directory), Crew(report.directory) as crew:
+        _torture(report, chance, crew)
 
 
 def _torture(report: Report, chance: random.Random, crew: Crew) -> None:
@@ -106,9 +95,5 @@ def _judge(report: Report, publishers: list[Worker], subscribers: list[Worker]) 
     report.check("no wrong byte", f"{wrong} subscribers saw one", wrong == 0)
     report.check("order per publisher and subscriber", f"{disordered} runs out of order", disordered == 0)
     report.check("a reliable subscriber misses nothing", f"{missed} missing ordinals", missed == 0)
-    from penstock import _core
-
-    _core.counters_read()
-    left = [path.name for path in (report.directory / "shm").rglob("*") if path.is_file()]
-    left = [name for name in left if not name.startswith((f"counters.{os.getpid()}.", f"alive.{os.getpid()}"))]
+    left = shared_files_left(report.directory)
     report.check("nothing is left when all are gone", left or "no file", not left)

@@ -1,0 +1,90 @@
+"""Spark: a streaming query from one journal to another; its driver, JVM and Python workers are killed together.
+
+Promise: started again from its checkpoint the query goes on, and in the end the target holds every message of the
+source exactly once, byte for byte.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from penstock.torture import record
+from penstock.torture.crew import Crew, Worker, grown, processes_of_session, wait_until
+from penstock.torture.report import Report
+
+START_S = 300  # a JVM on a loaded machine
+
+
+def run(report: Report, chance: random.Random) -> None:
+    source = report.directory / "source"
+    with Crew(report.directory) as crew:
+        log = report.directory / "writer.log"
+        writer = crew.add("writer", "publish", f"journal:{source}#torture", "--log", log, "--rate", 500)
+        wait_until(lambda: grown(log, record.ENTRY.size), 60, "the writer confirms")
+        restarts: list[float] = []
+        for kill in range(report.kills):
+            query = _query(crew, f"query{kill}", "follow")
+            began = time.monotonic()
+            _wait_batches(query, 1)
+            restarts.append(time.monotonic() - began)
+            _wait_batches(query, chance.randint(1, 4))
+            time.sleep(chance.uniform(0, 0.5))  # anywhere within a batch
+            if chance.random() < 0.3:
+                query.pause(chance.uniform(0, 1))
+            if not query.alive:
+                report.check("a query runs until it is killed", query.log.read_text()[-300:], False)
+                return
+            query.kill()
+        code = writer.end()
+        report.check("the writer ends when asked to", code, code == 0)
+        last = _query(crew, "query-last", "finish")
+        assert last.process is not None
+        code = last.process.wait(START_S * 2)
+        report.check("the last query ends by itself", code, code == 0)
+        left = [pid for query in crew.workers if query.own_session for pid in processes_of_session(query)]
+        report.check("no process is left", left or "none", not left)
+    _judge(report)
+    report.facts["start to first batch, median s"] = round(sorted(restarts)[len(restarts) // 2], 1)
+
+
+def _query(crew: Crew, name: str, how: str) -> Worker:
+    places = [str(crew.directory / part) for part in ("source", "target", "checkpoint")]
+    command = [sys.executable, "-m", "penstock.torture.query", *places, how]
+    return crew.add_command(name, command, own_session=True)
+
+
+def _wait_batches(query: Worker, wanted: int) -> None:
+    def reached() -> bool:
+        return query.log.read_text(errors="replace").count("batch ") >= wanted or not query.alive
+
+    wait_until(reached, START_S, f"{wanted} batches of {query.name}")
+
+
+def _judge(report: Report) -> None:
+    source, target = (_everything(report.directory / name) for name in ("source", "target"))
+    confirmed = sum(1 for _ in record.entries(report.directory / "writer.log"))
+    lost, added = source - target, target - source
+    twice = sum(count > 1 for count in target.values())
+    report.facts.update(confirmed=confirmed, source=source.total(), target=target.total())
+    report.check("messages flowed", target.total(), target.total() > 0 and confirmed <= source.total())
+    report.check("nothing is lost", f"{lost.total()} of {source.total()}", not lost)
+    report.check("nothing is written twice", f"{twice} twice", twice == 0)
+    report.check("nothing is there that was not written", added.total(), not added)
+    wrong = sum(record.look(data) is None for data in target)
+    report.check("no wrong byte", wrong, wrong == 0)
+
+
+def _everything(path: Path) -> Counter[bytes]:
+    from penstock.journal import Journal
+
+    found: Counter[bytes] = Counter()
+    position = 1
+    with Journal(path, mode="read") as journal:
+        while len(batch := journal.read_many(position, 4096)) > 0:
+            found.update(bytes(message) for message in batch)
+            position = (batch[-1].position or 0) + 1
+    return found

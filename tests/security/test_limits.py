@@ -1,0 +1,57 @@
+"""Bounds on what is parsed, secrets that stay secret, and an audit of what is installed."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock._core import Message
+from penstock.errors import PenstockError
+from penstock.gateway import configuration
+from penstock.monitor.filter import compile_filter
+
+SECRET = "hush-5d1c0f7e"
+
+
+def test_configurations_and_filters_have_bounds(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 200_000)
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * (configuration.MAX_FILE_BYTES + 1))
+    for file in (deep, large):
+        with pytest.raises(PenstockError):
+            configuration.read(file)
+    for expression in ("(" * 2000 + "1" + ")" * 2000, "1 == 1 or " * 1000 + "true", "1" + "+1" * 2000):
+        with pytest.raises(PenstockError):
+            compile_filter(expression)
+    assert compile_filter("1" + "+1" * 499)(Message(b"")), "the longest that is taken can be evaluated"
+
+
+def test_a_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with penstock.publisher("tcp://127.0.0.1:0", token=SECRET) as publisher:
+        address = f"tcp://127.0.0.1:{publisher.port}"  # type: ignore[attr-defined]
+        with penstock.subscriber(address, token=SECRET + "-wrong") as subscriber:
+            shown = [repr(publisher), repr(subscriber), str(vars(type(publisher)))]
+            for _ in range(3):
+                try:
+                    shown.append(repr(subscriber.read(0.2)))
+                except PenstockError as error:
+                    shown += [str(error), repr(error)]
+    with pytest.raises((PenstockError, OSError)) as failure:
+        penstock.subscriber("broker://127.0.0.1:1/t?queue=q", token=SECRET, connect_timeout=-1)
+    shown += [str(failure.value), caplog.text]
+    assert not any(SECRET in text for text in shown)
+
+
+def test_dependencies_are_audited() -> None:
+    pytest.importorskip("pip_audit")
+    done = subprocess.run([sys.executable, "-m", "pip_audit", "--local"], capture_output=True, text=True, timeout=100)
+    if done.returncode and "vulnerabilit" not in done.stdout + done.stderr:
+        pytest.skip("the index of known holes cannot be reached")
+    assert done.returncode == 0, done.stdout
