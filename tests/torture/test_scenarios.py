@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock import torture
-from penstock.torture import record
+from penstock.torture import record, soak
 
 KILLS = {"spark": 3}
 
@@ -42,6 +43,16 @@ def test_a_wrong_byte_is_seen() -> None:
         damaged[place] ^= 1
         assert record.look(bytes(damaged)) is None
     assert record.look(b"short") is None
+
+
+def test_a_soak_sees_what_grows_and_not_what_shakes(seed: int) -> None:
+    chance = random.Random(seed)
+    grows, shakes = soak.Series(), soak.Series()
+    for at in range(100):
+        grows.add(at, 1000 + 3 * at + chance.gauss(0, 20))
+        shakes.add(at, 1000 + chance.gauss(0, 20) + (5000 if at == 97 else 0))
+    assert grows.growth() > soak.GROWTH and grows.rises
+    assert shakes.growth() < soak.GROWTH
 
 
 def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:
