@@ -13,14 +13,18 @@ import pytest
 from penstock import torture
 from penstock.torture import record, soak
 
-KILLS = {"spark": 3}
+SPARK_KILLS = 1  # each takes half a minute; tests/crash/test_spark_kill.py does more
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("scenario", torture.SCENARIOS)
 def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
-    report = torture.run(scenario, kills or KILLS.get(scenario, 20), seed, tmp_path)
+    count = kills or 20
+    if scenario == "spark":
+        pytest.importorskip("pyspark")
+        count = max(SPARK_KILLS, (kills or 0) // 100)
+    report = torture.run(scenario, count, seed, tmp_path)
     print(report.text())
     assert report.whole, report.text()
 
