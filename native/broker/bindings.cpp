@@ -97,6 +97,7 @@ class Scanner {
         if (left) throw std::bad_alloc();
     }
 
+    // Events that are no verb have names with a newline, which no line holds.
     nb::object next(std::size_t most) {
         switch (scanner_.next(most)) {
             case Event::more:
@@ -104,9 +105,9 @@ class Scanner {
                 return nb::none();
             case Event::run: return event(scanner_.head(), batch());
             case Event::line: return event(scanner_.head(), nb::none());
-            case Event::topic: return nb::make_tuple("?", text_of(scanner_.head()), nb::none());
-            case Event::refused: return nb::make_tuple("!", text_of(scanner_.head()), nb::none());
-            default: return nb::make_tuple("#", text_of(scanner_.head()), nb::none());
+            case Event::topic: return nb::make_tuple("\n?", text_of(scanner_.head()), nb::none());
+            case Event::refused: return nb::make_tuple("\n!", text_of(scanner_.head()), nb::none());
+            default: return nb::make_tuple("\n#", text_of(scanner_.head()), nb::none());
         }
     }
 

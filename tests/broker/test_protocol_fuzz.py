@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from penstock._core import Message
 from penstock._core.broker import Outbox, QueueState, Scanner, gather, publish_lines
+from penstock.broker import words
 
 WORDS = [b"PUB", b"SUB", b"STAGE", b"HELLO 1", b"ACK", b"BYE", b"MSG", b"DATA", b" ", b"\n", b"\r\n", b"t", b"a.b", b"0", b"5", b"-1",
-         b"99999999999999999999", b"id=x", b"hello", b"\0", b"\xff", b"q 1 1 1 1 1 3\nabc"]  # fmt: skip
+         b"99999999999999999999", b"id=x", b"hello", b"?", b"!", b"#", b"\0", b"\xff", b"q 1 1 1 1 1 3\nabc"]  # fmt: skip
 
 
 def drain(scanner: Scanner) -> list[tuple[str, str, list[bytes] | None]]:
@@ -19,12 +20,12 @@ def drain(scanner: Scanner) -> list[tuple[str, str, list[bytes] | None]]:
     found = []
     while (event := scanner.next(64)) is not None:
         verb, rest, batch = event
-        if verb == "?":
+        if verb == words.NEW_TOPIC:
             scanner.allow(rest.encode(errors="surrogateescape").decode(errors="replace")) if rest.isprintable() else None
             if not rest.isprintable():
                 break
             continue
-        if verb == "#":
+        if verb == words.BROKEN:
             found.append((verb, rest, None))
             break
         found.append((verb, rest, batch.copies() if batch is not None else None))
@@ -38,8 +39,8 @@ def merged(events: list[tuple[str, str, list[bytes] | None]]) -> list[tuple[str,
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(WORDS), max_size=60), st.sampled_from(["raw", "hello", "deliveries"]))
-def test_nonsense_made_of_words(words: list[bytes], grammar: str) -> None:
-    drain_whole(b"".join(words), grammar)
+def test_nonsense_made_of_words(parts: list[bytes], grammar: str) -> None:
+    drain_whole(b"".join(parts), grammar)
 
 
 @settings(max_examples=300, deadline=None)
@@ -55,7 +56,7 @@ def drain_whole(data: bytes, grammar: str) -> None:
     pieces = Scanner(grammar, 1000)  # type: ignore[arg-type]
     found: list[tuple[str, str, bytes | None]] = []
     for at in range(0, len(data), 7):
-        if found and found[-1][0] == "#":
+        if found and found[-1][0] == words.BROKEN:
             break
         pieces.feed(data[at : at + 7])
         found += merged(drain(pieces))
@@ -75,7 +76,7 @@ def test_what_goes_in_comes_out(messages: list[tuple[str, bytes]], step: int) ->
         scanner.feed(stream[at : at + step])
         while (event := scanner.next()) is not None:
             verb, rest, batch = event
-            if verb == "?":
+            if verb == words.NEW_TOPIC:
                 scanner.allow(rest)
             else:
                 assert verb == "PUB" and batch is not None

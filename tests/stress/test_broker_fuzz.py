@@ -8,6 +8,7 @@ import random
 from tests.broker.test_protocol_fuzz import WORDS, drain, merged
 
 from penstock._core.broker import Scanner
+from penstock.broker import words
 
 COUNT = int(os.environ.get("PENSTOCK_FUZZ", "1000000"))
 
@@ -24,7 +25,7 @@ def test_a_million_inputs(seed: int) -> None:
             whole += data
             fed += 1
             pieces.feed(data)
-            if not (cut and cut[-1][0] == "#"):
+            if not (cut and cut[-1][0] == words.BROKEN):
                 cut += merged(drain(pieces))
         scanner.feed(whole)
         assert merged(drain(scanner)) == cut, whole

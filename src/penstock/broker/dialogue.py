@@ -230,7 +230,7 @@ class Dialogue:
             self._error(rest)
         elif verb == "STAGED":
             self._staged(int(rest))
-        elif verb in ("#", "!", "?"):
+        elif verb in (words.BROKEN, words.REFUSED, words.NEW_TOPIC):
             raise ProtocolError(f"the broker sent what is no answer: {rest[:100]}")
         else:
             self._answer(verb, rest, batch)

@@ -37,13 +37,13 @@ class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
             self.pub(rest, batch)
             return
         try:
-            if verb == "?":
+            if verb == words.NEW_TOPIC:
                 self.topic(rest)
-            elif verb == "!":
+            elif verb == words.REFUSED:
                 code, _, line = rest.partition(" ")
                 text = "the message is too large" if code == "too_large" else "the topic is not yours to publish to"
                 self.refuse_publishes(1, Refusal(code, f"{text}: {line[:200]}"))
-            elif verb == "#":
+            elif verb == words.BROKEN:
                 raise Disconnect(rest)
             elif not self.hello:
                 self.raw_verb(verb, rest)

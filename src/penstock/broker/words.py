@@ -13,6 +13,7 @@ from penstock.errors import RefusedError
 
 MAX_NAME_BYTES = 255
 DEFAULT_TOPIC = "default"
+NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
 
 
 class Refusal(RefusedError):
