@@ -67,8 +67,10 @@ stress: build
 model: system
 	$(MAKE) -C native/tests/model
 
+# Spark gets a hundredth of the kills: each starts a JVM.
 torture: build
-	$(PYTEST) tests/crash --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)
+	$(PYTEST) tests/crash tests/torture -m "not spark" --kills $(or $(KILLS),2000) --timeout 0 $(ARGUMENTS)
+	$(PYTEST) tests/crash -m spark --kills $$(( ($(or $(KILLS),2000) + 99) / 100 )) --timeout 0 $(ARGUMENTS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import socket
 import struct
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,8 @@ from typing import Any
 import penstock
 from penstock._core import Message
 from penstock.errors import PenstockError
+from penstock.torture.crew import wait_until
+from penstock.torture.soak import free_port
 
 PATCH = struct.Struct("<BHB8s")
 
@@ -81,6 +86,60 @@ class BrokerText(Target):
                         except PenstockError:
                             break  # the connection ends here
             assert scanner.held_bytes <= len(data) + (1 << 20)
+
+
+class BrokerSession(Target):
+    """A real broker in a process of its own: whatever a connection says, the server goes on and logs no traceback."""
+
+    allowed = (OSError,)
+    words = [b"HELLO 1\n", b"PUB t 1\nx\n", b"SUB q credit=5\n", b"ACK q 1\n", b"NACK q 1 delay=0\n", b"SEEK q first\n", b"PURGE q\n",
+             b"QUEUE q topics=t\n", b"DELETE q\n", b"LIST\n", b"STATS\n", b"PEERS\n", b"FETCH 1 9\n", b"REDRIVE q\n", b"STAGE x t 1\ny\n",
+             b"COMMIT x\n", b"CREDIT q 99999999999999999999\n", b"-1", b"=", b" ", b"\n", b"\xff", b"\0"]  # fmt: skip
+
+    def __init__(self) -> None:
+        self.place = Path(tempfile.mkdtemp(prefix="penstock-fuzz-"))
+        self.count = 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "penstock", "broker", str(self.place / "broker"), str(self.port)]
+        with (self.place / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        wait_until(self._answers, 60, "the broker answers")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 20) as connection:
+                connection.sendall(b"HELLO 1\nPING\n")
+                found = b""
+                while b"PONG" not in found and (more := connection.recv(4096)):
+                    found += more
+                return b"PONG" in found
+        except OSError:
+            return False
+
+    def decode(self, data: bytes) -> None:
+        assert self.process is not None
+        if b"SHUTDOWN" in data:
+            return  # from loopback it may
+        with socket.create_connection(("127.0.0.1", self.port), 20) as connection:
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            for _ in range(100):
+                if not connection.recv(65536):
+                    break
+        self.count += 1
+        if self.count % 50 == 0:
+            text = (self.place / "log").read_text(errors="replace")
+            assert self.process.poll() is None and self._answers() and "Traceback" not in text, text[-3000:]
+
+    def close(self) -> None:
+        assert self.process is not None
+        self.process.terminate()
+        assert self.process.wait(60) == 0
+        shutil.rmtree(self.place)
 
 
 class QueueNotes(Target):
@@ -313,6 +372,7 @@ class Bodies(Target):
 TARGETS: dict[str, Any] = {
     "tcp-frames": TcpFrames,
     "broker-text": BrokerText,
+    "broker-session": BrokerSession,
     "queue-notes": QueueNotes,
     "journal-files": JournalFiles,
     "journal-records": JournalRecords,

@@ -9,7 +9,7 @@ import pytest
 from tests.fuzz import run, targets
 
 INPUTS = int(os.environ.get("PENSTOCK_FUZZ", "2000"))
-SLOW = {"journal-files": 20, "shared-memory": 4}  # files are written for each input
+SLOW = {"journal-files": 20, "shared-memory": 4, "broker-session": 10}  # files are written for each input
 
 
 @pytest.mark.timeout(0)

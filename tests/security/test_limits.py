@@ -23,7 +23,12 @@ def test_configurations_and_filters_have_bounds(tmp_path: Path) -> None:
     deep.write_text("[" * 200_000)
     large = tmp_path / "large.json"
     large.write_bytes(b" " * (configuration.MAX_FILE_BYTES + 1))
-    for file in (deep, large):
+    nested = tmp_path / "nested.toml"
+    nested.write_text("a = " + "[" * 5000)
+    digits, more_digits = tmp_path / "digits.json", tmp_path / "digits.toml"
+    digits.write_text('{"modules": 1' + "0" * 6000 + "}")
+    more_digits.write_text("modules = 1" + "0" * 6000)
+    for file in (deep, large, nested, digits, more_digits):
         with pytest.raises(PenstockError):
             configuration.read(file)
     for expression in ("(" * 2000 + "1" + ")" * 2000, "1 == 1 or " * 1000 + "true", "1" + "+1" * 2000):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -10,16 +11,20 @@ from pathlib import Path
 import pytest
 
 from penstock import torture
-from penstock.torture import record
+from penstock.torture import record, soak
 
-KILLS = {"spark": 3}
+SPARK_KILLS = 1  # each takes half a minute; tests/crash/test_spark_kill.py does more
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("scenario", torture.SCENARIOS)
 def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
-    report = torture.run(scenario, kills or KILLS.get(scenario, 20), seed, tmp_path)
+    count = kills or 20
+    if scenario == "spark":
+        pytest.importorskip("pyspark")
+        count = max(SPARK_KILLS, (kills or 0) // 100)
+    report = torture.run(scenario, count, seed, tmp_path)
     print(report.text())
     assert report.whole, report.text()
 
@@ -42,6 +47,16 @@ def test_a_wrong_byte_is_seen() -> None:
         damaged[place] ^= 1
         assert record.look(bytes(damaged)) is None
     assert record.look(b"short") is None
+
+
+def test_a_soak_sees_what_grows_and_not_what_shakes(seed: int) -> None:
+    chance = random.Random(seed)
+    grows, shakes = soak.Series(), soak.Series()
+    for at in range(100):
+        grows.add(at, 1000 + 3 * at + chance.gauss(0, 20))
+        shakes.add(at, 1000 + chance.gauss(0, 20) + (5000 if at == 97 else 0))
+    assert grows.growth() > soak.GROWTH and grows.rises
+    assert shakes.growth() < soak.GROWTH
 
 
 def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ class Child:
         self.name = name
         self.exit_on_failure = exit_on_failure
         self.decoder = control.Decoder()
-        self.handled: Any = [0]  # or the counter that the gateway lent
+        self.handled: Any = [0, 0]  # handled and begun, or the counters that the gateway lent
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -151,6 +151,7 @@ class Child:
         receive = self.module.receive_many if many else self.module.receive
         handled, step = self.handled, len(messages) if many else 1
         for what in (messages,) if many else messages:
+            handled[1] = handled[0] + 1  # in hand from here on
             try:
                 receive(what)
             except Exception:

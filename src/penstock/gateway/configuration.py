@@ -104,6 +104,8 @@ def from_json(text: str, file: str | None = None) -> Any:
         raise ConfigurationError(f"{file or 'JSON'}: the key {error.args[0]!r} stands twice in one object") from None
     except RecursionError:
         raise ConfigurationError(f"{file or 'JSON'}: nested too deep") from None
+    except ValueError as error:  # a number of more digits than Python converts
+        raise ConfigurationError(f"{file or 'JSON'}: {error}") from None
 
 
 class _Twice(Exception):
@@ -121,7 +123,9 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _toml(text: str, path: Path) -> Any:
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError:
+        raise ConfigurationError(f"{path}: nested too deep") from None
+    except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python converts
         raise ConfigurationError(f"{path}: {error}") from None
 
 

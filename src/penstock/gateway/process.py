@@ -109,7 +109,7 @@ class ProcessModule(Module):
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
         self._closed = False
-        self._handled = 0
+        self._handled = self._begun = 0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -173,13 +173,15 @@ class ProcessModule(Module):
         """Messages that the process has handled."""
         if not self._closed:
             self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
+            self._begun = int.from_bytes(self._counter[8:16], sys.byteorder)
         return self._handled
 
     def unhandled(self) -> list[GatewayMessage]:
         """What a process that has died leaves for the next one: everything sent after the message in hand."""
         done = self.handled
         first = self.sent - len(self._window)
-        return list(itertools.islice(self._window, max(0, done + 1 - first), None))
+        in_hand = 1 if self._begun > done else 0
+        return list(itertools.islice(self._window, max(0, done + in_hand - first), None))
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until the process has handled all that was sent, and what it said meanwhile has been published."""
@@ -219,6 +221,7 @@ class ProcessModule(Module):
         self._counter.close()
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
+        del self._publisher, self._subscriber, handle  # whoever keeps this module keeps no descriptor of theirs
         for number in (self._wake_read, self._wake_write):
             os.close(number)
 

@@ -157,9 +157,11 @@ class Segment:
     def read_bytes(self, begin: int, stop: int) -> NDArray[numpy.uint8]:
         """Bytes of the log; fewer where the file ends before."""
         with self.path.open("rb", buffering=0) as file:
-            file.seek(begin)
             stop = min(stop, os.fstat(file.fileno()).st_size)  # an index that lies must not make this allocate
-            data = numpy.empty(max(0, stop - begin), numpy.uint8)
+            if begin >= stop:
+                return numpy.empty(0, numpy.uint8)
+            file.seek(begin)
+            data = numpy.empty(stop - begin, numpy.uint8)
             done = 0
             while done < len(data):
                 got = file.readinto(data[done:].data)

@@ -6,6 +6,7 @@ source exactly once, byte for byte.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -45,10 +46,16 @@ def run(report: Report, chance: random.Random) -> None:
         assert last.process is not None
         code = last.process.wait(START_S * 2)
         report.check("the last query ends by itself", code, code == 0)
-        left = [pid for query in crew.workers if query.own_session for pid in processes_of_session(query)]
+        with contextlib.suppress(TimeoutError):  # the JVM ends a moment after its driver
+            wait_until(lambda: not _left(crew), 60, "all of Spark has ended")
+        left = _left(crew)
         report.check("no process is left", left or "none", not left)
     _judge(report)
     report.facts["start to first batch, median s"] = round(sorted(restarts)[len(restarts) // 2], 1)
+
+
+def _left(crew: Crew) -> list[int]:
+    return [pid for query in crew.workers for pid in processes_of_session(query)]
 
 
 def _query(crew: Crew, name: str, how: str) -> Worker:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -42,7 +43,27 @@ def publish(address: str, options: dict[str, object], log: record.Log, arguments
                 time.sleep(pause)
 
 
-def consume(address: str, options: dict[str, object], log: record.Log) -> None:
+class Latency:
+    """The median time from publish to here, noted once a second."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = None if path is None else path.open("w", buffering=1)
+        self._seconds: list[float] = []
+        self._next = 0.0
+
+    def note(self, timestamp_ns: int) -> None:
+        """One message; ``timestamp_ns`` is the publisher's, of the same clock."""
+        if self._file is None:
+            return
+        now = time.time()
+        self._seconds.append(now - timestamp_ns / 1e9)
+        if now >= self._next:
+            self._file.write(f"{now} {statistics.median(self._seconds)}\n")
+            self._seconds.clear()
+            self._next = now + 1
+
+
+def consume(address: str, options: dict[str, object], log: record.Log, latency: Latency) -> None:
     """Note everything that comes."""
     with penstock.subscriber(address, **options) as subscriber:
         for message in subscriber:
@@ -51,6 +72,7 @@ def consume(address: str, options: dict[str, object], log: record.Log) -> None:
                 print(f"wrong bytes in {message!r}", flush=True)
                 sys.exit(WRONG_BYTES)
             log.add(*found, message.ordinal)
+            latency.note(message.timestamp_ns)
             message.release()
 
 
@@ -64,6 +86,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=0, help="0: until ended")
     parser.add_argument("--rate", type=float, default=0, help="messages a second; 0: as fast as it goes")
     parser.add_argument("--most", type=int, default=512, help="longest padding in bytes")
+    parser.add_argument("--latency", type=Path, help="note the median latency here, once a second")
     parser.add_argument("--ready", type=int, default=0, help="wait for so many subscribers first")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
@@ -72,7 +95,7 @@ def main() -> None:
         if arguments.role == "publish":
             publish(arguments.address, arguments.options, log, arguments)
         else:
-            consume(arguments.address, arguments.options, log)
+            consume(arguments.address, arguments.options, log, Latency(arguments.latency))
     except (Ended, KeyboardInterrupt):
         pass
 
