@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import layout, presence
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
@@ -243,21 +243,9 @@ def share(directory: str, options: dict[str, Any]) -> Journal:
     with _guard:
         journal, users = _shared.get(path, (None, 0))
         if journal is None:
-            journal = _open_writer(path, options)
+            journal = Journal(path, **options)
         _shared[path] = (journal, users + 1)
         return journal
-
-
-def _open_writer(path: Path, options: dict[str, Any]) -> Journal:
-    """A follower that has just made the journal holds its lock for a moment; a true second writer is told."""
-    deadline = time.monotonic() + 1.0
-    while True:
-        try:
-            return Journal(path, **options)
-        except RefusedError:
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
 
 
 def _give(journal: Journal) -> None:
