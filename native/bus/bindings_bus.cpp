@@ -80,16 +80,22 @@ Route *build_route(BusObject *bus, IdState *state, std::uint16_t id) {
     return route;
 }
 
-// The first thing that went wrong is what the publisher is told; later ones are told nowhere else, so they are printed.
+// The first thing that went wrong is what the publisher is told; later ones are notes of it.
 void keep_error(Frame *frame) {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
     if (frame->error) {
-        PyErr_Restore(type, value, trace);
-        PyErr_WriteUnraisable(as_object(frame->bus));
+        PyObject *note = PyUnicode_FromFormat("and: %S", value);
+        PyObject *done = note ? PyObject_CallMethod(frame->error, "add_note", "O", note) : nullptr;
+        if (!done) PyErr_WriteUnraisable(as_object(frame->bus));
+        Py_XDECREF(done);
+        Py_XDECREF(note);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
         return;
     }
-    PyErr_NormalizeException(&type, &value, &trace);
     if (trace) PyException_SetTraceback(value, trace);
     Py_XDECREF(type);
     Py_XDECREF(trace);

@@ -209,3 +209,15 @@ def test_publish_many_with_a_bad_item_publishes_those_before_it() -> None:
             bus.publish_many([b"a", b"b", 7, b"c"], 1)
         assert contents(queue) == [b"a", b"b"]
         assert bus.heap_in_use == 0
+
+
+def test_two_full_subscribers_are_told_in_one_error() -> None:
+    with Bus(mode="direct") as bus:
+        first = bus.subscribe(1, depth=1, timeout=0.01, name="first")
+        second = bus.subscribe(1, depth=1, timeout=0.01, name="second")
+        publisher = bus.publisher(1)
+        publisher.publish(b"fits")
+        with pytest.raises(TimeoutError, match="first") as told:
+            publisher.publish(b"too much")
+        assert len(told.value.__notes__) == 1 and "second" in told.value.__notes__[0]
+        assert first.ledger.lost == second.ledger.lost == 1

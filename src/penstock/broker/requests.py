@@ -109,9 +109,7 @@ class Requests(ABC):
         return self._finish(self._dialogue.ask("PING", repeat=False), _nothing)
 
 
-def publish_options(
-    message_id: str | None, ttl_s: float | None, delay_s: float | None, at_ns: int | None
-) -> str:
+def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float | None, at_ns: int | None) -> str:
     """The words after a publish's length."""
     found = []
     if message_id is not None:

@@ -193,9 +193,7 @@ class Session:
         """The commit failed: nothing of this turn is confirmed."""
         if self.confirms:
             self.failed = True
-            self.replies = [
-                words.error_line(code, text) for reply in self.replies for _ in range(_answers(reply))
-            ]
+            self.replies = [words.error_line(code, text) for reply in self.replies for _ in range(_answers(reply))]
         self.flush()
 
     def end(self) -> None:
