@@ -1,8 +1,8 @@
 """The broker: its server is killed again and again under four publishers and two acknowledging consumers.
 
 Each consumer has a queue of its own, so that order is promised: what consumers of one queue share comes again to
-whoever is there. Promises: every confirmed message is delivered at least once to every queue; none is corrupted; what one
-publisher confirmed arrives in its order, first deliveries counted; clients come back by themselves.
+whoever is there. Promises: every confirmed message is delivered at least once to every queue; none is corrupted; what
+one publisher confirmed arrives in its order, first deliveries counted; clients come back by themselves.
 """
 
 from __future__ import annotations
