@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from broker_peers import BrokerPeer, NatsPeer, Peer, RedisPeer, SqlitePeer, started
+from peers_broker import BrokerPeer, NatsPeer, Peer, RedisPeer, SqlitePeer, started
 from harness import Candidate, compare, options
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from broker_peers import (
+from peers_broker import (
     Bare,
     BrokerPeer,
     NatsPeer,

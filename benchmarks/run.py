@@ -10,7 +10,7 @@ HERE = Path(__file__).parent
 
 
 def main() -> int:
-    scripts = sorted(path for path in HERE.glob("*_*.py"))
+    scripts = sorted(path for path in HERE.glob("*_*.py") if not path.name.startswith("peers_"))
     command = [sys.executable, "script", *sys.argv[1:]]
     failed = []
     for path in scripts:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from harness import Candidate, compare, options, pinned
-from tcp_peers import CFloor, Penstock, PenstockBatched, Pynng, Raw, RawBuffered, Side, Zenoh, Zmq
+from peers_tcp import CFloor, Penstock, PenstockBatched, Pynng, Raw, RawBuffered, Side, Zenoh, Zmq
 
 
 def candidate(name: str, side: Side, count: int, size: int, quantity: float = 1.0, **wanted: object) -> Candidate:

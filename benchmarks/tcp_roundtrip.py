@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from harness import Candidate, compare, options, pinned
-from tcp_peers import CFloor, Penstock, Pynng, Raw, Zenoh, Zmq
+from peers_tcp import CFloor, Penstock, Pynng, Raw, Zenoh, Zmq
 from tcp_rates import available
 
 
