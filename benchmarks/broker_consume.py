@@ -12,8 +12,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from peers_broker import BrokerPeer, NatsPeer, Peer, RedisPeer, SqlitePeer, started
 from harness import Candidate, compare, options
+from peers_broker import BrokerPeer, NatsPeer, Peer, RedisPeer, SqlitePeer, started
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from harness import Candidate, compare, options
 from peers_broker import (
     Bare,
     BrokerPeer,
@@ -22,7 +23,6 @@ from peers_broker import (
     SqlitePeer,
     started,
 )
-from harness import Candidate, compare, options
 
 COUNTS = {1: 1_000, 100: 30_000, 10_000: 300_000}
 
