@@ -22,7 +22,15 @@ def executors() -> list[psutil.Process]:
     """Executors on this machine that belong to our workers."""
     mine = [int(pid) for pid in os.environ["PENSTOCK_TEST_WORKERS"].split(",")]
     children = [child for pid in mine for child in psutil.Process(pid).children(recursive=True)]
-    return [child for child in children if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())]
+    return [child for child in children if "CoarseGrainedExecutorBackend" in command(child)]
+
+
+def command(process: psutil.Process) -> str:
+    """Its command line; nothing where it has just ended (executors' own children come and go)."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def kill_one(killed: list[int], marker: str) -> None:
