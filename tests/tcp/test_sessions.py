@@ -203,6 +203,24 @@ def test_a_synchronous_callback_gets_everything_in_order() -> None:
         assert subscriber.read(LONG) == b"read again"
 
 
+def test_what_was_received_ahead_is_delivered_too() -> None:
+    """More messages in one read than a turn of the executor delivers: the rest does not show at the descriptor."""
+    with tcp.Publisher() as publisher, tcp.Subscriber() as subscriber:
+        subscriber.add_session("127.0.0.1", publisher.port)
+        found: list[bytes] = []
+        done = threading.Event()
+
+        def take(message: Any) -> None:
+            found.append(bytes(message))
+            if len(found) == 10_000:
+                done.set()
+
+        subscriber.on_message(take, delivery="synchronous")
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish_many([b"x"] * 10_000)
+        assert done.wait(LONG), len(found)
+
+
 def test_a_slow_synchronous_callback_slows_the_publisher() -> None:
     with tcp.Publisher(depth=4, timeout=0.2) as publisher, tcp.Subscriber() as subscriber:
         subscriber.add_session("127.0.0.1", publisher.port)

@@ -225,6 +225,7 @@ class Subscriber(SubscriberContract):
 
     def _deliver(self) -> None:
         """In an executor's thread: call the function with what is there, then listen again."""
+        more = True
         with self._in_callback:
             for _ in range(MESSAGES_PER_TURN):
                 function, delivery = self._callback, self._delivery
@@ -236,10 +237,15 @@ class Subscriber(SubscriberContract):
                 except ClosedError:
                     return
                 if message is None:
+                    more = False
                     break
                 self._call(function, message)
         with self._lock:
-            if not self._closing and self._delivery is not Delivery.PROCESS_ALL:
+            if self._closing or self._delivery is Delivery.PROCESS_ALL:
+                return
+            if more:  # what was received ahead does not show at the descriptor
+                self.executor.call_soon(self._deliver)
+            else:
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
 
     def _call(self, function: Callable[[Message], Any], message: Message) -> None:
