@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,17 +78,18 @@ def java_options(java: Java, class_cache: bool) -> list[str]:
     """Flags of the driver's JVM: the class cache where there is one."""
     archive = class_cache_path(java)
     return (
-        [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:cds=off"]
+        [f"-XX:SharedArchiveFile={archive}", "-Xshare:auto", "-Xlog:disable"]
         if class_cache and archive.exists()
         else []
     )
 
 
 def class_cache_path(java: Java) -> Path:
-    """Where the class cache for this Spark and this Java lies."""
+    """Where the class cache for this Spark and this Java lies; a cache holds for one place of Spark's jars only."""
     import pyspark
 
-    return cache_directory() / f"spark-{pyspark.__version__}-java-{java.version}.jsa"
+    place = zlib.crc32(str(Path(pyspark.__file__).parent).encode())
+    return cache_directory() / f"spark-{pyspark.__version__}-java-{java.version}-{place:08x}.jsa"
 
 
 def make_class_cache(timeout: float = 300.0) -> Path:

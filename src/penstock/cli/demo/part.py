@@ -61,7 +61,8 @@ class Part:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.report = {**self.report, **json.loads(line)}
+            if line.startswith("{"):  # else a word of something below, such as Spark's Java
+                self.report = {**self.report, **json.loads(line)}
 
     @property
     def failed(self) -> bool:
