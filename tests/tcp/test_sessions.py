@@ -205,19 +205,26 @@ def test_a_synchronous_callback_gets_everything_in_order() -> None:
 
 def test_what_was_received_ahead_is_delivered_too() -> None:
     """More messages in one read than a turn of the executor delivers: the rest does not show at the descriptor."""
+    total = 1_100
     with tcp.Publisher() as publisher, tcp.Subscriber() as subscriber:
         subscriber.add_session("127.0.0.1", publisher.port)
         found: list[bytes] = []
-        done = threading.Event()
+        all_sent, done = threading.Event(), threading.Event()
 
         def take(message: Any) -> None:
+            all_sent.wait(LONG)
             found.append(bytes(message))
-            if len(found) == 10_000:
+            if len(found) == total:
                 done.set()
 
         subscriber.on_message(take, delivery="synchronous")
         assert publisher.wait_ready(1, LONG)
-        publisher.publish_many([b"x"] * 10_000)
+        publisher.publish(b"x")
+        publisher.publish_many([b"x"] * (total - 1))
+        deadline = time.monotonic() + LONG
+        while publisher.ledger.in_flight and time.monotonic() < deadline:
+            time.sleep(0.001)
+        all_sent.set()
         assert done.wait(LONG), len(found)
 
 
