@@ -104,32 +104,6 @@ def test_a_client_that_never_reads_its_confirms_is_not_read_from(server: Server,
     wire().hello().send(b"PING\n").line()
 
 
-def test_many_connections_are_held(server: Server, client: Client) -> None:
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
-    half = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
-    for sock in half:
-        sock.sendall(b"PUB 1000000\nhalf of it")
-    busy = [Wire(server.port).hello() for _ in range(100)]
-    for number, connection in enumerate(busy):
-        connection.send(b"QUEUE q%d topics=t\n" % number + b"PUB t 4\ndata" * 50)
-    for connection in busy:
-        assert connection.line() == "OK"
-        confirmed = 0
-        while confirmed < 50:
-            first, _, last = connection.line().removeprefix("OK ").partition("-")
-            confirmed += int(last or first) - int(first) + 1
-    assert client.statistics()["connections"] >= 1100
-    assert client.statistics()["published"] == 5000
-    held = sum(connection.scanner.held_bytes for connection in server.connections.values())
-    assert held < 200 << 20
-    for sock in idle + half:
-        sock.close()
-    for connection in busy:
-        connection.close()
-    until(lambda: client.statistics()["connections"] == 1)
-    assert client.statistics()["next"] == 5001
-
-
 def test_the_rate_of_a_connection_is_limited(serve: Callable[..., Server]) -> None:
     server = serve(connection_limits=ConnectionLimits(max_rate=200))
     connection = Wire(server.port).hello()

@@ -108,7 +108,7 @@ class Queue:
 
     # --- delivery
 
-    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
         """Hand out what can be handed out. Messages delivered too often are put on ``exhausted``."""
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
@@ -129,12 +129,12 @@ class Queue:
         timeout_s = self.options.ack_timeout_s
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
-    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
         """What is due again: first to those with room, or off to the dead letters."""
         most = self.options.max_deliveries
         for position, deliveries in self.state.due(now_ns, TAKE_MESSAGES):
             if most and deliveries >= most:
-                exhausted.append((self, position))
+                exhausted.append((self, position, deliveries))
                 continue
             consumer = self._next()
             if consumer is None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.broker import words
+from penstock.broker.dead_letters import redrive
 from penstock.broker.queue import Queue, QueueOptions
 from penstock.broker.session import Session, Subscription, need
 from penstock.broker.words import Disconnect, Refusal
@@ -192,4 +193,4 @@ class QueueVerbs(Session):
         """REDRIVE <queue>: send its dead letters back to it."""
         (name,) = need(arguments, 1, "REDRIVE <queue>", most=1)
         self.confirms = True
-        self.reply(b"OK %d\n" % self.broker.redrive(self._managed(name)))
+        self.reply(b"OK %d\n" % redrive(self.broker, self._managed(name)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.errors import RefusedError
+from penstock.errors import InvalidArgument, RefusedError
 
 MAX_NAME_BYTES = 255
 DEFAULT_TOPIC = "default"
@@ -108,6 +108,22 @@ def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str 
         else:
             options[key] = value
     return options
+
+
+def encode_properties(properties: Mapping[str, str] | None) -> bytes:
+    """``key NUL value NUL ...``, as they stand behind a message's data."""
+    if not properties:
+        return b""
+    parts = []
+    for key, value in properties.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError("properties must be a dict of str to str")
+        if "\0" in key or "\0" in value:
+            raise InvalidArgument(f"property {key!r} has a NUL in it")
+        if key.startswith("$"):
+            raise InvalidArgument(f"property {key!r}: names that begin with $ are the broker's own")
+        parts += [key, value]
+    return "\0".join([*parts, ""]).encode("utf-8", "surrogateescape")
 
 
 def number(text: str, what: str) -> int:
