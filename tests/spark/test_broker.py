@@ -124,7 +124,7 @@ def test_a_broker_that_goes_away_and_comes_back(spark, tmp_path):
         while not any(step["numInputRows"] for step in query.recentProgress):
             assert query.isActive
             going.wait(0.02)
-    with pytest.raises(PySparkException, match="no broker answers|went away in the middle"):
+    with pytest.raises(PySparkException, match=r"no broker answers|went away in the middle"):
         query.awaitTermination(120)
     with pytest.raises(StateError, match="no broker answers"):
         load(spark, url).count()
@@ -143,7 +143,7 @@ def test_a_broker_that_goes_away_while_a_range_is_fetched(tmp_path):
         schema = pyarrow.schema([("position", pyarrow.int64())])
         batches = place.batches(1, place.frontier, Reading(schema, Bounds(), batch_bytes=64))
         assert next(batches).num_rows > 0
-    with pytest.raises(StateError, match="went away in the middle|no broker answers"):
+    with pytest.raises(StateError, match=r"went away in the middle|no broker answers"):
         list(place.batches(1, 3001, Reading(schema, Bounds())))
 
 

@@ -165,7 +165,7 @@ def _with_own_sources(frame: DataFrame, relation: Any, options: Mapping[str, str
     copied = relation.copy(
         table, relation.output(), relation.catalog(), relation.identifier(), map_, relation.timeTravelSpec()
     )
-    session = spark._jsparkSession  # type: ignore[attr-defined]
+    session = spark._jsparkSession
     return ClassicFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, copied), spark)
 
 

@@ -31,8 +31,8 @@ OPTIONS = (
     "path", "paths", "topics", "topic",
     "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
     "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
-    "maxMessagesPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
+    "maxMessagesPerTrigger", "maxBytesPerTrigger",
+    "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
 )  # fmt: skip
 
 SPARKS_OWN = ("checkpointLocation", "queryName", "outputMode")
