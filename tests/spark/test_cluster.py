@@ -17,7 +17,6 @@ import pyspark
 import pytest
 from tests.spark.journals import make
 
-from penstock.journal import Journal
 from penstock.spark import find_java
 from penstock.spark.bounds import Bounds
 from penstock.spark.places import Reading, open_place
@@ -92,13 +91,6 @@ def wait_for(log, pattern, timeout_s=120):
     raise AssertionError(f"{pattern} did not appear in {log}:\n{log.read_text(errors='replace')[-2000:]}")
 
 
-def copied(path):
-    """What a plain reader finds in a journal that Spark wrote, without what the journal gives itself."""
-    with Journal(path, mode="read") as journal:
-        messages = journal.read_many(1, 100_000)
-        return sorted((m.channel, m.timestamp_ns, bytes(m), dict(m.properties), m.message_id) for m in messages)
-
-
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_batch_sink_and_streaming_on_a_cluster(cluster, tmp_path):
@@ -116,9 +108,13 @@ def test_batch_sink_and_streaming_on_a_cluster(cluster, tmp_path):
     expected = local_rows(tmp_path / "j", names)
     table = pyarrow.parquet.read_table(work / "batch").select(names)
     assert sorted(rows_of(table), key=by_position) == expected
-    plain = sorted((row[0], row[3], row[4], row[5], row[6]) for row in expected)
-    assert copied(work / "copy") == plain
-    assert copied(work / "streamed") == plain
+    for copy in ("copy", "streamed"):
+        assert without_places(local_rows(work / copy, names)) == without_places(expected)
+
+
+def without_places(rows):
+    """The rows without what a journal gives them itself, in an order that does not depend on it: payloads differ."""
+    return sorted(((row[0], *row[3:]) for row in rows), key=lambda row: row[2])
 
 
 def by_position(row):

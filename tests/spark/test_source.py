@@ -324,7 +324,7 @@ def test_memory_does_not_grow_with_the_journal(tmp_path):
     """Planning holds a few hundred bytes a segment, reading one batch, whatever the size of the journal."""
     planned, read = {}, {}
     schema = StructType([StructField("position", LongType()), StructField("payload", BinaryType())])
-    for messages in (4000, 16000):
+    for messages in (2000, 8000):
         path = tmp_path / str(messages)
         make(path, messages, size=400)
         tracemalloc.start()
@@ -335,6 +335,6 @@ def test_memory_does_not_grow_with_the_journal(tmp_path):
         assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == messages
         read[messages] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    segments_more = 12000 * 500 // (1 << 16)
-    assert planned[16000] - planned[4000] < segments_more * 10_000, planned
-    assert read[16000] < 1.5 * read[4000] + segments_more * 10_000, read
+    segments_more = 6000 * 500 // (1 << 16)
+    assert planned[8000] - planned[2000] < segments_more * 10_000, planned
+    assert read[8000] < 1.5 * read[2000] + segments_more * 10_000, read
