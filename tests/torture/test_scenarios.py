@@ -60,11 +60,11 @@ def test_a_soak_sees_what_grows_and_not_what_shakes(seed: int) -> None:
 
 
 def test_a_tally_counts_what_is_missing_and_out_of_order(tmp_path: Path) -> None:
-    assert record.counts(tmp_path / "none").count == 0
+    assert record.counts(tmp_path / "none").total == 0
     tally = record.Tally(tmp_path / "tally")
     for sequence in (1, 2, 5, 4, 6):
         tally.add(1, sequence)
-    assert record.counts(tmp_path / "tally") == record.Counts(count=5, missing=3, disordered=1, last=6)
+    assert record.counts(tmp_path / "tally") == record.Counts(total=5, missing=3, disordered=1, last=6)
     tally.close()
 
 

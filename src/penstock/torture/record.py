@@ -73,7 +73,7 @@ class Tally:
 class Counts(NamedTuple):
     """What a ``Tally`` has counted."""
 
-    count: int
+    total: int
     missing: int
     disordered: int
     last: int

@@ -106,11 +106,11 @@ def _calibrate(place: Path, seconds: float) -> dict[str, float]:
     place.mkdir()
     with Crew(place) as crew:
         reaches = _start(crew, place, {})
-        wait_until(lambda: all(_received(place, reach).count for reach in reaches), 60, "every reach delivers")
-        before, began = {reach: _received(place, reach).count for reach in reaches}, time.monotonic()
+        wait_until(lambda: all(_received(place, reach).total for reach in reaches), 60, "every reach delivers")
+        before, began = {reach: _received(place, reach).total for reach in reaches}, time.monotonic()
         time.sleep(seconds)
         passed = time.monotonic() - began
-        rates = {reach: (_received(place, reach).count - before[reach]) / passed / 2 for reach in reaches}
+        rates = {reach: (_received(place, reach).total - before[reach]) / passed / 2 for reach in reaches}
         _end(crew, place)
     shutil.rmtree(place)
     return rates
@@ -150,9 +150,9 @@ def _end(crew: Crew, place: Path) -> dict[str, int]:
     """Publishers first; then subscribers, once they have everything; the broker last. Gives the exit codes."""
     codes = {worker.name: worker.end() for worker in crew.workers if worker.name.endswith("publisher")}
     for reach in (name.removesuffix("-publisher") for name in codes):
-        published = record.counts(place / f"{reach}-published.tally").count
+        published = record.counts(place / f"{reach}-published.tally").total
         with contextlib.suppress(TimeoutError):  # what is missing is judged by count
-            wait_until(lambda r=reach, p=published: _received(place, r).count >= p, 60, "all arrives")  # type: ignore[misc]
+            wait_until(lambda r=reach, p=published: _received(place, r).total >= p, 60, "all arrives")  # type: ignore[misc]
     rest = [worker for worker in reversed(crew.workers) if worker.name not in codes]
     return codes | {worker.name: worker.end() for worker in rest}
 
@@ -197,10 +197,10 @@ def _latency(report: Report, reach: str) -> Series:
 
 
 def _judge_reach(report: Report, reach: str, rate_hz: float) -> None:
-    published = record.counts(report.directory / f"{reach}-published.tally").count
+    published = record.counts(report.directory / f"{reach}-published.tally").total
     received = _received(report.directory, reach)
     # One that was being published when the end came may have arrived uncounted.
-    whole = received.missing == received.disordered == 0 and published <= received.count <= published + 1
+    whole = received.missing == received.disordered == 0 and published <= received.total <= published + 1
     wrong = f"{received.missing} missing, {received.disordered} out of order"
-    counted = f"{received.count} of {published} at {rate_hz:.0f} a second asked for, {wrong}"
-    report.check(f"{reach}: everything arrives in order", counted, whole and received.count > 0)
+    counted = f"{received.total} of {published} at {rate_hz:.0f} a second asked for, {wrong}"
+    report.check(f"{reach}: everything arrives in order", counted, whole and received.total > 0)
