@@ -72,7 +72,7 @@ def _parts(entries: Entries, rows: int, size: int) -> Iterator[Entries]:
     ends = entries["offset"] + entries["length"]
     at = 0
     while at < len(entries):
-        # Of the array's own type, or all of it would be converted; a damaged index may say anything, and `read` tells it.
+        # Of the array's own type, or all of it would be converted. A damaged index may say anything; `read` tells it.
         limit = numpy.uint64(min(int(ends[at]) + size, MOST))
         stop = min(at + rows, int(ends.searchsorted(limit, side="right")))
         stop = max(stop, at + 1)
