@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.crash.test_shm_steps import ROOT, compiled
 
 

@@ -152,7 +152,7 @@ def test_each_virtual_channel_has_its_own_type(name: str) -> None:
             assert (subscriber.type, other.type) == ("text", "image")
             publisher.publish(b"x")
             assert texts(subscriber) == [b"x"]
-        with pytest.raises(penstock.RefusedError, match="'/text' on .* carries type 'text', not 'image'"):
+        with pytest.raises(penstock.RefusedError, match=r"'/text' on .* carries type 'text', not 'image'"):
             shm.Subscriber("/text", mux=mux, type="image")
         with pytest.raises(penstock.RefusedError, match="carries type 'image', not 'text'"):
             shm.Publisher("/image", mux=mux, type="text")

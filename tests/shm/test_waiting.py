@@ -1,4 +1,4 @@
-# ruff: noqa: SIM117 -- nesting shows who outlives whom
+
 """Waiting and waking: what sleeps on what, descriptors and when they are given back, closing while somebody waits."""
 
 from __future__ import annotations
