@@ -36,14 +36,14 @@ class Transactions:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._staged: dict[str, Staged] = {}
+        self.staged: dict[str, Staged] = {}
         self.committed: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.staged_bytes = 0
 
     def stage(self, name: str, batch: Batch) -> None:
         """Keep messages until their transaction is committed."""
         words.check_name(name, "transaction")
-        staged = self._staged.get(name)
+        staged = self.staged.get(name)
         more = batch_bytes(batch) + MESSAGE_BYTES * len(batch) + BATCH_BYTES
         if staged is None:
             more += TRANSACTION_BYTES
@@ -51,7 +51,7 @@ class Transactions:
             most = self._limits.max_staged_bytes
             raise Refusal("full", f"more than {most} bytes would be staged; commit or abort first")
         if staged is None:
-            staged = self._staged[name] = Staged()
+            staged = self.staged[name] = Staged()
         staged.batches.append(kept(batch))
         staged.held_bytes += more
         staged.touched = time.monotonic()
@@ -59,21 +59,21 @@ class Transactions:
 
     def batches(self, names: list[str], *, all_there: bool) -> list[Batch]:
         """What is staged under the names, in their order."""
-        missing = [name for name in names if name not in self._staged]
+        missing = [name for name in names if name not in self.staged]
         if missing and all_there:
             raise Refusal("unknown_transaction", f"nothing is staged under {missing[0]}; stage it again")
-        return [batch for name in names if name in self._staged for batch in self._staged[name].batches]
+        return [batch for name in names if name in self.staged for batch in self.staged[name].batches]
 
     def take(self, names: list[str]) -> dict[str, Staged]:
         """Forget what is staged under the names; gives it, for ``put_back``."""
-        taken = {name: self._staged.pop(name) for name in dict.fromkeys(names) if name in self._staged}
+        taken = {name: self.staged.pop(name) for name in dict.fromkeys(names) if name in self.staged}
         self.staged_bytes -= sum(staged.held_bytes for staged in taken.values())
         return taken
 
     def abort(self, name: str) -> None:
         """Forget what was staged; ``NAME.*`` is all of NAME's parts, those of failed attempts too."""
         if name.endswith(".*"):
-            self.take([part for part in self._staged if part.startswith(name[:-1])])
+            self.take([part for part in self.staged if part.startswith(name[:-1])])
         else:
             self.take([name])
 
@@ -81,7 +81,7 @@ class Transactions:
         """Undo ``take``."""
         for name, staged in taken.items():
             staged.touched = time.monotonic()
-            self._staged[name] = staged
+            self.staged[name] = staged
             self.staged_bytes += staged.held_bytes
 
     def note(self, name: str, first: int, last: int) -> None:
@@ -93,4 +93,4 @@ class Transactions:
     def forget_idle(self) -> None:
         """Transactions that nobody has touched for long are given up."""
         horizon = time.monotonic() - self._limits.staged_idle_s
-        self.take([name for name, staged in self._staged.items() if staged.touched < horizon])
+        self.take([name for name, staged in self.staged.items() if staged.touched < horizon])
