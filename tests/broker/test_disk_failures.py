@@ -118,16 +118,16 @@ def test_a_transaction_that_was_refused_is_still_staged(serve: Callable[..., Ser
 def test_a_queue_that_was_refused_is_stored_when_it_is_asked_for_again(serve: Callable[..., Server]) -> None:
     disk = Failing()
     server = serve(disk=disk)
-    with Client(port=server.port) as client:
-        client.queue("kept", topics="t")
-        disk.write_error = errno.ENOSPC
-        with pytest.raises(PenstockError, match="nothing was stored"):
-            client.queue("new", topics="t")
-        with pytest.raises(PenstockError, match="nothing was stored"):
-            client.delete("kept")
-        disk.write_error = 0
-        client.queue("new", topics="t")
-        client.publish("t", b"x")
+    connection = Wire(server.port).hello().send(b"QUEUE kept topics=t\n")
+    assert connection.line() == "OK"
+    disk.write_error = errno.ENOSPC
+    for line in (b"QUEUE new topics=t\n", b"DELETE kept\n"):
+        connection.send(line)
+        assert connection.line().startswith("ERR full ")
+    disk.write_error = 0
+    connection.send(b"QUEUE new topics=t\nPUB t 1\nx")
+    assert [connection.line(), connection.line()] == ["OK", "OK 1"]
+    connection.close()
     server.close()
     with Client(port=serve().port) as client:
         assert [(entry["queue"], entry["depth"]) for entry in client.queues()] == [("new", 1)]

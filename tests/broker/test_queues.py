@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker import Client, Server
+from penstock.broker import Client, Limits, Server
 from penstock.errors import RefusedError
 
 from .conftest import LONG, Wire, until
@@ -317,3 +317,30 @@ def test_what_every_queue_has_passed_is_freed_when_asked_for(
         client.publish("t", b"still works")
         with client.subscribe("slow") as consumer:
             assert bytes(consumer.read(LONG) or b"") == b"still works"
+
+
+def test_dead_letters_go_to_a_queue_that_is_there_for_other_topics(client: Client) -> None:
+    client.queue("graveyard", topics="other")
+    client.queue("q", topics="t", max_deliveries=1, dead_letter="graveyard")
+    client.publish("t", b"poison")
+    client.publish("other", b"its own")
+    with client.subscribe("q", ack="manual") as consumer, client.subscribe("graveyard") as grave:
+        assert bytes(grave.read(LONG) or b"") == b"its own"
+        message = consumer.read(LONG)
+        assert message is not None
+        consumer.nack(message)
+        assert bytes(grave.read(LONG) or b"") == b"poison"
+
+
+def test_dead_letters_are_kept_when_there_are_as_many_queues_as_allowed(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(max_queues=1))
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t", max_deliveries=1)
+        client.publish("t", b"poison")
+        with client.subscribe("q", ack="manual") as consumer:
+            message = consumer.read(LONG)
+            assert message is not None
+            consumer.nack(message)
+            until(lambda: len(client.queues()) == 2)
+        with client.subscribe("q.dead") as grave:
+            assert bytes(grave.read(LONG) or b"") == b"poison"

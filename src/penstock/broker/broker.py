@@ -129,14 +129,16 @@ class Broker:
 
     # --- queues
 
-    def queue(self, name: str, options: QueueOptions | None = None, *, start: int | None = None) -> Queue:
+    def queue(
+        self, name: str, options: QueueOptions | None = None, *, start: int | None = None, bounded: bool = True
+    ) -> Queue:
         """The queue of that name; made when it is not there and ``options`` are given."""
         found = self.queues.get(name)
         if found is not None:
             return found
         if options is None:
             raise Refusal("unknown_queue", f"there is no queue {name}")
-        if len(self.queues) >= self.limits.max_queues:
+        if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
         following = self.store.next if start is None else start
         queue = Queue(words.check_name(name, "queue"), options, following, self.store)

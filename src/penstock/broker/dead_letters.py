@@ -28,8 +28,10 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
     if message is not None:
         name = _name(queue)
         target = f"$dead.{queue.name}"
-        if name not in broker.queues:
-            broker.queue(name, QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s))
+        options = QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s)
+        dead = broker.queue(name, options, bounded=False)  # one for each queue at most
+        if not dead.wants(target):  # it was there before, for other topics
+            broker.rebind(dead, dead.with_options(topics=(*dead.options.topics, target)))
         properties = dict(message.properties)
         properties.setdefault("$topic", message.channel or words.DEFAULT_TOPIC)
         properties.update({"$queue": queue.name, "$reason": reason, "$position": str(position)})

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock._core.broker import QueueState
+from penstock.broker import words
 from penstock.broker.records import encode_properties
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Delayed:
             batch, _ = broker.store.read(position, 1, 1 << 62)
             if len(batch) == 1 and batch.positions[0] == position:
                 properties = dict(batch[0].properties)
-                topic = properties.pop("$topic")
+                topic = properties.pop("$topic", words.DEFAULT_TOPIC)
                 properties.pop("$due_ns", None)
                 broker.publish(batch, topic=topic, properties=encode_properties(properties))
             else:

@@ -233,6 +233,9 @@ class Server:
         except OSError as error:
             log.debug("%s: %s", connection.peer, error)
             self._drop(connection)
+        except Exception:
+            log.exception("%s: a fault of the broker's; the connection is closed", connection.peer)
+            self._drop(connection)
 
     def _resume(self) -> None:
         for connection in list(self._paused):

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from penstock.errors import InvalidArgument, RefusedError
 
 MAX_NAME_BYTES = 255
+MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
+MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
 NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
 
@@ -105,6 +107,8 @@ def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str 
             raise Refusal("bad_option", f"option {key[:40]!r} is not known here; known: {', '.join(known) or 'none'}")
         if kind is int:
             options[key] = number(value if equals else "1", key)
+            if key.endswith("_ms") and int(options[key]) > MAX_MILLISECONDS:
+                raise Refusal("bad_number", f"{key} must be at most {MAX_MILLISECONDS}")
         else:
             options[key] = value
     return options
@@ -128,8 +132,8 @@ def encode_properties(properties: Mapping[str, str] | None) -> bytes:
 
 def number(text: str, what: str) -> int:
     """A decimal number of 0 or more; Refusal otherwise."""
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise Refusal("bad_number", f"{what} must be a number of 0 or more")
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_NUMBER:
+        raise Refusal("bad_number", f"{what} must be a number from 0 to {MAX_NUMBER}")
     return int(text)
 
 
