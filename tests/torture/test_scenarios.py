@@ -59,6 +59,24 @@ def test_a_soak_sees_what_grows_and_not_what_shakes(seed: int) -> None:
     assert shakes.growth() < soak.GROWTH
 
 
+def test_a_tally_counts_what_is_missing_and_out_of_order(tmp_path: Path) -> None:
+    assert record.counts(tmp_path / "none").total == 0
+    tally = record.Tally(tmp_path / "tally")
+    for sequence in (1, 2, 5, 4, 6):
+        tally.add(1, sequence)
+    assert record.counts(tmp_path / "tally") == record.Counts(total=5, missing=3, disordered=1, last=6)
+    tally.close()
+
+
+@pytest.mark.timeout(0)
+def test_a_short_soak_has_every_reach_and_loses_nothing(seed: int, tmp_path: Path) -> None:
+    report = soak.run_soak(0.05, seed, tmp_path)
+    arrived = [check for check in report.checks if check.promise.endswith("everything arrives in order")]
+    assert {check.promise.split(":")[0] for check in arrived} == {"bus", "shm", "tcp", "journal", "broker"}
+    ended = [check for check in report.checks if check.promise == "all end when asked to"]
+    assert all(check.held for check in arrived + ended), report.text()  # whether something grows needs more time
+
+
 def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:
     log = record.Log(tmp_path / "log")
     log.add(1, 2, 3)
