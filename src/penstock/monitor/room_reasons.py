@@ -94,7 +94,7 @@ def _broker(parts: addresses.Address) -> Iterator[Finding]:
 
     told = {name: parts.options[name] for name in ("token", "tls") if name in parts.options}
     try:
-        with Client(parts.host, parts.port or 0, timeout=2.0, reconnect=False, **told) as client:  # type: ignore[arg-type]
+        with Client(parts.host, parts.port or 0, timeout=2.0, reconnect=False, **told) as client:
             known = client.queues()
     except (PenstockError, OSError) as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)
