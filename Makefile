@@ -64,8 +64,9 @@ stress: build
 	$(PYTEST) tests/stress $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
-# The lock-free algorithm of shared memory, as a model, in every interleaving.
+# The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.
 model: system
+	$(MAKE) -C native/tests/schedules
 	$(MAKE) -C native/tests/model
 
 # Spark gets a hundredth of the kills: each starts a JVM.
