@@ -115,6 +115,10 @@ def test_too_many_are_refused_and_passed_over(wire: Callable[[], Wire], client: 
         client.publish("t", b"x", properties={"k": "v" * 70_000})
     with pytest.raises(InvalidArgument, match=r"\$"):
         client.publish("t", b"x", properties={"$mine": "v"})
+    client.publish("t", b"again", properties={"$topic": "was.here", "k": "v"})
+    with client.subscribe("q", topics="t", from_position=2) as consumer:
+        message = consumer.read(LONG)
+        assert message is not None and dict(message.properties) == {"k": "v"}
     with pytest.raises(InvalidArgument, match="NUL"):
         client.publish("t", b"x", properties={"k": "a\0b"})
     with pytest.raises(InvalidArgument, match="2 messages have 1"):

@@ -38,6 +38,8 @@ LOOK_S = 0.02  # how often wait_ready looks
 class Publisher(channel.Publisher):
     """A publisher to one topic of a broker."""
 
+    carries_properties = carries_properties_of_many = True
+
     def __init__(
         self,
         host: str = "127.0.0.1",

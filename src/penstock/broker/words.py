@@ -15,6 +15,7 @@ MAX_NAME_BYTES = 255
 MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
 MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
+OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
 NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
 
 
@@ -124,6 +125,8 @@ def encode_properties(properties: Mapping[str, str] | None) -> bytes:
             raise TypeError("properties must be a dict of str to str")
         if "\0" in key or "\0" in value:
             raise InvalidArgument(f"property {key!r} has a NUL in it")
+        if key in OWN_PROPERTIES:  # a message that came from a broker is published again
+            continue
         if key.startswith("$"):
             raise InvalidArgument(f"property {key!r}: names that begin with $ are the broker's own")
         parts += [key, value]
