@@ -13,18 +13,14 @@ import pytest
 from penstock import torture
 from penstock.torture import record, soak
 
-SPARK_KILLS = 1  # each takes half a minute; tests/crash/test_spark_kill.py does more
+HERE = [name for name in torture.SCENARIOS if name != "spark"]  # that one is tests/crash/test_spark_kill.py
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("scenario", torture.SCENARIOS)
+@pytest.mark.parametrize("scenario", HERE)
 def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
-    count = kills or 20
-    if scenario == "spark":
-        pytest.importorskip("pyspark")
-        count = max(SPARK_KILLS, (kills or 0) // 100)
-    report = torture.run(scenario, count, seed, tmp_path)
+    report = torture.run(scenario, kills or 20, seed, tmp_path)
     print(report.text())
     assert report.whole, report.text()
 
