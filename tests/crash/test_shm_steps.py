@@ -224,10 +224,13 @@ def test_a_helper_that_dies_too(victim: Path) -> None:
     """One publisher stands still with its message installed; who completes it for the first one dies in the midst."""
     for step in ("help.before_live", "help.after_live", "help.before_tail", "help.after_tail"):
         survivors = Survivors()
+        later = [victim, survivors.name, "publish_later", "kill", step, "1"]  # who joins completes it too
+        helper = subprocess.Popen(later, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert helper.stdout is not None and helper.stdout.readline() == b"ready\n"
         process = subprocess.Popen([victim, survivors.name, "publish", "stop", "commit.after_install", "1"])
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        code, _ = survivors.run(victim, "publish", "kill", step, "1")
-        assert code == -signal.SIGKILL, step
+        helper.communicate(b"\n", timeout=LONG)
+        assert helper.returncode == -signal.SIGKILL, step
         survivors.read_everything()
         assert survivors.seen >= 1, "what is installed is published"
         os.kill(process.pid, signal.SIGCONT)
