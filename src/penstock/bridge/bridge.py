@@ -77,7 +77,7 @@ class Bridge:
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *self._others))
             self._refuse_local()
             self._stack = opened.pop_all()
-        self._counters = _core.Counters("bridge", "bridge", f"{source} > {sink}")
+        self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
         self._carries = _carried(self.publisher)
 
     # -- working
