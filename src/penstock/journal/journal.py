@@ -420,19 +420,21 @@ class Journal:
     def retain(self, *, passed: int | None = None, wait: bool = True) -> int:
         """Remove the segments that retention lets go; gives how many.
 
-        ``passed``: every queue that is kept elsewhere is done with positions up to it. With ``wait=False`` a segment
-        that is just being sealed is looked at the next time.
+        ``passed``: every queue that is kept elsewhere is done with positions up to it. With ``wait=False`` nothing is
+        done while a segment is being sealed: ask again later.
         """
         self._check_writing()
         if wait:
             self._upkeep.wait()
-        removed = self._retain(passed)
-        if removed:
-            self._announce()
-        return removed
+        if not self._upkeep.lock.acquire(blocking=wait):
+            return 0
+        try:
+            return self._retain_at_roll(passed)
+        finally:
+            self._upkeep.lock.release()
 
-    def _retain_at_roll(self) -> int:
-        removed = self._retain()
+    def _retain_at_roll(self, passed: int | None = None) -> int:
+        removed = self._retain(passed)
         if removed:
             self._announce()
         return removed

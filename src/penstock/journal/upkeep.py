@@ -54,7 +54,7 @@ class Upkeep:
 
     def wait(self) -> None:
         """Until what was begun is done."""
-        thread, self._thread = self._thread, None
+        thread = self._thread  # kept: whoever else waits must find it too
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
