@@ -73,7 +73,7 @@ class Bridge:
                 addresses.subscriber(source, **dict(source_options or {}))
             )
             self._stack = opened.pop_all()
-        self._counters = _core.Counters("bridge", "bridge", f"{source} > {sink}")
+        self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
         self._carries = _carried(self.publisher)
 
     # -- working
