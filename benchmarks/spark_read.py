@@ -25,13 +25,13 @@ BEGIN_NS = 1_767_225_600_000_000_000
 
 
 def make(path: Path, messages: int, size: int) -> None:
-    """Messages of ``size`` bytes over four topics, a microsecond apart."""
+    """Messages of ``size`` bytes over four topics, a microsecond apart, no two alike: Parquet would store those once."""
     with Journal(path, sync=False) as journal:
         for start in range(0, messages, 10_000):
-            data = os.urandom(size * 100)
+            data = os.urandom(size * 10_000)
             with journal.transaction() as transaction:
                 for number in range(start, min(start + 10_000, messages)):
-                    at = number % 100 * size
+                    at = number % 10_000 * size
                     transaction.append(TOPICS[number % 4], data[at : at + size], timestamp_ns=BEGIN_NS + number * 1000)
 
 

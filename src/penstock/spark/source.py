@@ -128,12 +128,13 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
 def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
     """Ranges put together into tasks of about ``most_bytes``; neighbours become one."""
     parts: list[Part] = []
-    filled = most_bytes
+    reached, number = 0, -1
     for piece in ranges:
-        if filled + piece.size // 2 > most_bytes or not parts:
+        middle = (reached + piece.size // 2) // most_bytes  # by the sum, so that what one has too much the next has not
+        reached += piece.size
+        if middle != number:
             parts.append(Part([]))
-            filled = 0
-        filled += piece.size
+            number = middle
         taken = parts[-1].ranges
         if taken and (taken[-1].place, taken[-1].end) == (piece.place, piece.start):
             joined = taken.pop()
@@ -146,12 +147,17 @@ def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
 
 
 def partition_bytes(options: Mapping[str, str], total_bytes: int) -> int:
-    """How much one task reads: what the option says, or so that every core has as much to do as the others."""
+    """How much one task reads: at most what the option says, or so that every core has as much to do as the others."""
     if "partitionBytes" in options:
-        return max(1, integer(options["partitionBytes"], "partitionBytes"))
-    cores = os.cpu_count() or 1
-    rounds = max(1, -(-total_bytes // (PARTITION_BYTES * cores)))
-    return max(LEAST_PARTITION_BYTES, -(-total_bytes // (rounds * cores)))
+        most = max(1, integer(options["partitionBytes"], "partitionBytes"))
+        return max(1, _even(total_bytes, most, 1))
+    return max(LEAST_PARTITION_BYTES, _even(total_bytes, PARTITION_BYTES, os.cpu_count() or 1))
+
+
+def _even(total: int, most: int, multiple: int) -> int:
+    """The size of a part when ``total`` is parted evenly into so many times ``multiple`` that none is over ``most``."""
+    rounds = max(1, -(-total // (most * multiple)))
+    return -(-total // (rounds * multiple))
 
 
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
