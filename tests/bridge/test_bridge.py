@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock import tcp
+from penstock import shm, tcp
 from penstock.bridge import Bridge, read_map
 
 LONG = 30.0
@@ -106,6 +107,21 @@ def test_vchan_maps(tmp_path: Path) -> None:
                 found = [main.read(LONG) for _ in range(2)]
                 assert [(bytes(m), m.vchan_id) for m in found if m] == [(b"1", 10), (b"3", 3)]
                 assert aside.read(LONG) == b"2"
+
+
+def test_local_channels_stay_on_the_machine() -> None:
+    name = f"/local/{os.getpid()}"
+    with shm.Publisher(name, local=True) as secret:
+        with pytest.raises(penstock.RefusedError, match="local=True"):
+            Bridge(f"shm:{name}", "tcp://127.0.0.1:0")
+        with Bridge(f"shm:{name}", f"shm:{name}/copy"), shm.Subscriber(name) as subscriber:
+            assert subscriber.local
+        secret.publish(b"x")
+    with Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as bridge, shm.Publisher(name, local=True) as secret:
+        secret.publish(b"x")  # it was there first and could not know
+        with pytest.raises(penstock.RefusedError, match="local=True"):
+            bridge.run(1)
+        assert bridge.ledger.delivered == 0
 
 
 @pytest.mark.parametrize("bad", ["x = 1", "1", "1 = nonsense", "1 = 2\n1 = 3", "-1 = 2"])

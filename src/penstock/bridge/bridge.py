@@ -7,6 +7,7 @@ Rules:
   on the link (``overflow``). A sink that numbers its own messages (shared memory, a journal) does so.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
   have passed; ``start`` does it in a thread of its own.
+- A shared-memory channel that was opened with ``local=True`` is not carried to where other machines may read.
 - Latency is shown with both clocks: what the difference of the two reads, and what it is when the other clock's offset,
   as the handshake showed it (to within its own travel time), is taken out.
 """
@@ -23,9 +24,10 @@ from typing import Any
 
 from penstock import address as addresses
 from penstock.channel import Ledger, Publisher, Subscriber
-from penstock.errors import ClosedError
+from penstock.errors import ClosedError, RefusedError
 
 CARRIED = ("ordinal", "timestamp_ns", "vchan_id", "properties")
+LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
 
 
@@ -72,6 +74,8 @@ class Bridge:
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
+            self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *self._others))
+            self._refuse_local()
             self._stack = opened.pop_all()
         self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
         self._carries = _carried(self.publisher)
@@ -89,6 +93,8 @@ class Bridge:
                 break
             if not len(batch):
                 continue
+            if not carried:  # a channel that had no publisher when this began has said it now
+                self._refuse_local()
             self._note(batch)
             try:
                 carried += self._carry(batch)
@@ -104,6 +110,10 @@ class Bridge:
             self._thread = threading.Thread(target=self.run, name="penstock-bridge", daemon=True)
             self._thread.start()
         return self
+
+    def _refuse_local(self) -> None:
+        if self._leaves_machine and getattr(self.subscriber, "local", False):
+            raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
     def _carry(self, batch: Any) -> int:
         before = self._counters.get("delivered")
