@@ -5,6 +5,7 @@
 //   - One thread reads at a time; others that try wait for it. attach, detach, close and the counts may be called by
 //     any thread: they knock, and a sleeping reader steps aside.
 //   - The sockets belong to the caller: the inlet only reads them, and tells (Lost) when one has nothing more to give.
+//     It makes them blocking and gives them a short receive time-out, to wait in recv itself (see wait_in_receive).
 //   - Nothing here knows Python. Nothing here is called with a lock of this file held but its own.
 #pragma once
 
@@ -60,6 +61,8 @@ struct Stream {
     bool in_ready = false;
     bool drained = false;    // the last receive gave less than it could
     bool after_big = false;  // the last frame was large: look at the next header before taking more
+    bool can_wait = false;   // recv may wait for it, for receive_wait_ms
+    bool brisk = true;       // what it waited for last came soon
     SessionCount *count = nullptr;
     Chunk *chunk = nullptr;
     std::size_t begin = 0, end = 0;  // bytes not yet given out
@@ -115,7 +118,9 @@ class Inlet {
 
    private:
     Read scan(Stream &stream, Received &out);
-    Read fill(Stream &stream);
+    Read fill(Stream &stream, bool wait = false);
+    Stream *sole_stream(std::int64_t deadline_ns);
+    Read wait_in_receive(Stream &stream);
     bool make_room(Stream &stream);
     Read lose(Stream *stream, const char *reason, int error);
     void activate(std::unique_ptr<Stream> stream);
