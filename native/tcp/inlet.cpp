@@ -81,18 +81,11 @@ std::uint64_t Inlet::attach(std::uint32_t session, int fd, bool extended, bool f
     stream->fd = fd;
     stream->session = session;
     stream->extended = extended;
+    stream->fresh = fresh || !extended;
+    stream->next_ordinal = next_ordinal;
     knock();
     std::uint64_t serial = stream->serial = ++serial_;
     if (!closed()) {
-        SessionCount &count = counts_[session];
-        if (fresh || !extended) {
-            count = SessionCount{};
-            if (next_ordinal) {
-                count.known = true;
-                count.last_ordinal = next_ordinal - 1;
-            }
-        }
-        stream->count = &count;
         auto &queue = sessions_[session];
         bool first = queue.empty();
         if (first) activate(std::move(stream));
@@ -104,6 +97,12 @@ std::uint64_t Inlet::attach(std::uint32_t session, int fd, bool extended, bool f
 
 void Inlet::activate(std::unique_ptr<Stream> stream) {
     Stream *raw = stream.get();
+    raw->count = &counts_[raw->session];
+    if (raw->fresh) {  // now, not when it was attached: the connection before may have been read until now
+        *raw->count = SessionCount{};
+        raw->count->known = raw->next_ordinal != 0;
+        raw->count->last_ordinal = raw->next_ordinal ? raw->next_ordinal - 1 : 0;
+    }
     timeval wait{0, receive_wait_ms * 1000};
     int flags = ::fcntl(raw->fd, F_GETFL);
     raw->can_wait = flags >= 0 && ::setsockopt(raw->fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == 0 &&

@@ -58,6 +58,8 @@ struct Stream {
     std::uint32_t session = 0;
     std::uint64_t serial = 0;
     bool extended = false;
+    bool fresh = false;             // another publisher than the session's last one
+    std::uint64_t next_ordinal = 0; // as its handshake said; 0: not known
     bool in_ready = false;
     bool drained = false;    // the last receive gave less than it could
     bool after_big = false;  // the last frame was large: look at the next header before taking more

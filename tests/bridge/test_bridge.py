@@ -186,11 +186,11 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
             for publisher, name in ((front, b"front"), (back, b"back"), (other, b"other")):
                 publisher.publish(b"%s %d" % (name, i))
         for subscriber, name, vchan_id in ((of_front, b"front", 3), (of_back, b"back", 40)):
-            found = [subscriber.read(LONG) for _ in range(20)]
-            assert [bytes(m) for m in found if m] == [b"%s %d" % (name, i) for i in range(20)]
-            assert {m.vchan_id for m in found if m} == {vchan_id} and subscriber.vchan_id == vchan_id
-        found = [of_all.read(LONG) for _ in range(60)]
-        assert {(bytes(m).split()[0], m.vchan_id) for m in found if m} == {(b"front", 3), (b"back", 40), (b"other", 7)}
+            found = [(bytes(m), m.vchan_id) for _ in range(20) if (m := subscriber.read(LONG))]
+            assert found == [(b"%s %d" % (name, i), vchan_id) for i in range(20)]
+            assert subscriber.vchan_id == vchan_id
+        named = {(bytes(m).split()[0], m.vchan_id) for _ in range(60) if (m := of_all.read(LONG))}
+        assert named == {(b"front", 3), (b"back", 40), (b"other", 7)}
         (channel,) = (channel for channel in shm.channels() if channel.name == there)
         assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: "/vchan-7"}
         eventually(lambda: into.ledger == penstock.Ledger(60, 60))

@@ -81,8 +81,10 @@ class Program:
         return line
 
     def kill(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+        assert self.process.stdout is not None
+        self.process.kill()  # nothing where it has ended
+        self.process.wait()
+        self.process.stdout.close()
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
