@@ -1,7 +1,9 @@
 // Inlet for Python: messages that lie in pooled chunks, and the sessions they come from.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <unordered_map>
+#include <vector>
 
 #include "tcp/bindings.hpp"
 
@@ -35,14 +37,17 @@ Envelope envelope_of(const Received &received) {
     return envelope;
 }
 
+// What messages of one connection say of where they come from.
 struct Names {
+    std::uint32_t session;
     PyObject *channel;
     PyObject *source;
 };
 
 struct InletHandle {
     Inlet core;
-    std::unordered_map<std::uint32_t, Names> names;
+    std::unordered_map<std::uint64_t, Names> names;  // by the connection's serial
+    std::vector<std::uint64_t> ended;                // read to their end; a message of theirs may still be in hand
     PyObject *on_lost = nullptr;
 
     InletHandle(std::uint64_t max_message_size, std::size_t held, const std::string &name)
@@ -51,7 +56,7 @@ struct InletHandle {
     void clear() {
         auto before = std::move(names);
         names.clear();
-        for (auto &[session, name] : before) {
+        for (auto &[serial, name] : before) {
             Py_XDECREF(name.channel);
             Py_XDECREF(name.source);
         }
@@ -73,6 +78,33 @@ void tell_lost(InletHandle &self, const Lost &lost) {
     Py_DECREF(function);
     if (!result) throw nb::python_error();
     Py_DECREF(result);
+}
+
+template <typename Which>
+void forget_names(InletHandle &self, Which which) {
+    std::vector<Names> gone;  // dropping a reference may run anything: not while the map is walked
+    for (auto at = self.names.begin(); at != self.names.end();) {
+        if (which(at->first, at->second)) {
+            gone.push_back(at->second);
+            at = self.names.erase(at);
+        } else {
+            ++at;
+        }
+    }
+    for (Names &names : gone) {
+        Py_XDECREF(names.channel);
+        Py_XDECREF(names.source);
+    }
+}
+
+// Connections that had been read to their end before this read began.
+void forget_ended(InletHandle &self) {
+    if (self.ended.empty() || self.core.has_kept()) return;
+    auto ended = std::move(self.ended);
+    self.ended.clear();
+    forget_names(self, [&](std::uint64_t serial, const Names &) {
+        return std::find(ended.begin(), ended.end(), serial) != ended.end();
+    });
 }
 
 // Reads until there is a message: true; or the time is over: false.
@@ -107,6 +139,7 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
             case Read::lost: {
                 Lost lost = self.core.lost();
                 turn.give();
+                self.ended.push_back(lost.serial);
                 tell_lost(self, lost);
                 turn.take();
                 break;
@@ -116,13 +149,13 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
     }
 }
 
-Names names_of(InletHandle &self, std::uint32_t session) {
-    auto found = self.names.find(session);
-    return found == self.names.end() ? Names{nullptr, nullptr} : found->second;
+Names names_of(InletHandle &self, const Received &received) {
+    auto found = self.names.find(received.serial);
+    return found == self.names.end() ? Names{received.session, nullptr, nullptr} : found->second;
 }
 
 PyObject *make_message(InletHandle &self, const Received &received) {
-    Names names = names_of(self, received.session);
+    Names names = names_of(self, received);
     PyObject *message = message_new(envelope_of(received), &chunk_owner, names.channel, names.source);
     if (!message) {
         chunk_drop(received.chunk);
@@ -136,6 +169,7 @@ nb::object inlet_read(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received received;
     Turn<Inlet> turn(self.core);
+    forget_ended(self);
     if (!next_message(self, turn, deadline, received)) return nb::none();
     self.core.count(received, true);
     return nb::steal(make_message(self, received));
@@ -146,6 +180,7 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received newest, received;
     Turn<Inlet> turn(self.core);
+    forget_ended(self);
     if (!next_message(self, turn, deadline, newest)) return nb::none();
     for (int more = 0; more < 100'000; ++more) {
         bool found;
@@ -175,12 +210,13 @@ nb::object inlet_read_many(InletHandle &self, nb::handle most_object, nb::handle
     check_usable(self);
     std::vector<Envelope> entries;
     Received received;
-    Names names{nullptr, nullptr};
+    Names names{0, nullptr, nullptr};
     Turn<Inlet> turn(self.core);
+    forget_ended(self);
     if (next_message(self, turn, deadline, received)) {
         std::uint32_t session = received.session;
         entries.reserve(static_cast<std::size_t>(std::min<Py_ssize_t>(most, 512)));
-        names = names_of(self, session);
+        names = names_of(self, received);
         do {
             self.core.count(received, true);
             entries.push_back(envelope_of(received));
@@ -197,6 +233,7 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received received;
     Turn<Inlet> turn(self.core);
+    forget_ended(self);
     if (self.core.has_kept()) return true;
     if (!next_message(self, turn, deadline, received)) return false;
     self.core.keep(received);
@@ -205,16 +242,11 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
 
 std::uint64_t inlet_attach(InletHandle &self, std::uint32_t session, int fd, bool extended, bool fresh,
                            std::uint64_t next_ordinal, nb::handle channel, nb::handle source) {
-    auto found = self.names.find(session);
-    if (found == self.names.end()) {
-        self.names[session] = {Py_NewRef(channel.ptr()), Py_NewRef(source.ptr())};
-    } else {
-        PyObject *before = found->second.channel;
-        found->second.channel = Py_NewRef(channel.ptr());
-        Py_XDECREF(before);
-    }
+    std::uint64_t serial = self.core.next_serial();
+    self.names[serial] = {session, Py_NewRef(channel.ptr()), Py_NewRef(source.ptr())};
     nb::gil_scoped_release free;
-    return self.core.attach(session, fd, extended, fresh, next_ordinal);
+    self.core.attach(serial, session, fd, extended, fresh, next_ordinal);
+    return serial;
 }
 
 void inlet_detach(InletHandle &self, std::uint32_t session) {
@@ -222,12 +254,7 @@ void inlet_detach(InletHandle &self, std::uint32_t session) {
         nb::gil_scoped_release free;
         self.core.detach(session);
     }
-    auto found = self.names.find(session);
-    if (found == self.names.end()) return;
-    Names names = found->second;
-    self.names.erase(found);
-    Py_XDECREF(names.channel);
-    Py_XDECREF(names.source);
+    forget_names(self, [&](std::uint64_t, const Names &names) { return names.session == session; });
 }
 
 void inlet_close(InletHandle &self) {
@@ -243,7 +270,7 @@ int inlet_traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(Py_TYPE(self));
     if (!nb::inst_ready(self)) return 0;
     InletHandle *handle = nb::inst_ptr<InletHandle>(self);
-    for (auto &[session, names] : handle->names) {
+    for (auto &[serial, names] : handle->names) {
         Py_VISIT(names.channel);
         Py_VISIT(names.source);
     }

@@ -76,15 +76,16 @@ void Inlet::lock() {
     turn_.lock();
 }
 
-std::uint64_t Inlet::attach(std::uint32_t session, int fd, bool extended, bool fresh, std::uint64_t next_ordinal) {
+void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
+                   std::uint64_t next_ordinal) {
     auto stream = std::make_unique<Stream>();
+    stream->serial = serial;
     stream->fd = fd;
     stream->session = session;
     stream->extended = extended;
     stream->fresh = fresh || !extended;
     stream->next_ordinal = next_ordinal;
     knock();
-    std::uint64_t serial = stream->serial = ++serial_;
     if (!closed()) {
         auto &queue = sessions_[session];
         bool first = queue.empty();
@@ -92,7 +93,6 @@ std::uint64_t Inlet::attach(std::uint32_t session, int fd, bool extended, bool f
         else queue.push_back(std::move(stream));
     }
     turn_.unlock();
-    return serial;
 }
 
 void Inlet::activate(std::unique_ptr<Stream> stream) {
@@ -225,6 +225,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
         out.properties = header.properties_size ? at + plain_header_size + full_extension_size : nullptr;
         out.chunk = stream.chunk;
         out.session = stream.session;
+        out.serial = stream.serial;
         stream.chunk->references.fetch_add(1, std::memory_order_relaxed);
         if (stream.extended && header.ordinal) {
             note_gap(*stream.count, header);

@@ -34,6 +34,7 @@ struct Received {
     const std::uint8_t *properties;
     Chunk *chunk;
     std::uint32_t session;
+    std::uint64_t serial;  // of the connection
 };
 
 struct Lost {
@@ -82,9 +83,12 @@ class Inlet {
     Inlet &operator=(const Inlet &) = delete;
 
     int descriptor() const noexcept { return epoll_; }
+    // A number for the next connection.
+    std::uint64_t next_serial() noexcept { return ++serial_; }
     // The session's next connection; read once the one before has ended. `fresh`: another publisher than before, whose
     // next ordinal is `next_ordinal` (0: not known).
-    std::uint64_t attach(std::uint32_t session, int fd, bool extended, bool fresh, std::uint64_t next_ordinal);
+    void attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
+                std::uint64_t next_ordinal);
     // After this the inlet does not touch the session's sockets any more.
     void detach(std::uint32_t session);
     // No session will ever be connected again: once all is read, reading ends.
@@ -143,7 +147,7 @@ class Inlet {
     std::unordered_map<std::uint32_t, std::deque<std::unique_ptr<Stream>>> sessions_;  // front: the one being read
     std::unordered_map<std::uint32_t, SessionCount> counts_;
     std::deque<Stream *> ready_;
-    std::uint64_t serial_ = 0;
+    std::atomic<std::uint64_t> serial_{0};
     std::uint32_t fills_ = 0;
     std::size_t streams_ = 0;
     Lost lost_;

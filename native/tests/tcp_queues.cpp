@@ -54,7 +54,7 @@ void everything_arrives() {
     Inlet inlet(1 << 24, 1 << 28, "test");
     Pair pair;
     outlet->add(pair.ends[0], true, "", 0);
-    inlet.attach(1, pair.ends[1], true, true, 1);
+    inlet.attach(inlet.next_serial(), 1, pair.ends[1], true, true, 1);
     std::thread publisher([&] {
         for (std::uint64_t i = 0; i < count; ++i) send(*outlet, i, i % 500 == 0 ? 100'000 : 8 + i % 300);
     });
