@@ -7,6 +7,7 @@ STAMP := $(VENV)/.stamp
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*' 2>/dev/null)
 PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
+CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
 .PHONY: run test build check lint bench stress model torture clean tools system
@@ -31,9 +32,9 @@ $(STAMP)/venv:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	@mkdir -p $(STAMP) && touch $@
 
-$(STAMP)/dependencies: $(STAMP)/venv pyproject.toml
+$(STAMP)/dependencies: $(STAMP)/venv pyproject.toml $(CONSTRAINTS)
 	@echo "installing what penstock and its tests need (the first time takes some minutes)"
-	$(BIN)/python scripts/requirements.py | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin
+	$(BIN)/python scripts/requirements.py | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin $(addprefix -c ,$(CONSTRAINTS))
 	@touch $@
 
 $(STAMP)/built: $(STAMP)/dependencies $(SOURCES)
@@ -63,8 +64,9 @@ stress: build
 	$(PYTEST) tests/stress $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
-# The lock-free algorithm of shared memory, as a model, in every interleaving.
+# The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.
 model: system
+	$(MAKE) -C native/tests/schedules
 	$(MAKE) -C native/tests/model
 
 # Spark gets a hundredth of the kills: each starts a JVM.

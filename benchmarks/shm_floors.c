@@ -1,5 +1,6 @@
 /* What the machine itself can do: shm_floors eventfd|spin COUNT CORE_A CORE_B prints the median round trip in seconds,
- * shm_floors memcpy COUNT BYTES prints bytes a second (written and read once each, as a message is). */
+ * shm_floors memcpy COUNT BYTES prints bytes a second (written and read once each, as a message is),
+ * shm_floors handoff COUNT CORE_A CORE_B BYTES SLOTS the same from one process to another, both spinning. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <stdint.h>
@@ -42,6 +43,36 @@ int main(int argument_count, char **arguments) {
             memcpy(to, between, size);
             __asm__ volatile("" ::: "memory");
         }
+        printf("%.0f\n", (double)count * (double)size / (now() - began));
+        return 0;
+    }
+    if (!strcmp(arguments[1], "handoff")) {
+        if (argument_count < 7) return 2;
+        size_t size = (size_t)atol(arguments[5]);
+        long slots = atol(arguments[6]);
+        volatile uint32_t *turn = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        char *between = mmap(NULL, size * (size_t)slots, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        char *own = malloc(size);
+        memset(own, 1, size), memset(between, 2, size * (size_t)slots);
+        pid_t reader = fork();
+        pin(atoi(arguments[reader == 0 ? 4 : 3]));
+        double began = now();
+        for (long i = 0; i < count; ++i) {
+            char *slot = between + size * (size_t)(i % slots);
+            if (reader == 0) {
+                while (__atomic_load_n(&turn[0], __ATOMIC_SEQ_CST) <= (uint32_t)i) {
+                }
+                memcpy(own, slot, size);
+                __atomic_store_n(&turn[32], (uint32_t)i + 1, __ATOMIC_SEQ_CST);
+            } else {
+                while (i - (long)__atomic_load_n(&turn[32], __ATOMIC_SEQ_CST) >= slots) {
+                }
+                memcpy(slot, own, size);
+                __atomic_store_n(&turn[0], (uint32_t)i + 1, __ATOMIC_SEQ_CST);
+            }
+        }
+        if (reader == 0) _exit(0);
+        waitpid(reader, NULL, 0);
         printf("%.0f\n", (double)count * (double)size / (now() - began));
         return 0;
     }

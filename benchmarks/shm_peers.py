@@ -101,7 +101,7 @@ def penstock_count(pipe: Connection, name: str, batched: bool, touch: bool, slot
 
     subscriber = shm.Subscriber(name, reliable=True, max_active_messages=256 if batched else 2)
     pipe.send("there")
-    copy = bytearray(LARGE)
+    copy = memoryview(bytearray(LARGE))
     while (count := pipe.recv()) is not None:
         pipe.send("go")
         if batched:
@@ -110,7 +110,7 @@ def penstock_count(pipe: Connection, name: str, batched: bool, touch: bool, slot
         elif touch:
             for _ in range(count):
                 message = subscriber.read()
-                copy[:] = memoryview(message)
+                copy[:] = message  # one pass over it; a bytearray would copy it twice
         else:
             read = subscriber.read
             for _ in range(count):
@@ -149,12 +149,14 @@ def penstock_echo(pipe: Connection, name: str, spin_us: int, size: int) -> None:
     pipe.send("there")
     threading.Thread(target=lambda: (pipe.recv(), os._exit(0)), daemon=True).start()
     data = bytes(SMALL)
+    read, publish, reserve = subscriber.read, publisher.publish, publisher.reserve
+    if size == SMALL:
+        while True:
+            read()
+            publish(data)
     while True:
-        subscriber.read()
-        if size == SMALL:
-            publisher.publish(data)
-        else:
-            publisher.reserve(size).publish()
+        read()
+        reserve(size).publish()
 
 
 def penstock_round_trip(
@@ -170,13 +172,15 @@ def penstock_round_trip(
     publish, reserve, read = publisher.publish, publisher.reserve, subscriber.read
     data = bytes(SMALL)
 
-    def once() -> None:
-        if size == SMALL:
-            publish(data)
-        else:
-            reserve(size).publish()
+    def small() -> None:
+        publish(data)
         read()
 
+    def large() -> None:
+        reserve(size).publish()
+        read()
+
+    once = small if size == SMALL else large
     return round_trip(once), lambda: (pair.close(), publisher.close(), subscriber.close())[0]
 
 
@@ -340,15 +344,25 @@ def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], float]
     return round_trip(once), pair.close
 
 
-def zenoh_count(pipe: Connection, key: str, port: int) -> None:
+def zenoh_session(place: str, listens: bool) -> Any:
     import zenoh
 
     config = zenoh.Config()
     config.insert_json5("mode", '"peer"')
     config.insert_json5("scouting/multicast/enabled", "false")
-    config.insert_json5("connect/endpoints", f'["unixsock-stream//tmp/penstock-bench-zenoh-{port}"]')
+    config.insert_json5(f"{'listen' if listens else 'connect'}/endpoints", f'["unixsock-stream//tmp/{place}"]')
+    return zenoh.open(config)
+
+
+def zenoh_publisher(session: Any, key: str) -> Any:
+    import zenoh
+
+    return session.declare_publisher(key, congestion_control=zenoh.CongestionControl.BLOCK, express=True)
+
+
+def zenoh_count(pipe: Connection, key: str, place: str) -> None:
     seen = threading.Semaphore(0)
-    with zenoh.open(config) as session:
+    with zenoh_session(place, listens=False) as session:
         subscriber = session.declare_subscriber(key, lambda _: seen.release())
         pipe.send("there")
         while (count := pipe.recv()) is not None:
@@ -362,15 +376,11 @@ def zenoh_count(pipe: Connection, key: str, port: int) -> None:
 def zenoh_one_way(size: int) -> tuple[Callable[[int], float], Callable[[], None]]:
     import zenoh
 
-    place = os.getpid()
-    config = zenoh.Config()
-    config.insert_json5("mode", '"peer"')
-    config.insert_json5("scouting/multicast/enabled", "false")
-    config.insert_json5("listen/endpoints", f'["unixsock-stream//tmp/penstock-bench-zenoh-{place}"]')
-    session = zenoh.open(config)
+    place = f"penstock-bench-zenoh-{os.getpid()}-{size}"
+    session = zenoh_session(place, listens=True)
     publisher = session.declare_publisher("bench", congestion_control=zenoh.CongestionControl.BLOCK)
     pair = Pair(zenoh_count, "bench", place)
-    time.sleep(1)  # zenoh does not say when the subscription has arrived
+    wait_until(lambda: publisher.matching_status.matching)
     data = bytes(size)
 
     def send(count: int) -> None:
@@ -378,6 +388,110 @@ def zenoh_one_way(size: int) -> tuple[Callable[[int], float], Callable[[], None]
             publisher.put(data)
 
     return one_way(pair, send), lambda: (pair.close(), session.close())[0]
+
+
+def zenoh_echo(pipe: Connection, place: str) -> None:
+    with zenoh_session(place, listens=False) as session:
+        publisher = zenoh_publisher(session, "back")
+        subscriber = session.declare_subscriber("there", lambda sample: publisher.put(sample.payload))
+        pipe.send("there")
+        pipe.recv()
+        subscriber.undeclare()
+
+
+def zenoh_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+    place = f"penstock-bench-zenoh-{os.getpid()}-echo-{core}"
+    session = zenoh_session(place, listens=True)
+    publisher, back = zenoh_publisher(session, "there"), threading.Semaphore(0)
+    session.declare_subscriber("back", lambda _: back.release())
+    pair = Pair(zenoh_echo, place, core=core)
+    wait_until(lambda: publisher.matching_status.matching)
+    data = bytes(SMALL)
+    once = lambda: (publisher.put(data), back.acquire(timeout=10) or None)  # noqa: E731
+    return round_trip(once), lambda: (pair.close(), session.close())[0]
+
+
+def ecal_publisher(topic: str, acknowledged: bool = False) -> Any:
+    import ecal.nanobind_core as ecal
+
+    if not ecal.is_initialized():
+        ecal.initialize("penstock benchmark")
+    config = ecal.get_publisher_configuration()
+    if acknowledged:  # it loses nearly everything when it is not
+        config.layer.shm.acknowledge_timeout_ms = 1000
+    return ecal.Publisher(topic, config=config)
+
+
+def ecal_subscriber(topic: str, function: Callable[[], Any]) -> Any:
+    import ecal.nanobind_core as ecal
+
+    if not ecal.is_initialized():
+        ecal.initialize("penstock benchmark")
+    subscriber = ecal.Subscriber(topic)
+    subscriber.set_receive_callback(lambda *_: function())
+    return subscriber
+
+
+def ecal_count(pipe: Connection, topic: str) -> None:
+    seen = threading.Semaphore(0)
+    subscriber = ecal_subscriber(topic, seen.release)
+    pipe.send("there")
+    while (count := pipe.recv()) is not None:
+        pipe.send("go")
+        for _ in range(count):
+            if not seen.acquire(timeout=20):
+                raise TimeoutError("eCAL lost messages")
+        pipe.send("all")
+    subscriber.remove_receive_callback()
+    os._exit(0)
+
+
+def ecal_one_way(size: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+    topic = f"penstock-bench-{os.getpid()}-{size}"
+    publisher = ecal_publisher(topic, acknowledged=True)
+    pair = Pair(ecal_count, topic)
+    wait_until(lambda: publisher.get_subscriber_count() > 0)
+    time.sleep(1)  # the other side may know later than this one
+    data = bytes(size)
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            publisher.send(data)
+
+    return one_way(pair, send), pair.close
+
+
+def ecal_echo(pipe: Connection, topic: str) -> None:
+    publisher, data = ecal_publisher(topic + "-back"), bytes(SMALL)
+    subscriber = ecal_subscriber(topic, lambda: publisher.send(data))
+    pipe.send("there")
+    pipe.recv()
+    subscriber.remove_receive_callback()
+    os._exit(0)
+
+
+def ecal_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+    topic, back = f"penstock-bench-{os.getpid()}-echo-{core}", threading.Semaphore(0)
+    publisher, data = ecal_publisher(topic), bytes(SMALL)
+    subscriber = ecal_subscriber(topic + "-back", back.release)
+    pair = Pair(ecal_echo, topic, core=core)
+    wait_until(lambda: publisher.get_subscriber_count() > 0 and subscriber.get_publisher_count() > 0)
+    time.sleep(1)
+
+    def once() -> None:
+        publisher.send(data)
+        if not back.acquire(timeout=10):
+            raise TimeoutError("eCAL lost a message")
+
+    return round_trip(once), lambda: (pair.close(), subscriber.remove_receive_callback())[0]
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the other side does not show up")
+        time.sleep(0.05)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------
@@ -410,19 +524,26 @@ def throughput(arguments: Any) -> None:
     candidates += made("pyzmq ipc nodrop", lambda: zmq_one_way(SMALL), 200_000)
     candidates += made("multiprocessing.Pipe", lambda: pipe_one_way(SMALL), 100_000)
     candidates += made("zenoh unix", lambda: zenoh_one_way(SMALL), 50_000)
+    candidates += made("eCAL, acknowledged", lambda: ecal_one_way(SMALL), 5_000)
     compare("shm: 64 B one way, lossless", candidates, "pyzmq ipc nodrop", arguments)
 
 
 def bandwidth(arguments: Any, floor: Callable[..., float]) -> None:
     os.sched_setaffinity(0, {FIRST})
+    handed, twice = "memcpy to another process (C)", "memcpy twice (C)"
     candidates = [
-        Candidate("memcpy twice (C)", lambda count: count * LARGE / floor("memcpy", count, LARGE), 3000, LARGE)
-    ]
-    candidates += made("penstock", lambda: penstock_one_way(False, LARGE, 8), 3000, quantity=LARGE,
-                       wanted=">= 0.8 x memcpy", wanted_ratio=0.8, wanted_of="memcpy twice (C)")  # fmt: skip
+        Candidate(handed, lambda count: count * LARGE / floor("handoff", count, FIRST, SECOND, LARGE, 4), 3000, LARGE,
+                  note="two processes, as a message goes"),
+        Candidate(twice, lambda count: count * LARGE / floor("memcpy", count, LARGE), 3000, LARGE,
+                  note="one process, all of it in its own cache"),
+    ]  # fmt: skip
+    candidates += made("penstock", lambda: penstock_one_way(False, LARGE, 4), 3000, quantity=LARGE,
+                       wanted=">= 0.8 x memcpy", wanted_ratio=0.8, wanted_of=twice)  # fmt: skip
     candidates += made("pyzmq ipc nodrop", lambda: zmq_one_way(LARGE), 1000, quantity=LARGE)
     candidates += made("multiprocessing.Pipe", lambda: pipe_one_way(LARGE), 300, quantity=LARGE)
-    compare("shm: 1 MiB written and read", candidates, "memcpy twice (C)", arguments, unit="B/s")
+    candidates += made("zenoh unix", lambda: zenoh_one_way(LARGE), 300, quantity=LARGE)
+    candidates += made("eCAL, acknowledged", lambda: ecal_one_way(LARGE), 300, quantity=LARGE)
+    compare("shm: 1 MiB written and read", candidates, handed, arguments, unit="B/s")
 
 
 def latency(arguments: Any, floor: Callable[..., float]) -> None:
@@ -438,6 +559,8 @@ def latency(arguments: Any, floor: Callable[..., float]) -> None:
         candidates += made("iceoryx2 event", lambda core=core: iceoryx_round_trip(core, False), 3000, latency=True)
         candidates += made("pyzmq ipc", lambda core=core: zmq_round_trip(core), 3000, latency=True)
         candidates += made("multiprocessing.Pipe", lambda core=core: pipe_round_trip(core), 3000, latency=True)
+        candidates += made("zenoh unix", lambda core=core: zenoh_round_trip(core), 2000, latency=True)
+        candidates += made("eCAL", lambda core=core: ecal_round_trip(core), 2000, latency=True)
         compare(f"shm: 64 B round trip, asleep, {where}", candidates, reference, arguments, unit="s")
         candidates = [
             Candidate("spin (C)", lambda count, core=core: floor("spin", count, FIRST, core), 20_000, latency=True)

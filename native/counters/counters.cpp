@@ -13,7 +13,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <mutex>
+
+#include "platform/shared_directory.hpp"
 
 namespace penstock {
 
@@ -105,9 +108,8 @@ struct Registry {
         for (Page &page : pages) page.path.clear();
     }
 
-    Page make_page() {
+    Page make_page(const std::string &directory) {
         Page page;
-        std::string directory = counters_directory();
         std::string path = directory + "/counters." + std::to_string(getpid()) + "." + std::to_string(pages.size());
         int file = -1;
         if (!directory.empty()) {
@@ -174,21 +176,16 @@ void read_page(const std::string &path, std::vector<CountersCopy> &found) {
 }  // namespace
 
 std::string counters_directory() {
-    auto usable = [](const char *path, mode_t mode) {
-        if (mkdir(path, 0700) == 0) chmod(path, mode);
-        struct stat status {};
-        return lstat(path, &status) == 0 && S_ISDIR(status.st_mode) && access(path, W_OK | X_OK) == 0;
-    };
-    if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set)
-        return usable(set, 0700) ? set : std::string();
-    if (usable("/dev/shm/penstock", 01777)) return "/dev/shm/penstock";
-    const char *temporary = std::getenv("TMPDIR");
-    std::string other = std::string(temporary && *temporary ? temporary : "/tmp") + "/penstock";
-    return usable(other.c_str(), 01777) ? other : std::string();
+    try {
+        return shared_directory_path();
+    } catch (const std::exception &) {
+        return "";
+    }
 }
 
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name) {
     Registry &registry = Registry::get();
+    std::string directory = counters_directory();  // before the lock: it takes one that a fork takes too
     std::lock_guard lock(registry.mutex);
     registry.owner = getpid();
     Counters *free_block = nullptr;
@@ -196,7 +193,7 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
         for (std::size_t i = 0; i < block_count && !free_block; ++i)
             if (!page.blocks()[i].used.load(std::memory_order_relaxed)) free_block = &page.blocks()[i];
     if (!free_block) {
-        registry.pages.push_back(registry.make_page());
+        registry.pages.push_back(registry.make_page(directory));
         free_block = registry.pages.back().blocks();
     }
     std::memset(static_cast<void *>(free_block), 0, block_size);

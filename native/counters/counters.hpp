@@ -92,7 +92,7 @@ struct CountersCopy {
 std::vector<CountersCopy> counters_read();
 CountersCopy counters_copy(const Counters *counters);
 
-// Where pages are. PENSTOCK_SHM_DIR, else /dev/shm/penstock, else the system's temporary directory.
+// Where pages are: the shared directory; empty when there is none that can be written.
 std::string counters_directory();
 
 }  // namespace penstock

@@ -513,22 +513,24 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ sleeping
 
-    static void arm(Word *sleepers, Member &member, std::uint32_t index) {
-        std::uint64_t generation = (member.sleep.load() >> 1) + 1;
-        member.sleep.store(generation << 1 | 1);
+    // Says that the member is about to sleep; gives the mark, which changes when somebody wakes it.
+    static std::uint64_t arm(Word *sleepers, Member &member, std::uint32_t index, bool on_descriptor) {
+        std::uint64_t generation = (member.sleep.load() >> 2) + 1;
+        std::uint64_t mark = generation << 2 | (on_descriptor ? asleep_on_descriptor : 0) | asleep;
+        member.sleep.store(mark);
         PENSTOCK_STEP("arm.before_summary");
         sleepers[index / 64].fetch_or(1ull << (index % 64));
         PENSTOCK_STEP("arm.after_summary");
+        return mark;
     }
-    static bool is_armed(const Member &member) { return member.sleep.load() & 1; }
     // Only the sleeper clears its summary bit.
     static void disarm(Word *sleepers, Member &member, std::uint32_t index) {
-        member.sleep.fetch_and(~1ull);
+        member.sleep.fetch_and(~asleep);
         sleepers[index / 64].fetch_and(~(1ull << (index % 64)));
     }
 
-    // Calls ring_bell(index) for each sleeper that wants the virtual channel; the bell comes before the mark is taken
-    // away, so that a waker's death in between costs one bell too many and never one too few.
+    // Calls ring_bell(index, on_descriptor) for each sleeper that wants the virtual channel; the bell comes before the
+    // mark is taken away, so that a waker's death in between costs one bell too many and never one too few.
     template <typename Bell>
     static void wake(Word *sleepers, std::uint32_t words, Member *members, std::int32_t vchan, std::uint64_t cursor,
                      Bell &&ring_bell) {
@@ -537,12 +539,12 @@ struct Channel {
                 std::uint32_t index = word * 64 + unsigned(std::countr_zero(bits));
                 Member &member = members[index];
                 std::uint64_t sleep = member.sleep.load();
-                if (!(sleep & 1) || (vchan >= 0 && member.vchan >= 0 && member.vchan != vchan)) continue;
+                if (!(sleep & asleep) || (vchan >= 0 && member.vchan >= 0 && member.vchan != vchan)) continue;
                 if (cursor < member.wanted_cursor.load()) continue;
                 PENSTOCK_STEP("wake.before_bell");
-                ring_bell(index);
+                ring_bell(index, (sleep & asleep_on_descriptor) != 0);
                 PENSTOCK_STEP("wake.after_bell");
-                member.sleep.compare_exchange_strong(sleep, sleep & ~1ull);
+                member.sleep.compare_exchange_strong(sleep, sleep & ~asleep);
             }
     }
     template <typename Bell>
@@ -573,7 +575,7 @@ struct Channel {
             rebuild_hints();
         }
         publisher_sleepers[index / 64].fetch_and(~(1ull << (index % 64)));
-        publishers[index].sleep.fetch_and(~1ull);
+        publishers[index].sleep.fetch_and(~asleep);
     }
 
     // Puts right what a dead subscriber left, or one that leaves.
@@ -587,7 +589,7 @@ struct Channel {
             rebuild_hints();
         }
         reader_sleepers[index / 64].fetch_and(~bit);
-        subscribers[index].sleep.fetch_and(~1ull);
+        subscribers[index].sleep.fetch_and(~asleep);
     }
 };
 

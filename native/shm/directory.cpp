@@ -172,7 +172,7 @@ std::vector<ChannelView> list_channels() {
                     seen.is_publisher = publishers;
                     seen.reliable = member.flags & member_reliable;
                     seen.alive = process_alive(member.process.load());
-                    seen.asleep = member.sleep.load() & 1;
+                    seen.asleep = member.sleep.load() & asleep;
                     seen.index = i;
                     seen.pid = member.pid;
                     seen.most_held = member.most_held;

@@ -23,7 +23,7 @@
 //   Tables::tail     next sequence; follows the ring, anyone may help it forward
 //   Member::cursor   next sequence that subscriber will look at
 //   active, reliable bit r: subscriber r is there, and holds reliable publishers back
-//   Member::sleep    63..1 generation | 0 asleep
+//   Member::sleep    63..2 generation | 1 woken through its FIFO, else on this word | 0 asleep
 //
 // Hints, rebuilt by a scan: Tables::oldest, the bitmaps of maybe-free slots, Slot::skipped.
 #pragma once
@@ -34,11 +34,19 @@
 
 namespace penstock::shm {
 
-using Word = std::atomic<std::uint64_t>;
+// A test that tries schedules puts its own atomic here.
+#ifdef PENSTOCK_SHM_ATOMIC
+template <typename T>
+using Atomic = PENSTOCK_SHM_ATOMIC<T>;
+#else
+template <typename T>
+using Atomic = std::atomic<T>;
+#endif
+using Word = Atomic<std::uint64_t>;
 
 inline constexpr std::uint64_t control_magic = 0x314d4853'4b545350ull;  // "PSTKSHM1"
 inline constexpr std::uint64_t tables_magic = 0x31424154'4b545350ull;   // "PSTKTAB1"
-inline constexpr std::uint32_t layout_version = 1;
+inline constexpr std::uint32_t layout_version = 2;
 
 inline constexpr std::uint32_t max_slots = 1u << 20;
 inline constexpr std::uint32_t max_members = 4096;  // of each kind; 12 bits of Slot::state
@@ -68,14 +76,14 @@ inline constexpr std::uint32_t message_checksummed = 2;
 struct alignas(64) Slot {
     Word state;                              //  0
     Word holders;                            //  8  subscribers 0..63; the others' words stand apart
-    std::atomic<std::int64_t> timestamp_ns;  // 16
+    Atomic<std::int64_t> timestamp_ns;  // 16
     Word ordinal;                            // 24
     Word size;                               // 32
-    std::atomic<std::uint32_t> segment;      // 40
-    std::atomic<std::int32_t> vchan;         // 44  -1: none
-    std::atomic<std::uint32_t> checksum;     // 48
-    std::atomic<std::uint32_t> flags;        // 52
-    std::atomic<std::uint32_t> skipped;      // 56  a publisher passed it by while held: whoever releases it says so
+    Atomic<std::uint32_t> segment;      // 40
+    Atomic<std::int32_t> vchan;         // 44  -1: none
+    Atomic<std::uint32_t> checksum;     // 48
+    Atomic<std::uint32_t> flags;        // 52
+    Atomic<std::uint32_t> skipped;      // 56  a publisher passed it by while held: whoever releases it says so
     std::uint32_t zero;                      // 60
 };
 static_assert(sizeof(Slot) == 64);
@@ -84,6 +92,10 @@ static_assert(sizeof(Slot) == 64);
 inline constexpr std::uint32_t member_reliable = 1;
 inline constexpr std::uint32_t member_closing = 2;  // closed, but messages of it are still held
 inline constexpr std::uint32_t member_local = 4;
+
+// Bits of Member::sleep
+inline constexpr std::uint64_t asleep = 1;
+inline constexpr std::uint64_t asleep_on_descriptor = 2;
 
 struct alignas(128) Member {
     Word taken;              //  0  0: free, else the number of the taking (names the FIFO); written under the file lock
@@ -106,7 +118,7 @@ static_assert(sizeof(Member) == 128 && offsetof(Member, cursor) == 64);
 
 struct Segment {
     Word slot_size;
-    std::atomic<std::uint32_t> gone;  // 1: nobody refers to it any more and its memory was given back
+    Atomic<std::uint32_t> gone;  // 1: nobody refers to it any more and its memory was given back
     std::uint32_t zero;
 };
 static_assert(sizeof(Segment) == 16);
@@ -125,15 +137,15 @@ struct alignas(64) Header {
     std::uint64_t made_ns;                     //  32
     char name[216];                            //  40
     // Written under the file lock:
-    char type[120];                            // 256
-    std::atomic<std::uint32_t> flags;          // 376
-    std::atomic<std::uint32_t> ready;          // 380  1: the tables are there
-    std::atomic<std::uint32_t> slots;          // 384
-    std::atomic<std::uint32_t> metadata_size;  // 388
-    std::atomic<std::uint32_t> max_publishers; // 392
-    std::atomic<std::uint32_t> max_subscribers;// 396
-    std::atomic<std::uint32_t> vchans_ready;   // 400
-    std::atomic<std::uint32_t> segments;       // 404  how many there have been
+    char type[120];                            // 256  of an ordinary channel; virtual channels have their own
+    Atomic<std::uint32_t> flags;          // 376
+    Atomic<std::uint32_t> ready;          // 380  1: the tables are there
+    Atomic<std::uint32_t> slots;          // 384
+    Atomic<std::uint32_t> metadata_size;  // 388
+    Atomic<std::uint32_t> max_publishers; // 392
+    Atomic<std::uint32_t> max_subscribers;// 396
+    Atomic<std::uint32_t> vchans_ready;   // 400
+    Atomic<std::uint32_t> segments;       // 404  how many there have been
     Word takings;                              // 408
     std::uint64_t zero[12];                    // 416
     Segment segment[max_segments];             // 512
@@ -149,18 +161,20 @@ struct alignas(64) Tables {
     std::uint32_t metadata_stride;
     std::uint32_t zero;
     alignas(64) Word tail;                         //  64  sequences start at 1
-    std::atomic<std::int64_t> last_timestamp_ns;   //  72
+    Atomic<std::int64_t> last_timestamp_ns;   //  72
     Word oldest;                                   //  80
 };
 static_assert(sizeof(Tables) == 128 && offsetof(Tables, tail) == 64);
 
 struct alignas(128) Vchan {
-    Word tail;  // last ordinal
-    std::atomic<std::uint32_t> used;
-    std::uint32_t zero;
-    char name[112];
+    Word tail;                               //   0  last ordinal
+    Atomic<std::uint32_t> used;         //   8
+    Atomic<std::uint32_t> published;    //  12  1: it has had a publisher, who has said what type it carries
+    char name[112];                          //  16
+    char type[120];                          // 128  written under the file lock
+    std::uint64_t zero;                      // 248
 };
-static_assert(sizeof(Vchan) == 128);
+static_assert(sizeof(Vchan) == 256 && offsetof(Vchan, type) == 128);
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { return (value + step - 1) / step * step; }
 

@@ -84,8 +84,9 @@ std::string Membership::file_name(const char *kind) const {
     return encoded_ + text;
 }
 
-std::string Membership::bell_name(bool publisher, std::uint32_t member, std::uint64_t taken) const {
-    return file_name("wake") + (publisher ? ".p" : ".s") + std::to_string(member) + "." + std::to_string(taken);
+std::string Membership::bell_name(bool publisher, std::uint32_t member) const {
+    const Member &owner = (publisher ? channel.publishers : channel.subscribers)[member];
+    return Bells::name_of(file_name("wake"), publisher, member, owner.taken.load());
 }
 
 // ---------------------------------------------------------------------------------------------- joining
@@ -179,12 +180,7 @@ void Membership::check_agreement() {
     if (!is_virtual && (flags & channel_mux) && is_publisher)
         throw Error(Fault::refused, describe() + " is a multiplexer: publish on a virtual channel of it (mux='" +
                                         options.name + "')");
-    std::string type = read_text(header.type, sizeof header.type);
-    if (!options.type.empty()) {
-        if (type.empty() && (is_publisher || !ready)) copy_text(header.type, sizeof header.type, options.type);
-        else if (type != options.type)
-            throw Error(Fault::refused, describe() + " carries type '" + type + "', not '" + options.type + "'");
-    }
+    if (!is_virtual) agree_on_type(header.type, sizeof header.type, ready);
     auto refuse = [&](const char *option, std::uint64_t given, std::uint64_t there) {
         throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + " but the channel has " +
                                         std::to_string(there));
@@ -206,6 +202,19 @@ void Membership::check_agreement() {
     };
     limit(header.max_publishers, options.max_publishers, channel.publisher_capacity, "max_publishers");
     limit(header.max_subscribers, options.max_subscribers, channel.subscriber_capacity, "max_subscribers");
+}
+
+void Membership::agree_on_type(char *type, std::size_t room, bool has_publisher) {
+    if (options.type.empty()) return;
+    std::string there = read_text(type, room);
+    if (there.empty() && (is_publisher || !has_publisher)) copy_text(type, room, options.type);
+    else if (there != options.type)
+        throw Error(Fault::refused, describe() + " carries type '" + there + "', not '" + options.type + "'");
+}
+
+std::string Membership::type() const {
+    if (vchan >= 0 && channel.vchans) return read_text(channel.vchans[vchan].type, sizeof channel.vchans[vchan].type);
+    return read_text(channel.header->type, sizeof channel.header->type);
 }
 
 void Membership::make_tables() {
@@ -305,16 +314,25 @@ void Membership::choose_vchan() {
             throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
                                             std::to_string(wanted));
         vchan = by_name;
-        return;
-    }
-    if (wanted >= 0 && channel.vchans[wanted].used.load())
+    } else if (wanted >= 0 && channel.vchans[wanted].used.load()) {
         throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +
                                         read_text(channel.vchans[wanted].name, sizeof channel.vchans[wanted].name) + "'");
-    vchan = wanted >= 0 ? wanted : first_free;
+    } else {
+        vchan = wanted >= 0 ? wanted : first_free;
+    }
     if (vchan < 0)
         throw Error(Fault::capacity, describe() + ": all " + std::to_string(max_vchans) + " virtual channels are used");
-    copy_text(channel.vchans[vchan].name, sizeof channel.vchans[vchan].name, options.name);
-    channel.vchans[vchan].used.store(1);
+    Vchan &mine = channel.vchans[vchan];
+    if (by_name < 0) {  // somebody may have died while it took this id
+        mine.published.store(0);
+        copy_text(mine.type, sizeof mine.type, "");
+    }
+    agree_on_type(mine.type, sizeof mine.type, mine.published.load());
+    if (by_name < 0) {
+        copy_text(mine.name, sizeof mine.name, options.name);
+        mine.used.store(1);
+    }
+    if (is_publisher) mine.published.store(1);
 }
 
 std::uint32_t Membership::count_members(bool publishers) const {
@@ -395,6 +413,7 @@ void Membership::take_place() {
     taken_ = header.takings.fetch_add(1) + 1;
     me.taken.store(taken_);
     PENSTOCK_STEP("join.after_taken");
+    bells.belong_to(channel, file_name("wake"), is_publisher, index, taken_, options.access);
     if (is_publisher) return;
     std::uint64_t bit = 1ull << (index % 64);
     if (channel.tables) {
@@ -447,14 +466,14 @@ bool Membership::recover_locked() {
     for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
         if (is_dead(channel.publishers[i])) {
             channel.recover_publisher(i);
-            remove_file(bell_name(true, i, channel.publishers[i].taken.load()));
+            remove_file(bell_name(true, i));
             channel.publishers[i].taken.store(0);
             any = true;
         }
     for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i)
         if (is_dead(channel.subscribers[i])) {
             channel.recover_subscriber(i);
-            remove_file(bell_name(false, i, channel.subscribers[i].taken.load()));
+            remove_file(bell_name(false, i));
             PENSTOCK_STEP("recover.before_taken");
             channel.subscribers[i].taken.store(0);
             any = true;
@@ -488,10 +507,17 @@ void Membership::linger() noexcept {
     wake_publishers();
 }
 
+// Mappings stay: views of messages may still look at them.
+void Membership::close_files() noexcept {
+    bells.close();
+    for (SegmentMap &segment : segments_) segment.file = File();
+    control_file_ = File();
+}
+
 void Membership::leave() noexcept {
     if (!joined_) return;
     joined_ = false;
-    if (!belongs_here()) return;
+    if (!belongs_here()) return close_files();
     try {
         FileLock lock(control_file_, describe());
         Member &me = self();
@@ -499,7 +525,7 @@ void Membership::leave() noexcept {
             if (is_publisher) channel.recover_publisher(index);
             else channel.recover_subscriber(index);
             PENSTOCK_STEP("leave.before_taken");
-            remove_file(bell_name(is_publisher, index, taken_));
+            remove_file(bell_name(is_publisher, index));
             me.taken.store(0);
             PENSTOCK_STEP("leave.after_taken");
         }
@@ -512,150 +538,29 @@ void Membership::leave() noexcept {
         }
     } catch (const std::exception &) {  // the next participant finds us dead and does it
     }
+    close_files();
 }
 
-// ---------------------------------------------------------------------------------------------- payload
+// ---------------------------------------------------------------------------------------------- waking
 
-std::uint32_t Membership::newest_segment() const {
-    std::uint32_t count = channel.header->segments.load();
-    return count == 0 || count > max_segments ? 0 : count - 1;
-}
-
-std::uint64_t Membership::segment_size_of(std::uint32_t segment) const {
-    return segment < segments_.size() && segments_[segment].memory
-               ? segments_[segment].slot_size
-               : channel.header->segment[segment].slot_size.load();
-}
-
-void Membership::make_segment(std::uint32_t segment, std::uint64_t size) {
-    std::string name = file_name("payload") + "." + std::to_string(segment);
-    remove_file(name);
-    std::uint64_t slots = channel.header->slots.load();
-    if (!make_file(name, round_up(size * slots, 4096), options.access, nullptr))
-        throw Error(Fault::state, describe() + ": " + name + " is there already");
-}
-
-bool Membership::map_segment(std::uint32_t segment) {
-    if (segment >= max_segments || segment >= channel.header->segments.load()) return false;
-    std::uint64_t size = channel.header->segment[segment].slot_size.load();
-    if (size == 0 || size > max_slot_bytes) return false;
-    File file = open_file(file_name("payload") + "." + std::to_string(segment), options.access, is_publisher);
-    if (!file || file_size(file) < size * channel.slot_count) return false;
-    if (segments_.size() <= segment) segments_.resize(segment + 1);
-    segments_[segment].memory = Mapping(file.get(), size * channel.slot_count, is_publisher);
-    segments_[segment].slot_size = size;
-    if (is_publisher) segments_[segment].file = std::move(file);
-    return true;
-}
-
-std::uint64_t Membership::grown_size(std::uint64_t now, std::uint64_t wanted) {
-    std::uint64_t size = std::max<std::uint64_t>(now, 64);
-    while (size < wanted) size = size < 4096 ? size * 2 : size < 65536 ? size + size / 2 : size + size / 4;
-    return round_up(size, 64);
-}
-
-void Membership::grow(std::uint64_t size) {
-    if (size > max_slot_bytes)
-        throw Error(Fault::invalid, describe() + ": " + std::to_string(size) + " bytes are more than a slot can have");
-    if (channel.header->flags.load() & channel_fixed_size)
-        throw Error(Fault::invalid, describe() + " has slots of a fixed size of " + std::to_string(slot_size()) +
-                                        " bytes; " + std::to_string(size) + " do not fit");
-    FileLock lock(control_file_, describe());
-    std::uint32_t newest = newest_segment();
-    std::uint64_t now = segment_size_of(newest);
-    if (now >= size) return;
-    if (newest + 1 >= max_segments)
-        throw Error(Fault::capacity, describe() + " has grown " + std::to_string(max_segments) +
-                                         " times; open it with a larger slot_size");
-    std::uint64_t larger = newest + 8 >= max_segments ? round_up(size * 4, 64) : grown_size(now, size);
-    make_segment(newest + 1, larger);
-    PENSTOCK_STEP("grow.after_segment");
-    channel.header->segment[newest + 1].slot_size.store(larger);
-    PENSTOCK_STEP("grow.before_count");
-    channel.header->segments.store(newest + 2);
-    PENSTOCK_STEP("grow.after_count");
-}
-
-bool Membership::free_segments() {
-    FileLock lock(control_file_, describe(), false);
-    if (!lock.held()) return false;
-    bool all_gone = true;
-    for (std::uint32_t k = 0; k < newest_segment(); ++k) {
-        if (channel.header->segment[k].gone.load()) {
-            if (k < segments_.size()) segments_[k] = SegmentMap();
-            continue;
-        }
-        channel.header->segment[k].gone.store(1);
-        bool referred = false;
-        for (std::uint32_t s = 0; s < channel.slot_count && !referred; ++s)
-            referred = channel.slots[s].segment.load() == k && kind_of(channel.slots[s].state.load()) != slot_free;
-        if (referred) {
-            channel.header->segment[k].gone.store(0);
-            all_gone = false;
-            continue;
-        }
-        if (!map_segment(k)) continue;
-        // Others may have it mapped: the file keeps its length and loses its pages.
-        fallocate(segments_[k].file.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
-                  off_t(round_up(segments_[k].slot_size * channel.slot_count, 4096)));
-        remove_file(file_name("payload") + "." + std::to_string(k));
-        segments_[k] = SegmentMap();
-    }
-    return all_gone;
-}
-
-// ---------------------------------------------------------------------------------------------- bells
-
-int Membership::bell() {
-    if (own_bell_) return own_bell_.get();
-    std::string name = bell_name(is_publisher, index, taken_);
-    int directory = shared_directory();
-    if (mkfifoat(directory, name.c_str(), 0600) != 0 && errno != EEXIST) fail_system(errno, "cannot make " + name);
-    int descriptor = openat(directory, name.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW);
-    if (descriptor < 0) fail_system(errno, "cannot open " + name);
-    own_bell_ = File(descriptor);
-    struct stat status {};
-    if (fstat(descriptor, &status) != 0 || !S_ISFIFO(status.st_mode))
-        throw Error(Fault::corruption, name + " is not a FIFO");
-    if (options.access.has_group && fchown(descriptor, uid_t(-1), options.access.group) != 0)
-        fail_system(errno, "cannot give " + name + " to its group");
-    fchmod(descriptor, options.access.mode);
-    return descriptor;
-}
-
-void Membership::drain_bell() noexcept {
-    char bytes[64];
-    while (own_bell_ && read(own_bell_.get(), bytes, sizeof bytes) == ssize_t(sizeof bytes)) {
-    }
-}
-
-void Membership::ring_own_bell() noexcept {
-    if (own_bell_ && write(own_bell_.get(), "", 1) < 0) return;  // full: it is readable then
-}
-
-void Membership::ring(bool publisher, std::uint32_t member) noexcept {
-    try {
-        auto &bells = publisher ? publisher_bells_ : reader_bells_;
-        if (bells.size() <= member) bells.resize(member + 1);
-        Bell &bell = bells[member];
-        std::uint64_t taken = (publisher ? channel.publishers : channel.subscribers)[member].taken.load();
-        if (bell.taken != taken || !bell.file) {
-            std::string name = bell_name(publisher, member, taken);
-            bell.file = File(openat(shared_directory(), name.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC | O_NOFOLLOW));
-            struct stat status {};
-            if (bell.file && (fstat(bell.file.get(), &status) != 0 || !S_ISFIFO(status.st_mode))) bell.file = File();
-            bell.taken = taken;
-        }
-        if (bell.file && write(bell.file.get(), "", 1) < 0) return;  // full: it is readable then
-    } catch (...) {  // no memory for the list of bells: the sleeper looks again by itself
-    }
+void Membership::arm_descriptor() {
+    bells.watched();
+    constexpr std::uint64_t both = asleep | asleep_on_descriptor;
+    if ((self().sleep.load() & both) == both && !bells.is_readable()) return;
+    bells.drain();
+    bells.set_tick();
+    arm(true);
 }
 
 void Membership::wake_readers_now(std::int32_t message_vchan) {
-    channel.wake_readers(message_vchan, [&](std::uint32_t member) { ring(false, member); });
+    channel.wake_readers(message_vchan, [&](std::uint32_t member, bool on_descriptor) {
+        bells.ring(false, member, on_descriptor);
+    });
 }
 void Membership::wake_publishers_now(std::uint64_t cursor) {
-    channel.wake_publishers(cursor, [&](std::uint32_t member) { ring(true, member); });
+    channel.wake_publishers(cursor, [&](std::uint32_t member, bool on_descriptor) {
+        bells.ring(true, member, on_descriptor);
+    });
 }
 
 }  // namespace penstock::shm

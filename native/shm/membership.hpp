@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "platform/liveness.hpp"
+#include "shm/bells.hpp"
 #include "shm/channel.hpp"
 #include "shm/files.hpp"
 
@@ -56,6 +57,8 @@ class Membership {
 
     bool belongs_here() const { return generation_ == fork_generation(); }
     bool joined() const { return joined_; }
+    // What the channel, or the virtual channel, carries; empty where nobody has said.
+    std::string type() const;
     Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
 
     // Maps the tables once a publisher has made them; false while there are none.
@@ -82,10 +85,7 @@ class Membership {
     // Closed with messages held: no reliable publisher waits for it, its holds stay.
     void linger() noexcept;
 
-    // The descriptor that becomes readable when this member is woken.
-    int bell();
-    void drain_bell() noexcept;
-    void ring_own_bell() noexcept;
+    Bells bells;
     void wake_readers(std::int32_t message_vchan) {
         for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
             if (channel.reader_sleepers[word].load()) return wake_readers_now(message_vchan);
@@ -95,9 +95,10 @@ class Membership {
             if (channel.publisher_sleepers[word].load()) return wake_publishers_now(cursor);
     }
     Word *sleepers() const { return is_publisher ? channel.publisher_sleepers : channel.reader_sleepers; }
-    void arm() { Channel::arm(sleepers(), self(), index); }
+    std::uint64_t arm(bool on_descriptor) { return Channel::arm(sleepers(), self(), index, on_descriptor); }
     void disarm() { Channel::disarm(sleepers(), self(), index); }
-    bool is_armed() const { return Channel::is_armed(self()); }
+    // For who polls the descriptor: from now on it becomes readable when the member is woken.
+    void arm_descriptor();
 
     // "publisher 0 (pid 17) may hold 1, ..." for errors
     std::string who_holds_what() const;
@@ -109,14 +110,11 @@ class Membership {
         File file;
         std::uint64_t slot_size = 0;
     };
-    struct Bell {
-        std::uint64_t taken = 0;
-        File file;
-    };
 
     bool try_join();
     void check_header() const;
     void check_agreement();
+    void agree_on_type(char *type, std::size_t room, bool has_publisher);
     void make_tables();
     bool attach_tables(bool locked);
     void attach_vchans();
@@ -130,10 +128,11 @@ class Membership {
     void remove_files() const noexcept;
     void make_segment(std::uint32_t segment, std::uint64_t size);
     bool map_segment(std::uint32_t segment);
+    void keep_segment(std::uint32_t segment, std::uint64_t slot_size, std::uint64_t bytes, File file);
     std::uint64_t segment_size_of(std::uint32_t segment) const;
     std::string file_name(const char *kind) const;
-    std::string bell_name(bool publisher, std::uint32_t member, std::uint64_t taken) const;
-    void ring(bool publisher, std::uint32_t member) noexcept;
+    std::string bell_name(bool publisher, std::uint32_t member) const;
+    void close_files() noexcept;
     void wake_readers_now(std::int32_t message_vchan);
     void wake_publishers_now(std::uint64_t cursor);
     std::string channel_name() const { return options.mux.empty() ? options.name : options.mux; }
@@ -142,8 +141,6 @@ class Membership {
     File control_file_;
     Mapping control_, tables_memory_, vchans_memory_;
     std::vector<SegmentMap> segments_;
-    std::vector<Bell> reader_bells_, publisher_bells_;
-    File own_bell_;
     std::uint64_t nonce_ = 0;
     std::uint64_t taken_ = 0;
     std::uint32_t generation_ = 0;

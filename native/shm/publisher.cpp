@@ -4,6 +4,9 @@
 
 namespace penstock::shm {
 
+// How long a publisher is held up before it looks whether somebody has died.
+static constexpr std::int64_t patience_ns = 50'000'000;
+
 Publisher::Publisher(const Options &options, bool with_checksums, bool with_retirement)
     : member(true, options),
       counters(counters_take("shm", "publisher", options.name)),
@@ -68,12 +71,19 @@ bool Publisher::could_reserve() {
     return true;
 }
 
+bool Publisher::look_for_dead() {
+    std::int64_t now = monotonic_ns();
+    if (now - looked_ns_ < patience_ns) return false;
+    looked_ns_ = now;
+    return member.recover();
+}
+
 Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
     std::int64_t looked_ns = monotonic_ns();
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.spin_ns = spin_ns;
-    wait.slice_ns = 50'000'000;
+    wait.slice_ns = patience_ns;
     wait.extra = extra;
     wait.closed = &closed;
     // Not worth waking for one slot of many: each wake-up costs far more than a message. A reader that has nothing
@@ -84,7 +94,7 @@ Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra)
     return sleep_until(member, wait, [&] {
         if (could_reserve()) return true;
         std::int64_t now = monotonic_ns();
-        if (now - looked_ns > 50'000'000) {  // somebody who holds us up may be dead
+        if (now - looked_ns > patience_ns) {  // somebody who holds us up may be dead
             looked_ns = now;
             if (member.recover()) return could_reserve();
         }
@@ -113,14 +123,14 @@ std::uint32_t Publisher::publishers() const {
 Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns) {
     Wait wait;
     wait.deadline_ns = deadline_ns;
-    wait.slice_ns = 50'000'000;
+    wait.slice_ns = patience_ns;
     wait.closed = &closed;
     member.self().wanted_cursor.store(0);
     std::int64_t looked_ns = 0;
     return sleep_until(member, wait, [&] {
         if (subscribers() < count) return false;
         // Dead ones do not count.
-        if (std::int64_t now = monotonic_ns(); now - looked_ns > 50'000'000) looked_ns = now, member.recover();
+        if (std::int64_t now = monotonic_ns(); now - looked_ns > patience_ns) looked_ns = now, member.recover();
         return subscribers() >= count;
     });
 }
@@ -155,24 +165,21 @@ std::vector<std::uint32_t> Publisher::retired() {
 Woken Publisher::wait_retired(std::int64_t deadline_ns) {
     Wait wait;
     wait.deadline_ns = deadline_ns;
-    wait.slice_ns = 50'000'000;
+    wait.slice_ns = patience_ns;
     wait.closed = &closed;
     member.self().wanted_cursor.store(0);
     return sleep_until(member, wait, [&] { return any_retired(); });
 }
 
 bool Publisher::arm_if(bool nothing) {
-    member.bell();
+    member.bells.watched();
     if (!nothing) return false;
-    if (!member.is_armed()) {
-        member.drain_bell();
-        member.self().wanted_cursor.store(0);
-        member.arm();
-    }
+    member.self().wanted_cursor.store(0);
+    member.arm_descriptor();
     return true;
 }
 
-void Publisher::wake() { member.ring_own_bell(); }
+void Publisher::wake() { member.bells.wake_self(); }
 
 void Publisher::close(bool at_once) noexcept {
     closed.store(true);

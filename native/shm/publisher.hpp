@@ -83,6 +83,8 @@ class Publisher {
     // Until a slot may be had (or there is no more sense in waiting).
     Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
     bool could_reserve();
+    // For who never waits: looks for the dead that hold it up, at most every 50 ms. True when there were any.
+    bool look_for_dead();
     // Until so many subscribers are there.
     Woken wait_subscribers(std::uint32_t count, std::int64_t deadline_ns);
     std::uint32_t subscribers() const;
@@ -127,6 +129,7 @@ class Publisher {
     bool older_segments_ = false;
     std::uint32_t taken_since_ = 0;
     bool retiring_ = false;
+    std::int64_t looked_ns_ = 0;
     std::deque<std::pair<std::uint64_t, std::uint32_t>> outstanding_;
 };
 

@@ -1,4 +1,5 @@
-// Waiting for something in shared memory: spin for as long as asked, then sleep on the member's bell.
+// Waiting for something in shared memory: spin for as long as asked, then sleep on the member's mark, or on its FIFO where
+// another descriptor may end the wait too.
 //
 // Rules: no GIL is held here. A sleep is cut into slices, after each of which shared memory is looked at again, so that
 // even a waker that died before it rang delays nobody for longer than a slice.
@@ -10,6 +11,7 @@
 #include <atomic>
 #include <cerrno>
 
+#include "platform/futex.hpp"
 #include "shm/membership.hpp"
 
 namespace penstock::shm {
@@ -51,7 +53,7 @@ struct Wait {
     std::int64_t deadline_ns = -1;  // monotonic; -1: for ever
     std::int64_t spin_ns = 0;
     int patience = 1;
-    std::int64_t slice_ns = 500'000'000;
+    std::int64_t slice_ns = look_again_ns;
     int extra = -1;  // another descriptor that ends the wait
     const std::atomic<bool> *closed = nullptr;
 };
@@ -62,11 +64,15 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
     std::int64_t left = wait.deadline_ns < 0 ? -1 : wait.deadline_ns - monotonic_ns();
     if (wait.deadline_ns >= 0 && left <= 0) return Woken::timeout;
     if (spin(left >= 0 && left < wait.spin_ns ? left : wait.spin_ns, wait.patience, ready)) return Woken::ready;
-    int bell = member.bell();
+    bool on_descriptor = wait.extra >= 0;
+    pollfd places[2] = {{on_descriptor ? member.bells.own() : -1, POLLIN, 0}, {wait.extra, POLLIN, 0}};
     Woken result = Woken::timeout;
     for (;;) {
-        if (wait.closed && wait.closed->load()) return Woken::closed;
-        member.arm();
+        std::uint64_t mark = member.arm(on_descriptor);
+        if (wait.closed && wait.closed->load()) {  // who closes says so first and wakes after that
+            result = Woken::closed;
+            break;
+        }
         if (ready()) {
             result = Woken::ready;
             break;
@@ -77,20 +83,24 @@ Woken sleep_until(Membership &member, const Wait &wait, Ready &&ready) {
             if (left <= 0) break;
             if (left < slice) slice = left;
         }
-        timespec time{slice / 1'000'000'000, slice % 1'000'000'000};
-        pollfd places[2] = {{bell, POLLIN, 0}, {wait.extra, POLLIN, 0}};
         PENSTOCK_STEP("sleep.before_poll");
-        int count = ppoll(places, wait.extra >= 0 ? 2 : 1, &time, nullptr);
-        if (count < 0) {
+        bool interrupted;
+        if (on_descriptor) {
+            timespec time{slice / 1'000'000'000, slice % 1'000'000'000};
+            interrupted = ppoll(places, 2, &time, nullptr) < 0;
+            if (!interrupted && places[0].revents) member.bells.drain();
+        } else {
+            interrupted = futex_wait(member.self().sleep, mark, slice) == EINTR;
+        }
+        if (interrupted) {
             result = Woken::interrupted;
             break;
         }
-        if (places[0].revents) member.drain_bell();
         if (ready()) {
             result = Woken::ready;
             break;
         }
-        if (wait.extra >= 0 && places[1].revents) {
+        if (on_descriptor && places[1].revents) {
             result = Woken::extra;
             break;
         }

@@ -188,15 +188,11 @@ Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra
 
 bool Subscriber::arm() {
     member.wake_publishers();
-    member.bell();
-    if (!member.is_armed()) {
-        member.drain_bell();
-        member.arm();
-    }
+    member.arm_descriptor();
     return !has_next();
 }
 
-void Subscriber::wake() { member.ring_own_bell(); }
+void Subscriber::wake() { member.bells.wake_self(); }
 
 void Subscriber::refuse_damage() const {
     throw Error(Fault::corruption, member.describe() + ": its ring of messages is damaged; open the channel anew");

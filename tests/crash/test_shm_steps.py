@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,8 @@ from penstock import shm
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [
-    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/publisher.cpp", "shm/subscriber.cpp", "shm/files.cpp",
+    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/payload.cpp", "shm/bells.cpp",
+    "shm/publisher.cpp", "shm/subscriber.cpp", "shm/files.cpp",
     "shm/checksum.cpp", "shm/directory.cpp", "platform/liveness.cpp", "platform/shared_directory.cpp",
     "counters/counters.cpp",
 ]  # fmt: skip
@@ -170,6 +172,21 @@ def test_a_waker_that_dies_between_its_steps(victim: Path) -> None:
         survivors.publisher.publish(b"on we go")
         assert survivors.sleeper.read(LONG) is not None
         survivors.go_on()
+        survivors.close()
+
+
+def test_a_select_user_misses_nothing_of_a_publisher_that_died_before_it_rang(victim: Path) -> None:
+    for step in ("commit.after_install", "commit.after_help", "wake.before_bell"):
+        survivors = Survivors()
+        code, _ = survivors.run(victim, "publish", "kill", step, "1")
+        assert code == -signal.SIGKILL
+        assert select.select([survivors.sleeper], [], [], LONG)[0]
+        message = survivors.sleeper.read(0)
+        assert message is not None and bytes(message) == b"victim"
+        del message
+        assert survivors.sleeper.read(0) is None
+        assert not select.select([survivors.sleeper], [], [], 0)[0], "it is quiet again"
+        survivors.read_everything()
         survivors.close()
 
 

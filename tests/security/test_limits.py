@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,19 @@ def test_a_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
         penstock.subscriber("broker://127.0.0.1:1/t?queue=q", token=SECRET, connect_timeout=-1)
     shown += [str(failure.value), caplog.text]
     assert not any(SECRET in text for text in shown)
+
+
+def test_dependencies_are_pinned() -> None:
+    """Every package that the build, the extras and the tests name has one version in constraints.txt, whatever is installed."""
+    root = Path(__file__).parents[2]
+    lines = (root / "constraints.txt").read_text().splitlines()
+    pinned = dict(line.lower().replace("_", "-").split("==") for line in lines if not line.startswith("#"))
+    done = subprocess.run(
+        [sys.executable, root / "scripts/requirements.py"], capture_output=True, text=True, check=True
+    )
+    wanted = {re.split(r"[\[><=;\s]", line)[0].lower().replace("_", "-") for line in done.stdout.splitlines()}
+    assert wanted <= set(pinned), f"not pinned: {sorted(wanted - set(pinned))}"
+    assert all(re.fullmatch(r"[0-9][0-9a-z.+]*", version) for version in pinned.values())
 
 
 def test_dependencies_are_audited() -> None:

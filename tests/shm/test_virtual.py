@@ -143,3 +143,19 @@ def test_a_file_of_ids(tmp_path: Path) -> None:
     path.write_text("x /a\n")
     with pytest.raises(penstock.InvalidArgument, match=":1:"):
         shm.read_vchans(path)
+
+
+def test_each_virtual_channel_has_its_own_type(name: str) -> None:
+    mux = f"{name}/mux"
+    with shm.Publisher("/image", mux=mux, type="image"), shm.Publisher("/text", mux=mux, type="text") as publisher:
+        with shm.Subscriber("/text", mux=mux, type="text") as subscriber, shm.Subscriber("/image", mux=mux) as other:
+            assert (subscriber.type, other.type) == ("text", "image")
+            publisher.publish(b"x")
+            assert texts(subscriber) == [b"x"]
+        with pytest.raises(penstock.RefusedError, match=r"'/text' on .* carries type 'text', not 'image'"):
+            shm.Subscriber("/text", mux=mux, type="image")
+        with pytest.raises(penstock.RefusedError, match="carries type 'image', not 'text'"):
+            shm.Publisher("/image", mux=mux, type="text")
+        with shm.Subscriber("/later", mux=mux, type="sound"):  # who comes first may say it
+            with pytest.raises(penstock.RefusedError, match="'sound'"):
+                shm.Publisher("/later", mux=mux, type="text")

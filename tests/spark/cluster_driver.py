@@ -1,6 +1,7 @@
-"""What the cluster test submits: batch, streaming and sink on a standalone cluster, an executor killed in between.
+"""What the cluster test submits: batch, sink and streaming on a standalone cluster, an executor killed during each.
 
-Arguments: master, journal, working directory. Prints one JSON object.
+Arguments: master, journal, working directory. Writes ``batch`` (Parquet), ``copy`` and ``streamed`` (journals) there
+and prints one JSON object.
 """
 
 from __future__ import annotations
@@ -11,35 +12,53 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import psutil
-from pyspark.sql import functions as F
 
 from penstock.spark import session
 
-
-def executors() -> list[psutil.Process]:
-    """Executors on this machine that belong to our workers."""
-    mine = [int(pid) for pid in os.environ["PENSTOCK_TEST_WORKERS"].split(",")]
-    children = [child for pid in mine for child in psutil.Process(pid).children(recursive=True)]
-    return [child for child in children if "CoarseGrainedExecutorBackend" in command(child)]
+COLUMNS = "topic string, ordinal bigint, position bigint, timestamp_ns bigint, payload binary, properties map<string,string>, message_id string"
+SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
-def command(process: psutil.Process) -> str:
-    """Its command line; nothing where it has just ended (executors' own children come and go)."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
+class Kill:
+    """Kills the first executor that has begun a task of a job, while that task runs."""
 
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder = str(folder)
+        self.killed: list[int] = []
+        self.thread = threading.Thread(target=self._run)
 
-def kill_one(killed: list[int], marker: str) -> None:
-    """Kill the first executor as soon as a task has begun."""
-    while not os.path.exists(marker):
-        time.sleep(0.02)
-    victim = executors()[0]
-    os.kill(victim.pid, signal.SIGKILL)
-    killed.append(victim.pid)
+    def slowly(self) -> Callable[[Iterator[Any]], Iterator[Any]]:
+        """For ``mapInArrow``: the rows as they are, slowly, after a note of which process has begun."""
+        folder = self.folder
+
+        def slow(batches: Iterator[Any]) -> Iterator[Any]:
+            for batch in batches:
+                open(os.path.join(folder, str(os.getppid())), "w").close()
+                time.sleep(0.1)
+                yield batch
+
+        return slow
+
+    def _run(self) -> None:
+        while not (begun := os.listdir(self.folder)):
+            time.sleep(0.01)
+        executor = psutil.Process(int(begun[0])).parent()  # begun by the executor's Python daemon
+        assert executor is not None and "CoarseGrainedExecutorBackend" in " ".join(executor.cmdline())
+        os.kill(executor.pid, signal.SIGKILL)
+        self.killed.append(executor.pid)
+
+    def __enter__(self) -> Kill:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.thread.join()
 
 
 def main(master: str, journal: str, work: str) -> None:
@@ -47,47 +66,29 @@ def main(master: str, journal: str, work: str) -> None:
         "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2", "spark.log.level": "OFF",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": False,
         "spark.sql.shuffle.partitions": 2, "spark.pyspark.python": sys.executable, "spark.task.maxFailures": 8,
+        "spark.driver.extraJavaOptions": SMALL_JVM, "spark.executor.extraJavaOptions": SMALL_JVM,
     }  # fmt: skip
     spark = session("cluster", master=master, **settings)
-    frame = spark.read.format("penstock").option("partitionBytes", 200_000).load(journal)
-    marker = os.path.join(work, "begun")
-    killed: list[int] = []
-    killer = threading.Thread(target=kill_one, args=(killed, marker))
-    killer.start()
-
-    def slow(batches):
-        for batch in batches:
-            open(marker, "w").close()
-            time.sleep(0.1)
-            yield batch
-
-    rows = frame.select("position", "payload").mapInArrow(slow, "position bigint, payload binary")
-    digest = rows.select(F.count("*").alias("n"), F.sum(F.crc32("payload")).alias("sum")).first()
-    killer.join()
-    copy = os.path.join(work, "copy")
-    stream = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 3000).load(journal)
-    query = (
-        stream.select("topic", "payload").writeStream.format("penstock")
-        .option("checkpointLocation", os.path.join(work, "checkpoint")).trigger(availableNow=True).start(copy)
-    )  # fmt: skip
-    query.awaitTermination()
-    back = (
-        spark.read.format("penstock")
-        .load(copy)
-        .select(F.count("*").alias("n"), F.sum(F.crc32("payload")).alias("sum"))
-        .first()
-    )
-    by_topic = {row.topic: row["count"] for row in frame.groupBy("topic").count().collect()}
-    result = {
-        "n": digest.n,
-        "sum": digest.sum,
-        "killed": len(killed),
-        "copy_n": back.n,
-        "copy_sum": back.sum,
-        "topics": by_topic,
-    }
+    names = [field.split()[0] for field in COLUMNS.split(", ")]
+    reading = {"partitionBytes": 200_000, "batchBytes": 50_000}
+    frame = spark.read.format("penstock").options(**reading).load(journal).select(*names)
+    place = Path(work)
+    with Kill(place / "begun-batch") as batch:
+        frame.mapInArrow(batch.slowly(), COLUMNS).write.parquet(str(place / "batch"))
+    with Kill(place / "begun-sink") as sink:
+        rows = frame.mapInArrow(sink.slowly(), COLUMNS)
+        rows.write.format("penstock").mode("append").save(str(place / "copy"))
+    stream = spark.readStream.format("penstock").options(**reading, maxMessagesPerTrigger=3000).load(journal)
+    with Kill(place / "begun-stream") as streaming:
+        query = (
+            stream.select(*names).mapInArrow(streaming.slowly(), COLUMNS).writeStream.format("penstock")
+            .option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True)
+            .start(str(place / "streamed"))
+        )  # fmt: skip
+        query.awaitTermination()
     spark.stop()
-    print(json.dumps(result), flush=True)
+    killed = {"batch": batch.killed, "sink": sink.killed, "streaming": streaming.killed}
+    print(json.dumps(killed), flush=True)
 
 
 if __name__ == "__main__":

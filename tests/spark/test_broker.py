@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import socket
+import threading
 
+import pyarrow
 import pytest
 from pyspark.errors import PySparkException
+from tests.broker.test_security import certificate
 from tests.spark.test_source import as_rows, load
 
 from penstock.broker import Client, Server
+from penstock.errors import InvalidArgument, PenstockError, StateError
+from penstock.spark.bounds import Bounds
+from penstock.spark.places import Reading, open_place
+from penstock.spark.sink import SHAPE
+from penstock.spark.staging import open_staging
 
 
 def free_port():
@@ -20,8 +28,8 @@ def free_port():
 @pytest.fixture
 def broker(tmp_path):
     port = free_port()
-    with Server(tmp_path / "j", port).start(), Client(port=port) as client:
-        yield client, f"broker://127.0.0.1:{port}"
+    with Server(tmp_path / "j", port).start() as server, Client(port=port) as client:
+        yield client, f"broker://127.0.0.1:{port}", server
 
 
 def fill(client, messages=3000):
@@ -30,7 +38,7 @@ def fill(client, messages=3000):
 
 
 def test_the_same_rows_as_from_the_directory(spark, broker, tmp_path):
-    client, url = broker
+    client, url, _ = broker
     fill(client)
     remote = load(spark, url, partitionBytes=20_000)
     assert as_rows(remote) == as_rows(load(spark, tmp_path / "j"))
@@ -42,7 +50,7 @@ def test_the_same_rows_as_from_the_directory(spark, broker, tmp_path):
 
 
 def test_streaming_moves_a_queue(spark, broker, tmp_path):
-    client, url = broker
+    client, url, _ = broker
     fill(client)
 
     def run():
@@ -67,7 +75,7 @@ def test_streaming_moves_a_queue(spark, broker, tmp_path):
 
 
 def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):
-    _, url = broker
+    _, url, _ = broker
     frame = spark.range(500).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as payload")
     for _ in range(2):
         frame.write.format("penstock").mode("append").option("transaction", "job-1").save(url)
@@ -79,8 +87,88 @@ def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):
         bad.write.format("penstock").mode("append").save(url)
 
 
+def test_what_failed_attempts_left_is_forgotten(broker):
+    """A job that failed, and an attempt that was not the one committed: the broker keeps nothing of either."""
+    _, url, server = broker
+    batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": b"x"}] * 5, schema=SHAPE)
+    for transaction, committed in (("batch-1", [0]), ("batch-2", [])):
+        staging = open_staging(url, transaction, {})
+        names = [staging.write(0, attempt, iter([batch]))[0] for attempt in range(3)]
+        other = open_staging(url, transaction + "1", {}).write(0, 0, iter([batch]))[0]
+        if committed:
+            staging.commit([names[0]], once=True, batch=None)
+        else:
+            staging.abort()
+        assert list(server.broker.staged) == [other], "only the other transaction is left"
+        open_staging(url, transaction + "1", {}).abort()
+    assert server.broker.staged_bytes == 0
+
+
+def test_a_broker_that_goes_away_and_comes_back(spark, tmp_path):
+    """The query that was under way ends with a clear text; started again it loses nothing and writes nothing twice."""
+    port = free_port()
+    url = f"broker://127.0.0.1:{port}"
+    going = threading.Event()
+
+    def run(trigger):
+        frame = spark.readStream.format("penstock").options(maxMessagesPerTrigger=300, columns="position,payload").load(url)
+        query = (
+            frame.writeStream.format("parquet").option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(**trigger).start(str(tmp_path / "out"))
+        )  # fmt: skip
+        return query
+
+    with Server(tmp_path / "j", port).start(), Client(port=port) as client:
+        fill(client)
+        query = run({"processingTime": "0 seconds"})
+        while not any(step["numInputRows"] for step in query.recentProgress):
+            assert query.isActive
+            going.wait(0.02)
+    with pytest.raises(PySparkException, match=r"no broker answers|went away in the middle"):
+        query.awaitTermination(120)
+    with pytest.raises(StateError, match="no broker answers"):
+        load(spark, url).count()
+    with Server(tmp_path / "j", port).start(), Client(port=port) as client:
+        fill(client, 300)
+        run({"availableNow": True}).awaitTermination()
+    got = sorted(row.position for row in spark.read.parquet(str(tmp_path / "out")).collect())
+    assert got == list(range(1, 3301))
+
+
+def test_a_broker_that_goes_away_while_a_range_is_fetched(tmp_path):
+    port = free_port()
+    with Server(tmp_path / "j", port).start(), Client(port=port) as client:
+        fill(client)
+        place = open_place(f"broker://127.0.0.1:{port}")
+        schema = pyarrow.schema([("position", pyarrow.int64())])
+        batches = place.batches(1, place.frontier, Reading(schema, Bounds(), batch_bytes=64))
+        assert next(batches).num_rows > 0
+    with pytest.raises(StateError, match=r"went away in the middle|no broker answers"):
+        list(place.batches(1, 3001, Reading(schema, Bounds())))
+
+
+def test_token_and_tls(spark, tmp_path):
+    """By options or in the address; neither the wrong one nor none gets in, and no error prints the token."""
+    port = free_port()
+    rights = tmp_path / "rights.toml"
+    rights.write_text('[[token]]\nname = "spark"\ntoken = "sesame"\npublish = [">"]\nsubscribe = [">"]\nqueues = [">"]\n')
+    rights.chmod(0o600)
+    chain, key = certificate(tmp_path)
+    with Server(tmp_path / "j", port, tokens=rights, certificate=chain, key=key).start():
+        url = f"broker://127.0.0.1:{port}"
+        options = {"token": "sesame", "tls": str(chain)}
+        frame = spark.range(20).selectExpr("'a' as topic", "cast(id as string) as payload")
+        frame.write.format("penstock").mode("append").options(**options).save(url)
+        assert load(spark, url, **options).count() == 20
+        assert load(spark, f"{url}?token=sesame&tls={chain}").count() == 20
+        for wrong in ({"token": "open", "tls": str(chain)}, {"tls": str(chain)}, {"token": "sesame"}):
+            with pytest.raises(PenstockError) as caught:
+                load(spark, url, **wrong).count()
+            assert "sesame" not in str(caught.value)
+
+
 def test_no_broker(spark):
-    with pytest.raises(PySparkException, match="no broker answers"):
+    with pytest.raises(StateError, match="no broker answers"):
         load(spark, f"broker://127.0.0.1:{free_port()}").count()
-    with pytest.raises(PySparkException, match="not of the form"):
+    with pytest.raises(InvalidArgument, match="not of the form"):
         load(spark, "broker://nowhere").count()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pyspark
@@ -39,13 +41,10 @@ def test_the_declarative_example(tmp_path):
     assert list(project.rglob("messages/*.parquet")), done.stdout[-2000:]
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_the_plain_example(tmp_path):
-    example = PROJECT.parent / "spark_journal.py"
-    done = subprocess.run(
-        [sys.executable, str(example)], env=os.environ | {"TMPDIR": str(tmp_path)}, capture_output=True, text=True,
-        timeout=500, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "corrupt: 1" in done.stdout and "answers: 3" in done.stdout
+def test_the_plain_example(spark, tmp_path, monkeypatch, capsys):
+    """In this process and on the tests' own session, which the example must not stop for the others."""
+    monkeypatch.setattr(pyspark.sql.SparkSession, "stop", lambda _: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    runpy.run_path(str(PROJECT.parent / "spark_journal.py"), run_name="__main__")
+    told = capsys.readouterr().out
+    assert "corrupt: 1" in told and "answers: 3" in told

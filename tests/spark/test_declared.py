@@ -100,26 +100,6 @@ def command(*arguments):
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.spark
-@pytest.mark.timeout(600)
-def test_the_command(tmp_path):
-    make(tmp_path / "j", 500)
-    code, out, err = command(
-        "quality",
-        "--from",
-        str(tmp_path / "j"),
-        "--to",
-        str(tmp_path / "report"),
-        "--set",
-        "window=1 hour",
-        "--master",
-        "local[1]",
-    )
-    assert code == 0, err
-    assert (tmp_path / "report" / "quality.html").read_text().startswith("<!doctype html>")
-    assert "Worst windows" in out and "500 rows" in err
-
-
 @pytest.mark.parametrize(("arguments", "text"), [
     (("archve", "--from", "j", "--to", "a"), "did you mean archive"),
     (("archive",), "needs --from JOURNAL"),

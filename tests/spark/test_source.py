@@ -5,14 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
+from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan, LessThanOrEqual
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
-from tests.spark.journals import BEGIN_NS, make
+from tests.spark.journals import BEGIN_NS, extend, make
 
+from penstock.errors import PenstockError
 from penstock.journal import Journal
+from penstock.spark.directory import Directory
+from penstock.spark.failure import unwrap
 from penstock.spark.source import JournalReader
 
 
@@ -93,7 +98,8 @@ def test_push_down_opens_only_the_segments_that_match(spark, tmp_path):
     first = int(logs[2].name.split("-")[0])
     next_first = int(logs[3].name.split("-")[0])
     without(tmp_path / "j", [logs[2], logs[-1]])  # the active one has no summary yet and is always looked at
-    query = lambda text: load(spark, tmp_path / "j", pushdown="true").filter(text)  # noqa: E731
+    frame = load(spark, tmp_path / "j")
+    query = frame.filter
     at = BEGIN_NS + first * 10**9
     by_time = query(f"timestamp_ns >= {at} and timestamp_ns < {BEGIN_NS + next_first * 10**9}")
     assert by_time.count() == next_first - first
@@ -105,17 +111,91 @@ def test_push_down_opens_only_the_segments_that_match(spark, tmp_path):
     assert load(spark, tmp_path / "j", startPosition=first, endPosition=next_first - 1).count() == next_first - first
     assert load(spark, tmp_path / "j", startTime=at, endTime=at).count() == 1
     with pytest.raises(PySparkException):
-        load(spark, tmp_path / "j").count()
+        frame.count()
+
+
+def test_segments_opened_are_counted(tmp_path, monkeypatch):
+    make(tmp_path / "j", 6000)
+    opened = set()
+    keep = Directory.index
+
+    def index(self, segment, start, end):
+        opened.add(segment.first)
+        return keep(self, segment, start, end)
+
+    monkeypatch.setattr(Directory, "index", index)
+    schema = StructType([StructField("position", LongType()), StructField("payload", BinaryType())])
+    for filters, rows, most in (
+        ([], 6000, len(segments(tmp_path / "j"))),
+        ([LessThanOrEqual(("position",), 10)], 10, 1),
+        ([GreaterThan(("timestamp_ns",), BEGIN_NS + 3000 * 10**9), LessThan(("timestamp_ns",), BEGIN_NS + 3003 * 10**9)], 2, 3),
+        ([EqualTo(("topic",), "nothing")], 0, 1),
+    ):  # fmt: skip
+        opened.clear()
+        reader = JournalReader({"path": str(tmp_path / "j"), "pushdown": "true"}, schema)
+        assert reader.pushFilters(filters) == filters, "Spark must look at every filter again"
+        assert sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)) == rows
+        assert len(opened) <= most, filters
+    assert len(segments(tmp_path / "j")) > 5
 
 
 def test_one_frame_in_several_queries(spark, tmp_path):
     """Spark keeps the plan of a loaded frame: filters of one query must not reach another."""
     make(tmp_path / "j", 3000)
     frame = load(spark, tmp_path / "j")
+    assert "TableOfScans" in frame._jdf.queryExecution().analyzed().table().getClass().getName()
     assert frame.filter("position <= 10").count() == 10
     assert frame.count() == 3000
     assert frame.filter("position <= 10").union(frame.filter("position > 2995")).count() == 15
     assert frame.filter("topic = 'b'").join(frame.filter("topic = 'a.x'"), "ordinal").count() == 1000
+    few = frame.filter("position <= 10")
+    assert few.union(frame).count() == 3010 and frame.select("topic").filter("topic = 'b'").count() == 1000
+    kept = few.cache()
+    assert kept.count() == 10 and frame.filter("position <= 20").count() == 20
+    kept.unpersist()
+
+
+def test_one_frame_in_several_threads(spark, tmp_path):
+    make(tmp_path / "j", 3000)
+    frame = load(spark, tmp_path / "j")
+    with ThreadPoolExecutor(4) as pool:
+        counts = list(pool.map(lambda most: frame.filter(f"position <= {most}").count(), range(100, 2400, 100)))
+    assert counts == list(range(100, 2400, 100))
+
+
+def test_a_frame_is_what_was_there_when_it_was_loaded(spark, tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 100)
+        frame = load(spark, tmp_path / "j")
+        extend(journal, 100)
+        assert frame.count() == 100 and frame.filter("position > 50").count() == 50
+        assert frame.union(frame).count() == 200 and load(spark, tmp_path / "j").count() == 200
+
+
+def test_gaps_that_compaction_left(spark, tmp_path):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False, compact_topics=["state"]) as journal:
+        for number in range(4000):
+            journal.append("state" if number % 2 else "other", f"{number}".encode().ljust(60), key=f"k{number % 20}")
+        gone = journal.compact()
+        journal.append("other", b"last")
+        expected = [(m.channel, m.position, m.ordinal, bytes(m)) for m in read_all(journal)]
+    assert gone > 1000 and len(expected) == 4001 - gone
+    frame = load(spark, tmp_path / "j", partitionBytes=50_000)
+    got = frame.select("topic", "position", "ordinal", "payload").collect()
+    assert sorted((r[0], r[1], r[2], bytes(r[3])) for r in got) == sorted(expected)
+    middle = expected[len(expected) // 2][1]
+    assert frame.filter(f"position >= {middle}").count() == len([row for row in expected if row[1] >= middle])
+    stream = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 900).load(str(tmp_path / "j"))
+    query = stream.select("position").writeStream.format("memory").queryName("gaps").trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert sorted(row.position for row in spark.table("gaps").collect()) == sorted(row[1] for row in expected)
+
+
+def read_all(journal):
+    position = 1
+    while len(batch := journal.read_many(position, 1000)):
+        yield from batch
+        position = batch[-1].position + 1
 
 
 def test_push_down_by_topic(spark, tmp_path):
@@ -128,8 +208,8 @@ def test_push_down_by_topic(spark, tmp_path):
     late_only = [log for log, summary in zip(logs, summaries, strict=False) if len(summary) == 64 and summary[0] == 2]
     mixed = [log for log, summary in zip(logs, summaries, strict=False) if len(summary) > 64]
     without(tmp_path / "j", [*late_only, *mixed, logs[-1]])
-    assert load(spark, tmp_path / "j", pushdown="true").filter("topic = 'late'").count() == 2000
-    assert load(spark, tmp_path / "j", pushdown="true").filter("topic in ('late', 'nothing')").count() == 2000
+    assert load(spark, tmp_path / "j").filter("topic = 'late'").count() == 2000
+    assert load(spark, tmp_path / "j").filter("topic in ('late', 'nothing')").count() == 2000
     assert load(spark, tmp_path / "j", topics="late").count() == 2000
 
 
@@ -172,7 +252,7 @@ def test_damage_is_told_with_its_place(spark, tmp_path):
     rows = make(tmp_path / "j", 3000)
     log = damage(tmp_path / "j", b"777:")
     with pytest.raises(PySparkException, match=rf"{log.name}:\d+: position 777 is damaged"):
-        load(spark, tmp_path / "j").count()
+        load(spark, tmp_path / "j").select(functions.sum(functions.octet_length("payload"))).collect()
     permissive = load(spark, tmp_path / "j", mode="permissive")
     got = {row.position: row for row in permissive.select("position", "payload", "topic").collect()}
     assert len(got) == 3000 and got[777].payload is None
@@ -199,14 +279,23 @@ def test_wrong_requests_are_told_clearly(spark, tmp_path):
         (lambda: load(spark, tmp_path / "j", startTime="noon").count(), "neither nanoseconds nor a time"),
         (lambda: spark.read.format("penstock").schema("ordinal string").load(str(tmp_path / "j")).count(), "is bigint"),
         (
-            lambda: spark.read.format("penstock").schema("speed double").load(str(tmp_path / "j")).count(),
+            lambda: spark.read.format("penstock").schema("position bigint, speed double").load(str(tmp_path / "j")).collect(),
             "no column 'speed'",
         ),
         (lambda: spark.read.format("penstock").load().count(), "name a journal"),
     ]
     for run, text in cases:
-        with pytest.raises(PySparkException, match=text):
+        with pytest.raises((PySparkException, PenstockError), match=text) as caught:
             run()
+        ours = unwrap(caught.value) if isinstance(caught.value, PySparkException) else caught.value
+        assert isinstance(ours, PenstockError) and len(str(ours).splitlines()) == 1
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")  # as in a session that is not ours
+    try:
+        for run, text in cases:
+            with pytest.raises(PySparkException, match=text):
+                run()
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
 def test_executors_load_no_native_code(tmp_path):
@@ -235,7 +324,7 @@ def test_memory_does_not_grow_with_the_journal(tmp_path):
     """Planning holds a few hundred bytes a segment, reading one batch, whatever the size of the journal."""
     planned, read = {}, {}
     schema = StructType([StructField("position", LongType()), StructField("payload", BinaryType())])
-    for messages in (4000, 16000):
+    for messages in (2000, 8000):
         path = tmp_path / str(messages)
         make(path, messages, size=400)
         tracemalloc.start()
@@ -246,6 +335,6 @@ def test_memory_does_not_grow_with_the_journal(tmp_path):
         assert sum(batch.num_rows for part in parts for batch in reader.read(part)) == messages
         read[messages] = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    segments_more = 12000 * 500 // (1 << 16)
-    assert planned[16000] - planned[4000] < segments_more * 10_000, planned
-    assert read[16000] < 1.5 * read[4000] + segments_more * 10_000, read
+    segments_more = 6000 * 500 // (1 << 16)
+    assert planned[8000] - planned[2000] < segments_more * 10_000, planned
+    assert read[8000] < 1.5 * read[2000] + segments_more * 10_000, read

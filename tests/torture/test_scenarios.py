@@ -13,18 +13,14 @@ import pytest
 from penstock import torture
 from penstock.torture import record, soak
 
-SPARK_KILLS = 1  # each takes half a minute; tests/crash/test_spark_kill.py does more
+HERE = [name for name in torture.SCENARIOS if name != "spark"]  # that one is tests/crash/test_spark_kill.py
 
 
 @pytest.mark.torture
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("scenario", torture.SCENARIOS)
+@pytest.mark.parametrize("scenario", HERE)
 def test_scenario(scenario: str, kills: int | None, seed: int, tmp_path: Path) -> None:
-    count = kills or 20
-    if scenario == "spark":
-        pytest.importorskip("pyspark")
-        count = max(SPARK_KILLS, (kills or 0) // 100)
-    report = torture.run(scenario, count, seed, tmp_path)
+    report = torture.run(scenario, kills or 20, seed, tmp_path)
     print(report.text())
     assert report.whole, report.text()
 
@@ -57,6 +53,24 @@ def test_a_soak_sees_what_grows_and_not_what_shakes(seed: int) -> None:
         shakes.add(at, 1000 + chance.gauss(0, 20) + (5000 if at == 97 else 0))
     assert grows.growth() > soak.GROWTH and grows.rises
     assert shakes.growth() < soak.GROWTH
+
+
+def test_a_tally_counts_what_is_missing_and_out_of_order(tmp_path: Path) -> None:
+    assert record.counts(tmp_path / "none").total == 0
+    tally = record.Tally(tmp_path / "tally")
+    for sequence in (1, 2, 5, 4, 6):
+        tally.add(1, sequence)
+    assert record.counts(tmp_path / "tally") == record.Counts(total=5, missing=3, disordered=1, last=6)
+    tally.close()
+
+
+@pytest.mark.timeout(0)
+def test_a_short_soak_has_every_reach_and_loses_nothing(seed: int, tmp_path: Path) -> None:
+    report = soak.run_soak(0.05, seed, tmp_path)
+    arrived = [check for check in report.checks if check.promise.endswith("everything arrives in order")]
+    assert {check.promise.split(":")[0] for check in arrived} == {"bus", "shm", "tcp", "journal", "broker"}
+    ended = [check for check in report.checks if check.promise == "all end when asked to"]
+    assert all(check.held for check in arrived + ended), report.text()  # whether something grows needs more time
 
 
 def test_torn_log_entries_are_ignored(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
         handle.wake_readers();
         Woken woken = Woken::timeout;
         if (deadline) woken = persist([&] { return handle.wait(deadline, std::max(publisher->spin_ns, short_spin_ns), -1); });
+        else handle.look_for_dead();
         if (handle.reserve(place) == Taken::yes) return;
         if (woken == Woken::timeout) throw Error(Fault::timeout, handle.why_full());
     }
@@ -319,7 +320,7 @@ int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int
 int penstock_shm_fileno(penstock_shm_subscriber *subscriber) {
     return guarded([&] {
         check(subscriber);
-        int descriptor = subscriber->handle.member.bell();
+        int descriptor = subscriber->handle.member.bells.watched();
         if (!subscriber->watched) {
             subscriber->watched = true;
             if (!subscriber->handle.arm()) subscriber->handle.wake();

@@ -390,11 +390,13 @@ class Broker:
             self.transactions.popitem(last=False)
 
     def abort(self, transaction: str) -> bool:
-        """Forget what was staged."""
-        staged = self.staged.pop(transaction, None)
-        if staged is not None:
-            self.staged_bytes -= staged.total_bytes
-        return staged is not None
+        """Forget what was staged; ``NAME.*`` is all of NAME's parts, those of failed attempts too."""
+        names = [transaction]
+        if transaction.endswith(".*"):
+            names = [name for name in self.staged if name.startswith(transaction[:-1])]
+        found = [self.staged.pop(name) for name in names if name in self.staged]
+        self.staged_bytes -= sum(staged.total_bytes for staged in found)
+        return bool(found)
 
     def forget_staged(self) -> None:
         """Transactions that nobody has touched for long are given up."""

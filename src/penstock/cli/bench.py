@@ -7,7 +7,6 @@ with plots that needs nothing from outside.
 
 from __future__ import annotations
 
-import html
 import json
 import os
 import subprocess
@@ -63,6 +62,8 @@ def bench(
         records = read(results)
     wishes(records)
     if html_page:
+        from penstock.cli.bench_page import page
+
         html_page.write_text(page(records))
         typer.echo(f"page written to {html_page}")
     if failed:
@@ -113,60 +114,3 @@ def wishes(records: list[dict[str, Any]]) -> None:
                 table.add_row(record["question"], result["name"], result["wanted"], result["got"], verdict)
     if table.row_count:
         Console().print(table)
-
-
-def page(records: list[dict[str, Any]]) -> str:
-    """One self-contained page: a bar plot with spread for each question."""
-    machine = records[0]["machine"] if records else {}
-    facts = ", ".join(f"{name} {value}" for name, value in machine.items())
-    plots = "\n".join(_plot(record) for record in records)
-    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Penstock benchmarks</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root {{ color-scheme: light dark; --ours: #0a7; --peer: #89a; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
-h2 {{ font-size: 1.05rem; margin: 2rem 0 .3rem; }} svg {{ width: 100%; height: auto; }}
-text {{ fill: currentColor; font: 12px system-ui, sans-serif; }} .note {{ opacity: .7; font-size: .85rem; }}
-</style></head><body><h1>Penstock benchmarks</h1>
-<p class="note">{html.escape(facts)}. Bars are medians, lines the spread; candidates were interleaved.</p>
-{plots}</body></html>"""
-
-
-def _plot(record: dict[str, Any]) -> str:
-    results = record["results"]
-    if not results:
-        return ""
-    most = max(result["high"] for result in results)
-    rows = []
-    for i, result in enumerate(results):
-        y = 24 * i
-        width, low, high = (430 * result[key] / most for key in ("median", "low", "high"))
-        colour = "var(--ours)" if "penstock" in result["name"] else "var(--peer)"
-        label = f"{_figure(result['median'], result['unit'])}  ({result['ratio']:.2f}x)"
-        rows.append(
-            f'<text x="0" y="{y + 16}">{html.escape(result["name"][:34])}</text>'
-            f'<rect x="230" y="{y + 4}" width="{max(width, 1):.1f}" height="15" fill="{colour}"/>'
-            f'<line x1="{230 + low:.1f}" x2="{230 + high:.1f}" y1="{y + 11.5}" y2="{y + 11.5}" stroke="currentColor"/>'
-            f'<text x="{238 + high:.1f}" y="{y + 16}">{html.escape(label)}</text>'
-        )
-    verdicts = [
-        f"{result['name']}: wanted {result['wanted']}, got {result['got']}, "
-        + ("reached" if result["reached"] else "not reached")
-        for result in results
-        if result["wanted"]
-    ]
-    less = " (less is better)" if results[0]["unit"] == "s" else ""
-    return (
-        f"<h2>{html.escape(record['question'])}{less}</h2>"
-        f'<svg viewBox="0 0 860 {24 * len(results) + 4}" role="img">{"".join(rows)}</svg>'
-        f'<p class="note">{html.escape("; ".join(verdicts))}</p>'
-    )
-
-
-def _figure(value: float, unit: str) -> str:
-    scales = (
-        ((1, ""), (1e-3, "m"), (1e-6, "u"), (1e-9, "n"))
-        if unit == "s"
-        else ((1e9, "G "), (1e6, "M "), (1e3, "k "), (1, ""))
-    )
-    scale, prefix = next((pair for pair in scales if value >= pair[0]), scales[-1])
-    return f"{value / scale:.2f} {prefix}{unit}"

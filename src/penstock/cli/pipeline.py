@@ -61,11 +61,12 @@ def pipeline(
     run = _prepared(name, source, target, settings, topics)
     with _session(master) as spark, _Progress(name) as progress:
         while True:
+            progress.state("")
             with _told():
                 run(spark, progress)
             if pause is None:
                 return
-            progress.idle()
+            progress.state("waiting")
             time.sleep(pause)
 
 
@@ -187,20 +188,22 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     import importlib
 
     from pyspark.sql import Observation
-    from pyspark.sql import functions as F
+
+    from penstock.spark.pipelines.declared import observed
 
     seen = Observation()
-    size = F.coalesce(F.sum(F.octet_length("payload")), F.lit(0))
-    watched = frame if kind is Name.ALIGN else frame.observe(seen, F.count("*").alias("rows"), size.alias("bytes"))
+    watched = frame if kind is Name.ALIGN else observed(frame, seen)  # align reads each topic by itself
     result = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)(
         watched, **arguments
     )
     target.mkdir(parents=True, exist_ok=True)
     table = target / f"{kind.value}.parquet"
     result.write.mode("overwrite").parquet(str(table))
-    rows, payload_bytes = (0, 0) if kind is Name.ALIGN else (int(seen.get["rows"]), int(seen.get["bytes"]))
-    progress.add(rows, payload_bytes, 0)
     made = frame.sparkSession.read.parquet(str(table))
+    if kind is Name.ALIGN:
+        progress.add(made.count(), 0, 0)
+    else:
+        progress.add(int(seen.get["rows"]), int(seen.get["bytes"]), 0)
     if kind is Name.QUALITY:
         from penstock.spark.pipelines.report import report, terminal
 
@@ -211,12 +214,25 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
 
 
 def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
+    from pyspark.sql import Observation
+
+    if not declared.streaming:
+        seen = Observation()
+        declared.run(spark, seen)
+        progress.add(int(seen.get["rows"]), int(seen.get["bytes"]), 0)
+        return
+    query = declared.run(spark, "source")
+    try:
+        _follow(query, progress)
+    finally:
+        query.stop()
+
+
+def _follow(query: Any, progress: _Progress) -> None:
+    """Show a streaming query's progress until it ends."""
     from penstock.spark.stream import lag
 
-    query = declared.run(spark)
-    if query is None:
-        return
-    rows = 0
+    rows = payload_bytes = 0
     seen = -1
     while True:
         ended = query.awaitTermination(1)
@@ -224,10 +240,12 @@ def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
             if step["batchId"] > seen:
                 seen = step["batchId"]
                 rows += step["numInputRows"]
-        progress.show(rows, 0, lag(query) or 0)
+                counted = step["observedMetrics"].get("source")
+                payload_bytes += int(counted["bytes"]) if counted is not None else 0
         if ended:
-            progress.add(rows, 0, 0)
+            progress.add(rows, payload_bytes, 0)
             return
+        progress.show(rows, payload_bytes, lag(query) or 0)
 
 
 class _Progress:
@@ -284,6 +302,6 @@ class _Progress:
         """Make room for something that is printed."""
         self.bar.update(self.task, text="")
 
-    def idle(self) -> None:
-        """Between two runs."""
-        self.counters.state("waiting")
+    def state(self, text: str) -> None:
+        """What the monitor shows beside the counts: whether it waits for its next run."""
+        self.counters.state(text)

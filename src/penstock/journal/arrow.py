@@ -31,6 +31,7 @@ TYPES: Final[dict[str, Any]] = {
     "key": pyarrow.string(),
     "properties": pyarrow.map_(pyarrow.string(), pyarrow.string()),
 }
+MOST: Final = (1 << 64) - 1
 DEFAULT: Final = ("position", "topic", "ordinal", "timestamp_ns", "data")
 _FROM_RECORD = ("data", "message_id", "key", "properties")
 
@@ -71,7 +72,8 @@ def _parts(entries: Entries, rows: int, size: int) -> Iterator[Entries]:
     ends = entries["offset"] + entries["length"]
     at = 0
     while at < len(entries):
-        limit = numpy.uint64(int(ends[at]) + size)  # of the array's own type, or all of it would be converted
+        # Of the array's own type, or all of it would be converted. A damaged index may say anything; `read` tells it.
+        limit = numpy.uint64(min(int(ends[at]) + size, MOST))
         stop = min(at + rows, int(ends.searchsorted(limit, side="right")))
         stop = max(stop, at + 1)
         yield entries[at:stop]

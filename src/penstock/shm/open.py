@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.address import Address
 from penstock.channel import Overflow, choose
 from penstock.errors import InvalidArgument
 from penstock.shm.publisher import Publisher
 from penstock.shm.subscriber import Subscriber
+
+Opener = TypeVar("Opener", bound=Callable[..., Any])
+
+
+def _with_options_of(handle: type[Any]) -> Callable[[Opener], Opener]:
+    """The function takes the options of the handle beside its own: they are written down where they are used."""
+
+    def wrap(function: Opener) -> Opener:
+        own = inspect.signature(function)
+        parameters = {name: p for name, p in own.parameters.items() if p.kind is not inspect.Parameter.VAR_KEYWORD}
+        for parameter in inspect.signature(handle.__init__).parameters.values():
+            if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+                parameters.setdefault(parameter.name, parameter)
+        function.__signature__ = own.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
+        return function
+
+    return wrap
 
 
 def _reliable(address: Address, overflow: str | None, reliable: bool | None) -> bool:
@@ -24,63 +42,17 @@ def _reliable(address: Address, overflow: str | None, reliable: bool | None) -> 
     return chosen is Overflow.BLOCK
 
 
+@_with_options_of(Publisher)
 def open_publisher(
-    address: Address,
-    *,
-    overflow: str | None = None,
-    reliable: bool | None = None,
-    slots: int | None = None,
-    slot_size: int | None = None,
-    timeout: float | None = None,
-    fixed_size: bool = False,
-    max_reserved: int = 1,
-    type: str | None = None,
-    checksum: bool = False,
-    metadata_size: int | None = None,
-    activation: bool = False,
-    retirement: bool = False,
-    max_publishers: int | None = None,
-    max_subscribers: int | None = None,
-    local: bool = False,
-    mux: str | None = None,
-    vchan_id: int | None = None,
-    mode: int | None = None,
-    group: int | str | None = None,
-    spin_us: int = 0,
-    on_resize: Callable[..., Any] | None = None,
+    address: Address, *, overflow: str | None = None, reliable: bool | None = None, **options: Any
 ) -> Publisher:
     """A publisher of the channel that ``address`` names."""
-    return Publisher(
-        address.name, reliable=_reliable(address, overflow, reliable), slots=slots, slot_size=slot_size,
-        timeout=timeout, fixed_size=fixed_size, max_reserved=max_reserved, type=type, checksum=checksum,
-        metadata_size=metadata_size, activation=activation, retirement=retirement, max_publishers=max_publishers,
-        max_subscribers=max_subscribers, local=local, mux=mux, vchan_id=vchan_id, mode=mode, group=group,
-        spin_us=spin_us, on_resize=on_resize,
-    )  # fmt: skip
+    return Publisher(address.name, reliable=_reliable(address, overflow, reliable), **options)
 
 
+@_with_options_of(Subscriber)
 def open_subscriber(
-    address: Address,
-    *,
-    overflow: str | None = None,
-    reliable: bool | None = None,
-    max_active_messages: int | None = None,
-    type: str | None = None,
-    checksum: str = "raise",
-    pass_activation: bool = False,
-    max_publishers: int | None = None,
-    max_subscribers: int | None = None,
-    mux: str | None = None,
-    vchan_id: int | None = None,
-    history: bool = True,
-    mode: int | None = None,
-    group: int | str | None = None,
-    spin_us: int = 0,
+    address: Address, *, overflow: str | None = None, reliable: bool | None = None, **options: Any
 ) -> Subscriber:
     """A subscriber of the channel that ``address`` names."""
-    return Subscriber(
-        address.name, reliable=_reliable(address, overflow, reliable), max_active_messages=max_active_messages,
-        type=type, checksum=checksum, pass_activation=pass_activation, max_publishers=max_publishers,
-        max_subscribers=max_subscribers, mux=mux, vchan_id=vchan_id, history=history, mode=mode, group=group,
-        spin_us=spin_us,
-    )  # fmt: skip
+    return Subscriber(address.name, reliable=_reliable(address, overflow, reliable), **options)

@@ -22,10 +22,6 @@ from penstock.shm.publisher import group_id
 if TYPE_CHECKING:
     from penstock._core import Message
 
-# Longest sleep in an event loop before shared memory is looked at again: a publisher may have been killed between
-# publishing and waking.
-LOOK_AGAIN_S = 0.5
-
 
 class WeakReference:
     """Gives the message back while its slot is unchanged, else None. Holds nothing meanwhile."""
@@ -123,12 +119,16 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         """``read`` for asyncio: the event loop goes on while this waits."""
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        descriptor = self.fileno()
-        while (message := self.read(0)) is None:
-            left = LOOK_AGAIN_S if deadline is None else min(LOOK_AGAIN_S, deadline - time.monotonic())
-            if left <= 0:
-                return None
-            await readable(descriptor, left)
+        descriptor = self.fileno()  # readable now and then by itself: who published may have died before it rang
+        self._begin_wait()  # a close meanwhile leaves the descriptor open until this has looked once more
+        try:
+            while (message := self.read(0)) is None:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                await readable(descriptor, left)
+        finally:
+            self._end_wait()
         return message
 
     @property

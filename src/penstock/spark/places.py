@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import numpy
 import pyarrow
@@ -93,11 +94,25 @@ def resolve(options: Mapping[str, str]) -> list[str]:
         raise InvalidArgument("name a journal: spark.read.format('penstock').load('/path/to/journal')")
     found: dict[str, None] = {}
     for text in texts:
-        for place in _expand(text):
+        for place in _expand(with_options(text, options)):
             found[place] = None
     if len(found) > MAX_PLACES:
         raise InvalidArgument(f"{len(found)} journals at once are more than {MAX_PLACES}")
     return list(found)
+
+
+def with_options(text: str, options: Mapping[str, str]) -> str:
+    """A broker's address with the options ``token`` and ``tls`` in it, where the address itself does not name them."""
+    if not text.startswith("broker://"):
+        return text
+    named = dict(parse_qsl(urlsplit(text).query))
+    more = {name: options[name] for name in ("token", "tls") if name in options and name not in named}
+    return f"{text}{'&' if named else '?'}{urlencode(more)}" if more else text
+
+
+def shown(text: str) -> str:
+    """A place as it may be printed: without the token of a broker's address."""
+    return text.partition("?")[0] if text.startswith("broker://") else text
 
 
 def _expand(text: str) -> Sequence[str]:

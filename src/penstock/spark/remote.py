@@ -8,6 +8,8 @@ that the broker shows its lag and its retention can wait for it.
 
 from __future__ import annotations
 
+import contextlib
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -19,26 +21,57 @@ from penstock.broker.fetch import RangeClient
 from penstock.errors import ClosedError, InvalidArgument, StateError
 from penstock.spark import rows
 from penstock.spark.bounds import Bounds
-from penstock.spark.places import Range, Reading
+from penstock.spark.places import Range, Reading, shown
 
 SAMPLE = 256
 FETCH_BYTES = 4 << 20
+ADDRESS_OPTIONS = ("token", "tls", "queue", "timeout")
 
 
-def connect(text: str) -> RangeClient:
-    """A connection to the broker at ``broker://HOST:PORT?token=...``; what went wrong names the broker."""
+@contextlib.contextmanager
+def connect(text: str) -> Iterator[RangeClient]:
+    """A connection to the broker at ``broker://HOST:PORT?token=...``; what goes wrong with it names the broker."""
+    host, port, options = address(text)
+    try:
+        client = RangeClient(
+            host,
+            port,
+            token=options.get("token"),
+            tls=_tls(options.get("tls")),
+            timeout=float(options.get("timeout", "30")),
+        )
+    except ssl.SSLError as error:
+        raise StateError(f"no TLS with the broker at {host}:{port}: {error}; name its certificate: tls=FILE") from None
+    except (OSError, ClosedError) as error:
+        raise StateError(f"no broker answers at {host}:{port} ({error}); start it, or check port and tls") from None
+    try:
+        with client:
+            yield client
+    except (OSError, ClosedError) as error:
+        raise StateError(
+            f"the broker at {host}:{port} went away in the middle: {error}; the query can be started again"
+        ) from error
+
+
+def address(text: str) -> tuple[str, int, dict[str, str]]:
+    """Host, port and options of a broker's address."""
     parts = urlsplit(text)
     options = dict(parse_qsl(parts.query))
-    unknown = [name for name in options if name not in ("token", "queue", "timeout")]
+    unknown = [name for name in options if name not in ADDRESS_OPTIONS]
     if parts.scheme != "broker" or not parts.hostname or parts.port is None or unknown:
-        raise InvalidArgument(f"{text!r} is not of the form broker://HOST:PORT?token=TOKEN&queue=NAME")
+        shape = "broker://HOST:PORT?token=TOKEN&tls=true&queue=NAME"
+        raise InvalidArgument(f"{shown(text)!r} is not of the form {shape}")
+    return parts.hostname, parts.port, options
+
+
+def _tls(text: str | None) -> ssl.SSLContext | None:
+    """``true``: certificates that the system trusts; anything else is the file of the one to trust."""
+    if text is None or text.lower() == "false":
+        return None
     try:
-        timeout = float(options.get("timeout", "30"))
-        return RangeClient(parts.hostname, parts.port, token=options.get("token"), timeout=timeout)
-    except OSError as error:
-        raise StateError(
-            f"no broker answers at {parts.hostname}:{parts.port} ({error}); start it, or check the port"
-        ) from None
+        return ssl.create_default_context(cafile=None if text.lower() == "true" else text)
+    except (OSError, ssl.SSLError) as error:
+        raise InvalidArgument(f"tls={text!r} is neither true, false nor a file of certificates: {error}") from None
 
 
 def queue_name(text: str) -> str | None:
@@ -100,12 +133,7 @@ class BrokerPlace:
         patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
         plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
         topics = plain if patterns and len(plain) == len(patterns) else None
-        try:
-            yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics)
-        except (OSError, ClosedError) as error:
-            raise StateError(
-                f"the broker at {self.text} went away in the middle: {error}; the query can be started again"
-            ) from None
+        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics)
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds if time_ns is None else bounds.narrowed("times", low=time_ns)
@@ -160,13 +188,14 @@ class BrokerStaging:
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         parts = [name for name in names if name]
-        if parts:
-            with connect(self.text) as client:
+        with connect(self.text) as client:
+            if parts:
                 client.commit(self.transaction, parts)
+            client.abort(f"{self.transaction}.*")  # what attempts that failed have left
 
     def abort(self) -> None:
         with connect(self.text) as client:
-            client.abort(self.transaction)
+            client.abort(f"{self.transaction}.*")
 
 
 def _not_empty(column: pyarrow.Array) -> pyarrow.Array:

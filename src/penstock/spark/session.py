@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, StateError
+from penstock.spark import relation
 from penstock.spark.java import Java, cache_directory, find_java
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():
         builder = builder.config(key, _text(value))
+    relation.install()
     return builder.getOrCreate()
 
 

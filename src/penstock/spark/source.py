@@ -7,6 +7,7 @@ file. Filters that are used here go back to Spark as well: ours may be too wide,
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from penstock.errors import InvalidArgument, nearest
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
-from penstock.spark.places import BATCH_BYTES, Range, Reading, open_place, resolve
+from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_place, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
@@ -30,8 +31,8 @@ OPTIONS = (
     "path", "paths", "topics", "topic",
     "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
     "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
-    "maxMessagesPerTrigger",
-    "maxBytesPerTrigger", "failOnDataLoss", "query", "transaction", "token", "segmentBytes", "properties",
+    "maxMessagesPerTrigger", "maxBytesPerTrigger",
+    "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
 )  # fmt: skip
 
 SPARKS_OWN = ("checkpointLocation", "queryName", "outputMode")
@@ -149,12 +150,13 @@ class JournalReader(DataSourceReader):
         self.bounds = from_options(self.options)
         self.how = reading(self.options, schema, self.bounds)
         self.places = resolve(self.options)
+        self.ends = _ends(self.options)
         if choice(self.options, "pushdown", ("true", "false"), "false") == "true":
             self.pushFilters = _Push(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         opened = [(place, open_place(place)) for place in self.places]
-        spans = [(place, place.first, place.frontier) for _, place in opened]
+        spans = [(place, place.first, self._end(place)) for _, place in opened]
         whole = [piece for place, first, end in spans for piece in place.ranges(first, end, self.bounds, 1 << 62)]
         most = partition_bytes(self.options, sum(piece.size for piece in whole))
         pieces = (
@@ -164,8 +166,22 @@ class JournalReader(DataSourceReader):
         )
         return list(plan(pieces, most)) or [Part([])]
 
+    def _end(self, place: Place) -> int:
+        """Where this frame ends: noted when it was loaded, or now. A journal that came later is not part of it."""
+        return place.frontier if self.ends is None else min(place.frontier, self.ends.get(place.uuid, 0))
+
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_part(partition, self.how)
+
+
+def _ends(options: Mapping[str, str]) -> dict[str, int] | None:
+    """The option ``ends`` (see ``relation``): the position after the last one of each journal."""
+    if "ends" not in options:
+        return None
+    try:
+        return {str(uuid): int(end) for uuid, end in json.loads(options["ends"]).items()}
+    except (ValueError, TypeError, AttributeError):
+        raise InvalidArgument(f"ends={options['ends']!r} is not of the form {{journal UUID: position}}") from None
 
 
 def _cut(opened: list[tuple[str, Any]], piece: Range, bounds: Bounds, most: int) -> Iterator[Range]:
@@ -176,10 +192,9 @@ def _cut(opened: list[tuple[str, Any]], piece: Range, bounds: Bounds, most: int)
 class _Push:
     """Stands in for ``pushFilters`` when the option ``pushdown`` asks for it.
 
-    Why it must be asked for: Spark 4.3 keeps one plan per loaded frame. The filters of one query stay in the plan of
-    the next one over the same frame, and of two scans of it in one query the last one's filters count for both, so
-    that rows go missing. A frame loaded for one query alone is safe. Why no method: Spark refuses a reader that
-    overrides ``pushFilters`` where push-down is off; with the default as ``__func__`` it is used where it is on.
+    Frames of a session of ours ask for it, since each of their scans has a source of its own (see ``relation``); in
+    any other session a frame may serve one query only. Why no method: Spark refuses a reader that overrides
+    ``pushFilters`` where push-down is off; with the default as ``__func__`` it is used where it is on.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

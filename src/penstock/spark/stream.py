@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import from_options, integer, time_ns
-from penstock.spark.places import Place, Range, open_place, resolve
+from penstock.spark.places import Place, Range, open_place, resolve, shown
 from penstock.spark.source import check_options, choice, folded, partition_bytes, plan, read_part, reading
 
 if TYPE_CHECKING:
@@ -146,9 +146,10 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for uuid, position in start.items():
             place = places.get(uuid)
             if place is None:
+                named = ", ".join(map(shown, self.paths))
                 raise StateError(
-                    f"the checkpoint was reading journal {uuid}, which is not among {', '.join(self.paths)} any more: "
-                    "the directory was made anew or not named. Name it again, begin with a new checkpoint, or set "
+                    f"the checkpoint was reading journal {uuid}, which is not among {named} any more: the directory "
+                    "was made anew or not named. Name it again, begin with a new checkpoint, or set "
                     "failOnDataLoss=false to go on with what is there."
                 )
             if int(position) < place.first:

@@ -17,7 +17,7 @@ def main(source: str, target: str, checkpoint: str, how: str) -> None:
     """Run the query."""
     quiet: dict[str, Any] = {"spark.log.level": "OFF"}
     spark = session("torture", master="local[2]", **quiet)
-    reader = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 500)
+    reader = spark.readStream.format("penstock").option("maxMessagesPerTrigger", 500 if how == "follow" else 20_000)
     frame = reader.load(source).select("topic", "payload", "properties", "message_id", "timestamp_ns")
     writer = frame.writeStream.format("penstock").option("checkpointLocation", checkpoint)
     writer = writer.trigger(availableNow=True) if how == "finish" else writer.trigger(processingTime="0 seconds")

@@ -3,6 +3,7 @@
 Message: ``u32 producer | u32 crc32 of what follows | u64 sequence | padding`` (little-endian); the padding's length and
 bytes follow from producer and sequence, so a wrong byte anywhere is seen.
 Log: fixed-width entries appended with one write each, so that a kill leaves whole entries (a torn last one is ignored).
+Tally: counts instead of entries, for runs too long to keep each message.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 HEAD = struct.Struct("<IIQ")
 ENTRY = struct.Struct("<IQQ")  # producer, sequence, ordinal (0 where there is none)
+COUNTS = struct.Struct("<QQQQ")  # as Counts
 
 
 def make(producer: int, sequence: int, most: int = 512) -> bytes:
@@ -44,6 +47,42 @@ class Log:
 
     def close(self) -> None:
         os.close(self.descriptor)
+
+
+class Tally:
+    """Counts what it is told of: one producer's sequences, which should ascend by one. Its file is always current."""
+
+    def __init__(self, path: Path) -> None:
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._count = self._missing = self._disordered = self._last = 0
+
+    def add(self, producer: int, sequence: int, ordinal: int = 0) -> None:
+        """One message."""
+        self._count += 1
+        if sequence > self._last:
+            self._missing += sequence - self._last - 1
+        else:
+            self._disordered += 1
+        self._last = sequence
+        os.pwrite(self.descriptor, COUNTS.pack(self._count, self._missing, self._disordered, self._last), 0)
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+
+class Counts(NamedTuple):
+    """What a ``Tally`` has counted."""
+
+    total: int
+    missing: int
+    disordered: int
+    last: int
+
+
+def counts(path: Path) -> Counts:
+    """What the tally at this path says; zeros where nothing was counted yet."""
+    data = path.read_bytes() if path.exists() else b""
+    return Counts(*COUNTS.unpack(data)) if len(data) == COUNTS.size else Counts(0, 0, 0, 0)
 
 
 def entries(path: Path) -> Iterator[tuple[int, int, int]]:

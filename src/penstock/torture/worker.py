@@ -1,7 +1,8 @@
-"""One worker: ``python -m penstock.torture.worker publish|consume ADDRESS ...``.
+"""One worker: ``python -m penstock.torture.worker publish|consume|both ADDRESS ...``.
 
 ``publish`` publishes numbered messages and, when publish has returned, notes them in its log: noted means confirmed.
-``consume`` notes every message it receives. Both end on SIGTERM; a wrong byte in a received message ends with code 3.
+``consume`` notes every message it receives. ``both`` does the two in one process, in two threads. All end on SIGTERM; a
+wrong byte in a received message ends with code 3.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import signal
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -24,23 +26,47 @@ class Ended(Exception):
     """SIGTERM came."""
 
 
+ended = threading.Event()  # for threads, which a signal does not reach
+
+
 def _end(*_: object) -> None:
+    ended.set()
     raise Ended
 
 
-def publish(address: str, options: dict[str, object], log: record.Log, arguments: argparse.Namespace) -> None:
+class Pace:
+    """So many a second: late ones follow at once, so that the mean is kept."""
+
+    def __init__(self, rate_hz: float) -> None:
+        self._interval = 1 / rate_hz if rate_hz else 0.0
+        self._due = time.monotonic()
+
+    def wait(self) -> None:
+        """Until the next is due. Sleeps shorter than the clock's grain are saved up."""
+        if self._interval:
+            self._due += self._interval
+            ahead = self._due - time.monotonic()
+            if ahead > 0.0005:
+                time.sleep(ahead)
+            elif ahead < -1:
+                self._due = time.monotonic()  # stopped for a while: no flood to make up for it
+
+
+Note = record.Log | record.Tally
+
+
+def publish(address: str, options: dict[str, object], log: Note, arguments: argparse.Namespace) -> None:
     """Publish until ended, retrying nothing: what raised was not confirmed."""
-    pause = 0 if arguments.rate == 0 else 1 / arguments.rate
+    pace = Pace(arguments.rate)
     with penstock.publisher(address, **options) as publisher:
         if arguments.ready:
             publisher.wait_ready(arguments.ready, timeout=60)
         sequence = 0
-        while arguments.count == 0 or sequence < arguments.count:
+        while (arguments.count == 0 or sequence < arguments.count) and not ended.is_set():
             sequence += 1
             publisher.publish(record.make(arguments.producer, sequence, arguments.most))
             log.add(arguments.producer, sequence)
-            if pause:
-                time.sleep(pause)
+            pace.wait()
 
 
 class Latency:
@@ -63,22 +89,43 @@ class Latency:
             self._next = now + 1
 
 
-def consume(address: str, options: dict[str, object], log: record.Log, latency: Latency) -> None:
+def take(message: penstock.Message, log: Note, latency: Latency) -> None:
+    """Check and note one message."""
+    found = record.look(bytes(message))
+    if found is None:
+        print(f"wrong bytes in {message!r}", flush=True)
+        sys.exit(WRONG_BYTES)
+    log.add(*found, message.ordinal)
+    latency.note(message.timestamp_ns)
+    message.release()
+
+
+def consume(address: str, options: dict[str, object], log: Note, latency: Latency) -> None:
     """Note everything that comes."""
     with penstock.subscriber(address, **options) as subscriber:
         for message in subscriber:
-            found = record.look(bytes(message))
-            if found is None:
-                print(f"wrong bytes in {message!r}", flush=True)
-                sys.exit(WRONG_BYTES)
-            log.add(*found, message.ordinal)
-            latency.note(message.timestamp_ns)
-            message.release()
+            take(message, log, latency)
+
+
+def both(address: str, logs: tuple[Note, Note], arguments: argparse.Namespace) -> None:
+    """Publish in a thread, consume here until that has ended and nothing is left."""
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    latency = Latency(arguments.latency)
+    with penstock.subscriber(address) as subscriber:
+        publishing = threading.Thread(target=publish, args=(address, arguments.options, logs[0], arguments))
+        publishing.start()
+        while True:
+            last = not publishing.is_alive()  # asked before reading: what it published is there then
+            message = subscriber.read(timeout=0.1)
+            if message is not None:
+                take(message, logs[1], latency)
+            elif last:
+                return
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("role", choices=["publish", "consume"])
+    parser.add_argument("role", choices=["publish", "consume", "both"])
     parser.add_argument("address")
     parser.add_argument("--log", type=Path, required=True)
     parser.add_argument("--options", type=json.loads, default={})
@@ -87,17 +134,25 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=0, help="messages a second; 0: as fast as it goes")
     parser.add_argument("--most", type=int, default=512, help="longest padding in bytes")
     parser.add_argument("--latency", type=Path, help="note the median latency here, once a second")
+    parser.add_argument("--tally", action="store_true", help="the log keeps counts, not each message")
+    parser.add_argument("--received", type=Path, help="the log of what `both` receives")
     parser.add_argument("--ready", type=int, default=0, help="wait for so many subscribers first")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _end)
-    log = record.Log(arguments.log)
+    kind = record.Tally if arguments.tally else record.Log
+    logs: list[Note] = [kind(path) for path in (arguments.log, arguments.received) if path is not None]
     try:
         if arguments.role == "publish":
-            publish(arguments.address, arguments.options, log, arguments)
+            publish(arguments.address, arguments.options, logs[0], arguments)
+        elif arguments.role == "consume":
+            consume(arguments.address, arguments.options, logs[0], Latency(arguments.latency))
         else:
-            consume(arguments.address, arguments.options, log, Latency(arguments.latency))
+            both(arguments.address, (logs[0], logs[1]), arguments)
     except (Ended, KeyboardInterrupt):
         pass
+    finally:
+        for log in logs:
+            log.close()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from penstock.spark.pipelines.rollup import rollup
 from penstock.spark.pipelines.sessions import sessions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Observation, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 Step = Callable[..., "DataFrame"]
@@ -45,6 +45,14 @@ def filter_rows(frame: DataFrame, *, where: str) -> DataFrame:
 def sql(frame: DataFrame, *, query: str) -> DataFrame:
     """A query over the rows so far, which it calls ``{input}``."""
     return frame.sparkSession.sql(query, input=frame)
+
+
+def observed(frame: DataFrame, watch: Observation | str) -> DataFrame:
+    """The same rows; ``watch`` counts them as ``rows`` and their payloads as ``bytes``. A name is for streams."""
+    from pyspark.sql import functions as F
+
+    size = F.sum(F.octet_length("payload")) if "payload" in frame.columns else F.lit(None)
+    return frame.observe(watch, F.count("*").alias("rows"), F.coalesce(size, F.lit(0)).alias("bytes"))
 
 
 STEPS: Mapping[str, Step] = {
@@ -74,20 +82,22 @@ class Declared:
     steps: tuple[tuple[str, Mapping[str, Any]], ...]
     sink: Mapping[str, Any]
 
-    def frame(self, spark: SparkSession) -> DataFrame:
-        """The rows after all steps."""
+    def frame(self, spark: SparkSession, watch: Observation | str | None = None) -> DataFrame:
+        """The rows after all steps; ``watch`` gets the rows and bytes that came from the source (see ``observed``)."""
         options = {key: _text(value) for key, value in self.source.items() if key not in ("format", "path")}
         reader = spark.readStream if self.streaming else spark.read
         path = self.source["path"]
         named = str(path) if isinstance(path, str) else [str(item) for item in path]
         frame = reader.format(self.source.get("format", "penstock")).options(**options).load(named)  # type: ignore[arg-type]
+        if watch is not None:
+            frame = observed(frame, watch)
         for step, arguments in self.steps:
             frame = STEPS[step](frame, **arguments)
         return frame
 
-    def run(self, spark: SparkSession) -> StreamingQuery | None:
+    def run(self, spark: SparkSession, watch: Observation | str | None = None) -> StreamingQuery | None:
         """Write the rows to the sink; gives the query when it is streaming."""
-        frame = self.frame(spark)
+        frame = self.frame(spark, watch)
         if self.streaming:
             return self._stream(frame)
         self._batch(frame)

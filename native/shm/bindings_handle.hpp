@@ -1,0 +1,168 @@
+// What the Python objects of a publisher and of a subscriber share: whether they may be used, waiting without the GIL,
+// closing while another thread waits, the end.
+//
+// An Object derives from HandleObject and says by `kind` what people call it.
+#pragma once
+
+#include <Python.h>
+
+#include "message/message.hpp"
+#include "shm/bindings.hpp"
+
+namespace penstock::shm {
+
+template <typename Native>
+struct HandleObject {
+    PyObject_HEAD
+    Native *handle;
+    std::int64_t spin_ns;
+    std::uint32_t waiting;  // threads and tasks that would touch the handle after a close
+    bool close_pending;
+};
+
+// The handle where it may be used, else null with an error set.
+template <typename Object>
+auto usable(Object *self) -> decltype(self->handle) {
+    auto *handle = self->handle;
+    if (handle && !handle->closed.load(std::memory_order_relaxed) && handle->member.belongs_here()) [[likely]]
+        return handle;
+    if (handle && !handle->member.belongs_here())
+        raise_error("StateError", "%s was opened before this process was forked; open it again in the child",
+                    handle->member.describe().c_str());
+    else
+        raise_error("ClosedError", "this %s is closed", Object::kind);
+    return nullptr;
+}
+
+// Closes in earnest once nobody waits any more.
+template <typename Object>
+void settle_close(Object *self) {
+    if (!self->close_pending || self->waiting) return;
+    self->close_pending = false;
+    without_gil([&] { self->handle->close(false); });
+}
+
+// Runs a wait without the GIL. False with an error set.
+template <typename Object, typename Function>
+bool wait_with(Object *self, Woken &woken, Function &&function) {
+    for (;;) {
+        ++self->waiting;
+        bool threw = false;
+        try {
+            woken = without_gil(function);
+        } catch (...) {
+            threw = true;
+            raise_current();
+        }
+        --self->waiting;
+        settle_close(self);
+        if (threw) return false;
+        if (woken == Woken::closed || self->handle->closed.load())
+            return raise_error("ClosedError", "this %s was closed while it waited", Object::kind), false;
+        if (woken != Woken::interrupted) return true;
+        if (PyErr_CheckSignals() != 0) return false;
+    }
+}
+
+// wait(timeout, descriptor) as both have it: reads the arguments, then waits by function(deadline_ns, descriptor).
+template <typename Object, typename Function>
+PyObject *wait_method(Object *self, PyObject *arguments, PyObject *names, Function &&function) {
+    static const char *keywords[] = {"timeout", "descriptor", nullptr};
+    PyObject *timeout = Py_None, *extra = Py_None;
+    std::int64_t deadline;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "|OO", const_cast<char **>(keywords), &timeout, &extra) ||
+        !read_timeout(timeout, deadline))
+        return nullptr;
+    auto *handle = usable(self);
+    int descriptor = extra == Py_None ? -1 : PyObject_AsFileDescriptor(extra);
+    if (!handle || PyErr_Occurred()) return nullptr;
+    Woken woken = Woken::timeout;
+    try {
+        if (descriptor >= 0) handle->member.bells.own();
+    } catch (...) {
+        return raise_current();
+    }
+    // No time at all is a look, at the other descriptor too.
+    if (deadline == 0) deadline = monotonic_ns() + (descriptor >= 0);
+    if (!wait_with(self, woken, [&] { return function(deadline, descriptor); })) return nullptr;
+    return PyBool_FromLong(woken == Woken::ready);
+}
+
+template <typename Object>
+PyObject *close_method(PyObject *object, PyObject *) {
+    auto *self = reinterpret_cast<Object *>(object);
+    auto *handle = self->handle;
+    if (!handle || handle->closed.load()) Py_RETURN_NONE;
+    if constexpr (requires { handle->update_counters(); }) handle->update_counters();
+    handle->closed.store(true);
+    if (handle->member.belongs_here()) handle->wake();
+    self->close_pending = true;
+    settle_close(self);
+    Py_RETURN_NONE;
+}
+
+// The process ends: nothing is waited for.
+template <typename Object>
+PyObject *abandon_method(PyObject *object, PyObject *) {
+    if (auto *handle = reinterpret_cast<Object *>(object)->handle) handle->close(true);
+    Py_RETURN_NONE;
+}
+
+// A task of an event loop waits for the descriptor: a close gives it back when the task has looked once more.
+template <typename Object>
+PyObject *begin_wait_method(PyObject *object, PyObject *) {
+    auto *self = reinterpret_cast<Object *>(object);
+    if (!usable(self)) return nullptr;
+    ++self->waiting;
+    Py_RETURN_NONE;
+}
+template <typename Object>
+PyObject *end_wait_method(PyObject *object, PyObject *) {
+    auto *self = reinterpret_cast<Object *>(object);
+    if (self->waiting) --self->waiting;
+    settle_close(self);
+    Py_RETURN_NONE;
+}
+
+template <typename Object>
+PyObject *get_closed(PyObject *object, void *) {
+    auto *handle = reinterpret_cast<Object *>(object)->handle;
+    return PyBool_FromLong(!handle || handle->closed.load());
+}
+
+template <typename Object>
+PyObject *get_vchan(PyObject *object, void *) {
+    auto *handle = reinterpret_cast<Object *>(object)->handle;
+    if (!handle || handle->member.vchan < 0) Py_RETURN_NONE;
+    return PyLong_FromLong(handle->member.vchan);
+}
+
+// What a getter that needs an open handle reads by function(handle), which gives a Python object.
+template <typename Object, typename Function>
+PyObject *read_property(PyObject *object, Function &&function) {
+    auto *handle = usable(reinterpret_cast<Object *>(object));
+    if (!handle) return nullptr;
+    try {
+        return function(*handle);
+    } catch (...) {
+        return raise_current();
+    }
+}
+
+template <typename Object>
+void destroy_handle(Object *self) {
+    auto *handle = self->handle;
+    if (!handle) return;
+    self->handle = nullptr;
+    PyObject *kind, *value, *trace;
+    PyErr_Fetch(&kind, &value, &trace);
+    without_gil([&] { delete handle; return 0; });
+    PyErr_Restore(kind, value, trace);
+}
+
+template <typename Function>
+PyCFunction method(Function *function) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+}  // namespace penstock::shm

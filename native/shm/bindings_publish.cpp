@@ -1,0 +1,260 @@
+// publish, publish_many and reserve of penstock._core.shm.Publisher, with nothing in the way.
+#include <cstring>
+
+#include "shm/bindings_publisher.hpp"
+
+namespace penstock::shm {
+
+namespace {
+
+std::int64_t default_deadline(PublisherObject *self) {
+    return self->timeout_ns < 0 ? -1 : self->timeout_ns == 0 ? 0 : monotonic_ns() + self->timeout_ns;
+}
+
+bool refuse_full(Publisher *handle, bool timed_out) {
+    std::string text = handle->why_full();
+    if (timed_out) PyErr_Format(PyExc_TimeoutError, "%s", text.c_str());
+    else raise_error("CapacityError", "%s", text.c_str());
+    return false;
+}
+
+// The slow end of taking a slot: wait for readers, or say who holds everything.
+bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &place, PyObject *timeout) {
+    std::int64_t deadline = 0;
+    if (timeout ? !read_timeout(timeout, deadline) : (deadline = default_deadline(self), false)) return false;
+    try {
+        if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
+            without_gil([&] { return handle->member.recover(); });
+            return handle->reserve(place) == Taken::yes || refuse_full(handle, false);
+        }
+        for (;;) {
+            handle->wake_readers();
+            Woken woken = Woken::timeout;
+            if (deadline != 0) {
+                std::int64_t spin_ns = self->spin_ns > short_spin_ns ? self->spin_ns : short_spin_ns;
+                if (!wait_with(self, woken, [&] { return handle->wait(deadline, spin_ns, -1); })) return false;
+                if (!usable(self)) return false;
+            } else {
+                without_gil([&] { return handle->look_for_dead(); });
+            }
+            if (handle->reserve(place) == Taken::yes) return true;
+            if (woken == Woken::timeout) return refuse_full(handle, true);
+        }
+    } catch (...) {
+        raise_current();
+        return false;
+    }
+}
+
+bool grow_for(PyObject *self, Py_ssize_t size) {
+    PyObject *done = PyObject_CallMethod(self, "_grow", "n", size);
+    Py_XDECREF(done);
+    return done != nullptr;
+}
+
+inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publisher::Place &place, PyObject *timeout) {
+    try {
+        while (std::uint64_t(size) > handle->slot_size()) [[unlikely]] {
+            if (!grow_for(reinterpret_cast<PyObject *>(self), size)) return false;
+            if (!usable(self)) return false;
+        }
+        if (handle->reserve(place) == Taken::yes) [[likely]] return true;
+    } catch (...) {
+        raise_current();
+        return false;
+    }
+    return take_slowly(self, handle, place, timeout);
+}
+
+bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
+    std::uint32_t room = handle->metadata_size();
+    if (!metadata || metadata == Py_None) {
+        if (room) std::memset(handle->metadata(slot), 0, room);
+        return true;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(metadata, &buffer, PyBUF_SIMPLE) != 0) return false;
+    bool fits = buffer.len <= Py_ssize_t(room);
+    if (fits) {
+        std::memcpy(handle->metadata(slot), buffer.buf, size_t(buffer.len));
+        std::memset(handle->metadata(slot) + buffer.len, 0, room - size_t(buffer.len));
+    } else {
+        raise_error("InvalidArgument", "%zd bytes of metadata do not fit: %s has metadata_size=%u", buffer.len,
+                    handle->member.describe().c_str(), room);
+    }
+    PyBuffer_Release(&buffer);
+    return fits;
+}
+
+// Publishes a reserved place; waits where a virtual channel's reliable reader must go on first. 0 with an error set.
+std::uint64_t commit(PublisherObject *self, Publisher *handle, const Publisher::Place &place, std::uint64_t size,
+                     std::int64_t now_ns, std::uint32_t flags = 0) {
+    std::uint64_t ordinal = handle->publish(place, size, now_ns, flags);
+    if (ordinal) [[likely]] return ordinal;
+    std::int64_t deadline = default_deadline(self);
+    while (!ordinal) {
+        if (!handle->writer.reliable)
+            return raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str()), 0;
+        if (deadline >= 0 && monotonic_ns() >= deadline) return refuse_full(handle, true), 0;
+        without_gil([] {
+            timespec pause{0, 200'000};
+            return nanosleep(&pause, nullptr);
+        });
+        if (PyErr_CheckSignals() != 0 || !usable(self)) return 0;
+        ordinal = handle->publish(place, size, now_ns, flags);
+    }
+    return ordinal;
+}
+
+constexpr Py_ssize_t long_copy = 64 * 1024;
+
+// False with an error set where the publisher was closed meanwhile.
+inline bool copy_in(PublisherObject *self, std::uint8_t *to, const void *from, Py_ssize_t size) {
+    if (size < long_copy) [[likely]] {
+        std::memcpy(to, from, size_t(size));
+        return true;
+    }
+    ++self->waiting;
+    without_gil([&] { return std::memcpy(to, from, size_t(size)); });
+    --self->waiting;
+    settle_close(self);
+    return usable(self) != nullptr;
+}
+
+std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void *data, Py_ssize_t size, PyObject *timeout,
+                            PyObject *metadata, std::int64_t now_ns) {
+    Publisher::Place place;
+    if (!take(self, handle, size, place, timeout)) return 0;
+    bool filled = copy_in(self, place.data, data, size) &&
+                  (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata));
+    if (!filled) [[unlikely]] {
+        handle->cancel(place.slot);
+        return 0;
+    }
+    std::uint64_t ordinal = commit(self, handle, place, std::uint64_t(size), now_ns);
+    if (!ordinal) [[unlikely]] {
+        handle->cancel(place.slot);
+        return 0;
+    }
+    handle->wake_readers();
+    return ordinal;
+}
+
+std::uint64_t publish_object(PublisherObject *self, Publisher *handle, PyObject *data, PyObject *timeout,
+                             PyObject *metadata, std::int64_t now_ns) {
+    if (PyBytes_CheckExact(data)) [[likely]]
+        return publish_bytes(self, handle, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), timeout, metadata, now_ns);
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(data, &buffer, PyBUF_CONTIG_RO) != 0) return 0;
+    std::uint64_t ordinal = publish_bytes(self, handle, buffer.buf, buffer.len, timeout, metadata, now_ns);
+    PyBuffer_Release(&buffer);
+    return ordinal;
+}
+
+// timeout= and metadata= of publish and reserve.
+bool read_keywords(PyObject *const *values, PyObject *names, PyObject *&timeout, PyObject *&metadata, const char *of) {
+    for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
+        PyObject *name = PyTuple_GET_ITEM(names, i);
+        if (PyUnicode_CompareWithASCIIString(name, "timeout") == 0) timeout = values[i];
+        else if (PyUnicode_CompareWithASCIIString(name, "metadata") == 0) metadata = values[i];
+        else return PyErr_Format(PyExc_TypeError, "%s() has no argument %R", of, name), false;
+    }
+    return true;
+}
+
+}  // namespace
+
+PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    PublisherObject *self = as_publisher(object);
+    Publisher *handle = usable(self);
+    if (!handle) return nullptr;
+    if (count != 1) return PyErr_Format(PyExc_TypeError, "publish() takes data, timeout= and metadata=");
+    PyObject *timeout = nullptr, *metadata = nullptr;
+    if (names && !read_keywords(arguments + 1, names, timeout, metadata, "publish")) return nullptr;
+    std::uint64_t ordinal = publish_object(self, handle, arguments[0], timeout, metadata, realtime_ns());
+    return ordinal ? PyLong_FromUnsignedLongLong(ordinal) : nullptr;
+}
+
+PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
+    PublisherObject *self = as_publisher(object);
+    Publisher *handle = usable(self);
+    if (!handle) return nullptr;
+    Py_ssize_t done = 0;
+    std::int64_t now_ns = 0;
+    if (batch_check(argument)) {
+        const std::vector<Envelope> *entries = batch_entries(argument);
+        if (!entries) return nullptr;
+        for (const Envelope &entry : *entries) {
+            if (done++ % 16 == 0) now_ns = realtime_ns();
+            if (!publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns)) return nullptr;
+        }
+        return PyLong_FromSsize_t(done);
+    }
+    PyObject *sequence = PySequence_Fast(argument, "publish_many() takes an iterable of bytes-like objects");
+    if (!sequence) return nullptr;
+    for (; done < PySequence_Fast_GET_SIZE(sequence); ++done) {
+        if (done % 16 == 0) now_ns = realtime_ns();
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, done));  // the list may change while we wait
+        bool published = publish_object(self, handle, item, nullptr, nullptr, now_ns);
+        Py_DECREF(item);
+        if (!published) break;
+    }
+    Py_DECREF(sequence);
+    return PyErr_Occurred() ? nullptr : PyLong_FromSsize_t(done);
+}
+
+PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+    PublisherObject *self = as_publisher(object);
+    Publisher *handle = usable(self);
+    if (!handle) return nullptr;
+    if (count != 1) return PyErr_Format(PyExc_TypeError, "reserve() takes a size, timeout= and metadata=");
+    PyObject *timeout = nullptr, *metadata = nullptr;
+    if (names && !read_keywords(arguments + 1, names, timeout, metadata, "reserve")) return nullptr;
+    Py_ssize_t size = PyNumber_AsSsize_t(arguments[0], PyExc_OverflowError);
+    if (size == -1 && PyErr_Occurred()) return nullptr;
+    if (size < 0)
+        return raise_error("InvalidArgument", "%s: a size of %zd bytes cannot be reserved",
+                           handle->member.describe().c_str(), size);
+    Publisher::Place place;
+    if (!take(self, handle, size, place, timeout)) return nullptr;
+    PyObject *draft = nullptr;
+    if (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata))
+        draft = draft_new(place.data, size, &self->lender, place.slot, object);
+    if (!draft) handle->cancel(place.slot);
+    return draft;
+}
+
+PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t size) {
+    Publisher *handle = usable(publisher);
+    if (!handle) return nullptr;
+    Publisher::Place place{std::uint32_t(token), reinterpret_cast<Draft *>(draft)->data};
+    std::uint64_t ordinal = commit(publisher, handle, place, std::uint64_t(size), realtime_ns());
+    if (!ordinal) return nullptr;
+    handle->wake_readers();
+    return PyLong_FromUnsignedLongLong(ordinal);
+}
+
+void Lender::cancel(std::uint64_t token) noexcept {
+    if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
+}
+
+PyObject *publisher_activate(PyObject *object, PyObject *) {
+    PublisherObject *self = as_publisher(object);
+    Publisher *handle = usable(self);
+    if (!handle) return nullptr;
+    Publisher::Place place;
+    try {
+        if (handle->reserve(place) != Taken::yes) Py_RETURN_FALSE;
+    } catch (...) {
+        return raise_current();
+    }
+    if (handle->metadata_size()) std::memset(handle->metadata(place.slot), 0, handle->metadata_size());
+    if (!commit(self, handle, place, 0, realtime_ns(), message_activation)) {
+        handle->cancel(place.slot);
+        return nullptr;
+    }
+    handle->wake_readers();
+    Py_RETURN_TRUE;
+}
+
+}  // namespace penstock::shm

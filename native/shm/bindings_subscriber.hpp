@@ -1,0 +1,54 @@
+// The Python object of a subscriber, for the files that give it its methods.
+#pragma once
+
+#include "shm/bindings_handle.hpp"
+#include "shm/subscriber.hpp"
+
+namespace penstock::shm {
+
+struct Holder final : Owner {
+    Subscriber *handle = nullptr;
+    void release(std::uint64_t token) noexcept override { handle->release(std::uint32_t(token)); }
+    void release_many(const std::uint64_t *tokens, std::size_t count) noexcept override {
+        handle->release_many(tokens, count);
+    }
+};
+
+struct SubscriberObject : HandleObject<Subscriber> {
+    static constexpr const char *kind = "subscriber";
+    Holder holder;
+    PyObject *channel;  // str
+    std::uint64_t drops_told;
+    std::uint32_t streak;   // messages read without waiting since the last wait
+    bool busy;              // the last read_many found something at once
+    bool watched;        // somebody polls the descriptor
+    bool tells_drops;    // self._tell_dropped(count) wants to know
+    bool refuse_broken;  // a wrong checksum raises
+};
+
+inline SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }
+
+// In bindings_read.cpp
+PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
+PyObject *subscriber_read_newest(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
+PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *names);
+PyObject *subscriber_find(PyObject *object, PyObject *argument);
+PyObject *subscriber_again(PyObject *object, PyObject *arguments);
+PyObject *subscriber_place_of(PyObject *object, PyObject *argument);
+
+inline void envelope_of(const View &view, Envelope &envelope) {
+    envelope.data = view.data;
+    envelope.size = std::int64_t(view.size);
+    envelope.ordinal = view.ordinal;
+    envelope.timestamp_ns = view.timestamp_ns;
+    envelope.vchan_id = view.vchan;
+    envelope.token = view.slot;
+}
+
+// In bindings_message.cpp: a message over what was read; releases it and gives null with an error set when it cannot.
+PyObject *message_of(SubscriberObject *self, const View &view);
+// False with an error set where the checksum is wrong and the subscriber wants to know that by an error.
+bool check_intact(SubscriberObject *self, const View &view);
+bool message_ready(PyObject *module);
+
+}  // namespace penstock::shm

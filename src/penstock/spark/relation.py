@@ -1,0 +1,191 @@
+"""A loaded frame whose every scan has a Python source of its own, with the columns and filters of its query alone.
+
+Why: Spark 4.3 keeps one Python source per loaded frame and in it the plan that the last push-down made. The filters of
+one query would stay for the next one over the same frame, and of two scans in one query the last one's filters would
+count for both: rows would go missing. And it never tells a Python source which columns a query uses. Here the frame's
+table is replaced by one that makes a new source for each scan, for the columns asked for (forty lines of Java,
+compiled in the driver's JVM by the compiler that Spark itself compiles queries with). Filters are all given back to
+Spark, which looks at every row again. Since every scan plans anew, where each journal ends is noted when the frame is
+loaded: all scans of a frame see the same messages. A frame that cannot be treated so stays as it is, without
+push-down. Driver only; any thread may load.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LOG = logging.getLogger("penstock.spark")
+_CLASS = "penstock.spark.TableOfScans"
+_JAVA = """
+package penstock.spark;
+
+import org.apache.spark.sql.connector.read.Scan;
+import org.apache.spark.sql.connector.read.ScanBuilder;
+import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
+import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
+import org.apache.spark.sql.sources.Filter;
+import org.apache.spark.sql.types.StructField;
+import org.apache.spark.sql.types.StructType;
+import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+
+public class TableOfScans extends PythonTable {
+  public TableOfScans(PythonDataSourceV2 source, String name, StructType schema) {
+    super(source, name, schema);
+  }
+
+  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
+    return new Builder(name(), schema(), options);
+  }
+
+  public static class Builder implements SupportsPushDownFilters, SupportsPushDownRequiredColumns {
+    private final String name;
+    private final CaseInsensitiveStringMap options;
+    private StructType schema;
+    private Filter[] filters = new Filter[0];
+
+    public Builder(String name, StructType schema, CaseInsensitiveStringMap options) {
+      this.name = name;
+      this.schema = schema;
+      this.options = options;
+    }
+
+    public Filter[] pushFilters(Filter[] filters) {
+      this.filters = filters;
+      return filters;
+    }
+
+    public Filter[] pushedFilters() {
+      return new Filter[0];
+    }
+
+    public void pruneColumns(StructType wanted) {
+      if (wanted.length() > 0) {
+        schema = wanted;
+      } else {
+        schema = new StructType(new StructField[] {narrowest()});
+      }
+    }
+
+    private StructField narrowest() {
+      StructField[] fields = schema.fields();
+      for (int i = 0; i < fields.length; i++) {
+        if (fields[i].name().equals("position") || fields[i].name().equals("ordinal")) return fields[i];
+      }
+      return fields[0];
+    }
+
+    public Scan build() {
+      PythonDataSourceV2 source = new PythonDataSourceV2();
+      source.setShortName(name);
+      ScanBuilder builder = new PythonTable(source, name, schema).newScanBuilder(options);
+      if (filters.length > 0) ((SupportsPushDownFilters) builder).pushFilters(filters);
+      return builder.build();
+    }
+  }
+}
+"""
+_compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """From now on ``spark.read.format("penstock").load(...)`` gives such frames; other formats are not touched."""
+    from pyspark.sql.readwriter import DataFrameReader
+
+    original = DataFrameReader.load
+    if getattr(original, "penstock", False):
+        return
+
+    @functools.wraps(original)
+    def load(self: DataFrameReader, *arguments: Any, **options: Any) -> DataFrame:
+        return separated(original(self, *arguments, **options))
+
+    load.penstock = True  # type: ignore[attr-defined]
+    DataFrameReader.load = load  # type: ignore[method-assign]
+
+
+def separated(frame: DataFrame) -> DataFrame:
+    """The same frame with a source for each scan; as it was when it is not ours or push-down is not wanted.
+
+    What is wrong with options, schema or place is raised here, as a Penstock error and without Spark's stack around it.
+    """
+    relation = _relation(frame)
+    if relation is None:
+        return frame
+    given = {str(key): str(value) for key, value in dict(relation.options().asCaseSensitiveMap()).items()}
+    small = {key.lower(): value for key, value in given.items()}
+    enabled = frame.sparkSession.conf.get("spark.sql.python.filterPushdown.enabled", "false")
+    if enabled != "true" or small.get("pushdown", "true").lower() != "true":
+        return frame
+    more = {"pushdown": "true", "ends": _ends(frame, given)}
+    try:
+        return _with_own_sources(frame, relation, given | more)
+    except Exception as error:  # whatever another version of Spark does here: correct, only without push-down
+        LOG.warning("filters are not pushed down to journals with this Spark: %s", str(error).splitlines()[0])
+        return frame
+
+
+def _relation(frame: DataFrame) -> Any:
+    """The relation of a frame of ours, None for any other."""
+    java_frame = getattr(frame, "_jdf", None)
+    if java_frame is None:
+        return None
+    plan = java_frame.queryExecution().analyzed()
+    if plan.getClass().getSimpleName() != "DataSourceV2Relation":
+        return None
+    table = plan.table()
+    ours = table.getClass().getSimpleName() == "PythonTable" and table.name().lower() == "penstock"
+    return plan if ours else None
+
+
+def _with_own_sources(frame: DataFrame, relation: Any, options: Mapping[str, str]) -> DataFrame:
+    from pyspark.sql import DataFrame as ClassicFrame
+
+    spark = frame.sparkSession
+    gateway: Any = spark.sparkContext._gateway
+    jvm = gateway.jvm
+    words = jvm.java.util.HashMap()
+    for key, value in options.items():
+        words.put(key, value)
+    arguments = gateway.new_array(jvm.java.lang.Object, 3)
+    arguments[0] = jvm.org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2()
+    arguments[1] = relation.table().name()
+    arguments[2] = relation.table().schema()
+    table = _table_class(gateway).getConstructors()[0].newInstance(arguments)
+    map_ = jvm.org.apache.spark.sql.util.CaseInsensitiveStringMap(words)
+    copied = relation.copy(
+        table, relation.output(), relation.catalog(), relation.identifier(), map_, relation.timeTravelSpec()
+    )
+    session = spark._jsparkSession
+    return ClassicFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session, copied), spark)
+
+
+def _table_class(gateway: Any) -> Any:
+    """The Java class above, compiled once for each JVM."""
+    known = _compiled.get(gateway)
+    if known is None:
+        jvm = gateway.jvm
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(_JAVA)
+        known = compiler.getClassLoader().loadClass(_CLASS)
+        _compiled[gateway] = known
+    return known
+
+
+def _ends(frame: DataFrame, options: Mapping[str, str]) -> str:
+    """Where each journal ends now, as the option ``ends``."""
+    from penstock.spark.places import open_place
+    from penstock.spark.source import JournalReader
+
+    reader = JournalReader(dict(options), frame.schema)
+    return json.dumps({place.uuid: place.frontier for place in map(open_place, reader.places)})

@@ -1,0 +1,140 @@
+
+"""Waiting and waking: what sleeps on what, descriptors and when they are given back, closing while somebody waits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import shm
+
+LONG = 30.0
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def fifos() -> list[str]:
+    return [path.name for path in Path(os.environ["PENSTOCK_SHM_DIR"]).iterdir() if ".wake." in path.name]
+
+
+def asleep(name: str) -> bool:
+    return any(member.asleep for channel in shm.channels() if channel.name == name for member in channel.members)
+
+
+def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        os.sched_yield()
+
+
+def test_close_gives_descriptors_back_at_once(name: str) -> None:
+    with shm.Publisher(f"{name}/warm"), shm.Subscriber(f"{name}/warm"):
+        pass  # what the process keeps for good is open now
+    before = descriptors()
+    publisher, subscriber = shm.Publisher(name, slot_size=64, reliable=True), shm.Subscriber(name, reliable=True)
+    subscriber.fileno()
+    publisher.fileno()
+    publisher.publish(b"x" * 1000)  # a second payload
+    assert descriptors() > before
+    message = subscriber.read(0)
+    assert message is not None
+    view = memoryview(message)
+    subscriber.close()
+    publisher.close()
+    assert bytes(view) == b"x" * 1000, "what is held stays whole after close"
+    view.release()
+    message.release()
+    assert descriptors() == before
+    assert subscriber.closed and publisher.closed  # both handles are still there
+
+
+def test_reads_that_sleep_need_no_descriptor(name: str) -> None:
+    with shm.Publisher(name) as publisher, shm.Subscriber(name) as subscriber:
+        before = descriptors()
+        for i in range(5):
+            thread = threading.Thread(target=lambda: (until(lambda: asleep(name)), publisher.publish(b"x")))
+            thread.start()
+            assert subscriber.read(LONG) is not None, i
+            thread.join()
+        assert (descriptors(), fifos()) == (before, [])
+        subscriber.fileno()
+        assert len(fifos()) == 1
+
+
+def test_close_ends_a_sleep_of_another_thread(name: str) -> None:
+    for handle, wait in (
+        (subscriber := shm.Subscriber(name), subscriber.read),
+        (publisher := shm.Publisher(name, reliable=True), lambda: publisher.publish(b"x")),
+    ):
+        closer = threading.Thread(target=lambda handle=handle: (until(lambda: asleep(name)), handle.close()))
+        closer.start()
+        with pytest.raises(penstock.ClosedError, match="closed"):
+            wait()
+        closer.join()
+
+
+def test_close_ends_a_wait_of_an_event_loop(name: str) -> None:
+    async def main() -> None:
+        subscriber = shm.Subscriber(name)
+        waiting = asyncio.ensure_future(subscriber.read_async())
+        await asyncio.sleep(0)
+        subscriber.close()
+        with pytest.raises(penstock.ClosedError):
+            await asyncio.wait_for(waiting, LONG)
+
+    asyncio.run(main())
+    with shm.Publisher(name):  # and it has left
+        assert len([member for channel in shm.channels() for member in channel.members]) == 1
+
+
+def test_a_reliable_publisher_is_woken_through_its_descriptor(name: str) -> None:
+    with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name, reliable=True) as subscriber:
+        assert select.select([publisher], [], [], 0)[0], "a slot may be had"
+        publisher.publish_many([b"x"] * 4)
+        with pytest.raises(TimeoutError):
+            publisher.publish(b"x", timeout=0)
+        assert not select.select([publisher], [], [], 0)[0]
+        timer = threading.Timer(0.02, lambda: subscriber.read(0))
+        timer.start()
+        assert select.select([publisher], [], [], LONG)[0]
+        timer.join()
+        publisher.publish(b"x", timeout=0)
+
+
+def test_who_never_waits_finds_the_dead_too(name: str) -> None:
+    code = """
+import os, sys, signal
+from penstock import shm
+subscriber = shm.Subscriber(sys.argv[1], reliable=True)
+print("ready", flush=True)
+sys.stdin.readline()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name):
+        dead = subprocess.Popen([sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert dead.stdout is not None and dead.stdout.readline() == b"ready\n"
+        publisher.publish_many([b"x"] * 4)
+        with pytest.raises(TimeoutError):
+            publisher.publish(b"x", timeout=0)
+        dead.communicate(b"\n", timeout=LONG)
+        assert dead.returncode == -signal.SIGKILL
+        for _ in range(1_000_000):
+            try:
+                assert publisher.publish(b"x", timeout=0) == 5
+                break
+            except TimeoutError:
+                os.sched_yield()
+        else:
+            raise AssertionError("the dead subscriber held it up for ever")

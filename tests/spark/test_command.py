@@ -1,0 +1,141 @@
+"""``penstock pipeline``: every pipeline through the command, again and again until Ctrl-C, with its counts in view."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tests.spark.journals import extend, make
+from typer.testing import CliRunner
+
+from penstock.cli import pipeline as command
+from penstock.journal import Journal
+from penstock.monitor.snapshot import live
+from penstock.spark.pipelines import align, read_manifest, sessions
+
+
+@pytest.fixture
+def run(spark, monkeypatch):
+    """The command in this process and on the tests' own session: a JVM for each would take most of the time."""
+
+    @contextlib.contextmanager
+    def shared(master):
+        yield spark
+
+    monkeypatch.setattr(command, "_session", shared)
+
+    def invoke(*arguments):
+        done = CliRunner().invoke(command.app, [str(argument) for argument in arguments], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    return invoke
+
+
+def test_archive(run, tmp_path):
+    rows = make(tmp_path / "j", 300)
+    _, told = run("archive", "--from", tmp_path / "j", "--to", tmp_path / "a", "--set", "most_messages=200")
+    assert read_manifest(tmp_path / "a").rows == 300
+    assert "300 rows" in told and "B" in told and sum(len(row[3]) for row in rows) > 0
+
+
+def test_quality(run, tmp_path):
+    make(tmp_path / "j", 500)
+    out, told = run("quality", "--from", tmp_path / "j", "--to", tmp_path / "report", "--set", "window=1 hour")
+    assert (tmp_path / "report" / "quality.html").read_text().startswith("<!doctype html>")
+    assert "Worst windows" in out and "500 rows" in told
+
+
+def test_align(run, spark, tmp_path):
+    make(tmp_path / "j", 90)
+    run("align", "--from", tmp_path / "j", "--to", tmp_path / "out", "--set", "onto=b", "--set", "columns=ordinal")
+    got = spark.read.parquet(str(tmp_path / "out" / "align.parquet"))
+    frame = spark.read.format("penstock").load(str(tmp_path / "j"))
+    assert sorted(got.collect()) == sorted(align(frame, "b", columns=["ordinal"]).collect()) and got.count() == 30
+
+
+def test_rollup(run, spark, tmp_path):
+    rows = make(tmp_path / "j", 300)
+    settings = ("--set", "n=count(*)", "--set", "size=sum(octet_length(payload))", "--set", "window=1 hour")
+    _, told = run("rollup", "--from", tmp_path / "j", "--to", tmp_path / "out", "--topics", "a.*", *settings)
+    got = {row.topic: (row.n, row.size) for row in spark.read.parquet(str(tmp_path / "out" / "rollup.parquet")).collect()}
+    for topic in ("a.x", "a.y"):
+        sizes = [len(row[3]) for row in rows if row[0] == topic]
+        assert got[topic] == (len(sizes), sum(sizes))
+    assert "b" not in got and "200 rows" in told
+
+
+def test_sessions(run, spark, tmp_path):
+    make(tmp_path / "j", 60)
+    run("sessions", "--from", tmp_path / "j", "--to", tmp_path / "out", "--set", "gap_s=30")
+    got = spark.read.parquet(str(tmp_path / "out" / "sessions.parquet"))
+    frame = spark.read.format("penstock").load(str(tmp_path / "j"))
+    assert sorted(got.collect()) == sorted(sessions(frame, gap_s=30).collect()) and got.count() == 3
+
+
+def test_replay(run, tmp_path):
+    rows = make(tmp_path / "j", 50)
+    _, told = run("replay", "--from", tmp_path / "j", "--to", f"journal:{tmp_path / 'k'}#{{topic}}", "--set", "speed=1e6")
+    with Journal(tmp_path / "k", mode="read") as journal:
+        got = [(message.channel, bytes(message)) for message in journal.read_many(1, 100)]
+    assert got == [(row[0], row[3]) for row in rows] and "50 rows" in told
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_file(run, spark, tmp_path, streaming):
+    rows = make(tmp_path / "j", 40)
+    (tmp_path / "p.toml").write_text(
+        f"""streaming = {str(streaming).lower()}
+[source]
+path = "{tmp_path / "j"}"
+[[steps]]
+do = "filter"
+where = "topic = 'b'"
+[sink]
+path = "{tmp_path / "out"}"
+checkpoint = "{tmp_path / "checkpoint"}"
+"""
+    )
+    _, told = run(tmp_path / "p.toml")
+    assert spark.read.parquet(str(tmp_path / "out")).count() == len([row for row in rows if row[0] == "b"])
+    assert "40 rows" in told and " 0 B" not in told, told
+
+
+def wait_for(condition, process, timeout_s=240):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)
+
+
+def seen(pid):
+    """What the monitor sees of the pipeline: (delivered, lag)."""
+    return [(block.delivered, block.lag) for block in live() if block.pid == pid and block.room == "spark"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_again_and_again_until_ctrl_c(tmp_path):
+    make(tmp_path / "j", 100)
+    arguments = ["archive", "--from", str(tmp_path / "j"), "--to", str(tmp_path / "a"), "--every", "0.2s"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock", "pipeline", *arguments, "--master", "local[1]"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: read_manifest(tmp_path / "a").rows == 100, process)
+        with Journal(tmp_path / "j") as journal:
+            extend(journal, 50)
+        wait_for(lambda: seen(process.pid) == [(150, 0)], process)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode in (0, 130) and "Traceback" not in told and "150 rows" in told, told
+    assert read_manifest(tmp_path / "a").rows == 150
