@@ -277,7 +277,7 @@ nb::list outlet_peers(OutletHandle &self) {
 
 nb::list outlet_take_gone(OutletHandle &self) {
     nb::list list;
-    for (const Gone &gone : self.core->take_gone()) list.append(nb::make_tuple(gone.id, gone.error, gone.lost));
+    for (const Gone &gone : self.core->take_gone()) list.append(nb::make_tuple(gone.id, gone.error, gone.lost, gone.dropped_overflow));
     return list;
 }
 

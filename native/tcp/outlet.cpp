@@ -152,7 +152,7 @@ void Outlet::lose(const PeerPtr &peer, int error) {
     PeerPtr kept = peer;  // `peer` may be the entry that is erased
     peers_.erase(std::find(peers_.begin(), peers_.end(), kept));
     counters_->peers.set(peers_.size());
-    gone_.push_back({kept->id, error, lost});
+    gone_.push_back({kept->id, error, lost, kept->dropped_overflow});
     wake(gone_event_);
     sent_.notify_all();
 }

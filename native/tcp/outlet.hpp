@@ -65,6 +65,7 @@ struct Gone {
     std::uint64_t id;
     int error;  // errno; 0: closed by the peer
     std::uint64_t lost;
+    std::uint64_t dropped_overflow;
 };
 
 struct PeerCount {

@@ -65,6 +65,7 @@ class Bridge:
 
         self.source, self.sink = source, sink
         self._most = most
+        self._source_options = dict(source_options or {})
         self._closing = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -82,7 +83,7 @@ class Bridge:
                     others[target] = opened.enter_context(addresses.publisher(target))
             self.others: Mapping[str, Publisher] = others
             self.subscriber: Subscriber = opened.enter_context(
-                addresses.subscriber(source, **dict(source_options or {}))
+                addresses.subscriber(source, **self._source_options)
             )
             self._counters = _core.Counters("bridge", "bridge", f"{source} > {sink}")
             opened.callback(self._counters.close)
@@ -147,7 +148,8 @@ class Bridge:
             return
         from penstock import shm
 
-        name = addresses.parse(self.source).name
+        source = addresses.parse(self.source)
+        name = self._source_options.get("mux") or source.options.get("mux") or source.name
         for channel in shm.channels():
             if channel.name != name:
                 continue

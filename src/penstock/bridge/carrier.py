@@ -50,27 +50,27 @@ class Carrier:
         count = len(batch)
         self._counters.add("matched", count)
         whole = not self._vchans and (not self._takes or (self._forward is not None and not isinstance(batch, list)))
-        done = 0
+        done = self._carry_whole(batch) if whole else 0
         try:
-            if whole:
-                done = self._carry_whole(batch)
             while done < count:  # one by one, or what a refused message left
                 self._carry_one(batch[done])
                 done += 1
         except TimeoutError:
-            done += self._sent(self._mark) if whole else 0
             self._counters.drop("overflow", count - done)
         return count
 
     def _carry_whole(self, batch: Any) -> int:
         """All at once; gives how many are done with: all, or those up to and with the one that was refused."""
-        self._mark = self._sink.ledger.matched
+        before = self._sink.ledger.matched
         try:
             sent = self._forward(batch) if self._forward is not None and self._takes else self._sink.publish_many(batch)
         except REFUSALS as error:
-            done = self._sent(self._mark)
+            done = self._sent(before)
             self._refuse(error, batch[done])
             return done + 1
+        except TimeoutError:
+            self._counters.drop("overflow", len(batch) - self._sent(before))
+            return len(batch)
         self._counters.add("delivered", sent)
         return len(batch)
 

@@ -297,9 +297,10 @@ class Publisher(PublisherContract):
 
     def _note_gone(self) -> None:
         with self._changed:
-            for number, error, lost in self._outlet.take_gone():
-                name = self._names.pop(number, "?")
+            for number, error, lost, dropped in self._outlet.take_gone():
+                self._log_dropped(number, dropped)
                 self._dropped.pop(number, None)
+                name = self._names.pop(number, "?")
                 why = os.strerror(error) if error else "closed by it"
                 logger.debug("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
             self._changed.notify_all()
@@ -314,12 +315,17 @@ class Publisher(PublisherContract):
                 self._executor.call_later(LOG_DROPS_S, self._watch_drops)
 
     def _log_drops(self) -> None:
-        for number, _, _, _, full, _, _, _ in self._outlet.peers():
-            before = self._dropped.get(number, 0)
-            if full > before:
-                self._dropped[number] = full
-                name = self._names.get(number, "?")
-                logger.debug("%s: %d messages dropped for %s: its queue was full", self.address, full - before, name)
+        with self._changed:
+            for number, _, _, _, dropped, _, _, _ in self._outlet.peers():
+                self._log_dropped(number, dropped)
+
+    def _log_dropped(self, number: int, dropped: int) -> None:
+        """What was dropped for one subscriber since it was told of last."""
+        more = dropped - self._dropped.get(number, 0)
+        if more and logger.isEnabledFor(logging.DEBUG):
+            self._dropped[number] = dropped
+            name = self._names.get(number, "?")
+            logger.debug("%s: %d messages dropped for %s: its queue was full", self.address, more, name)
 
     def _watch_silence(self) -> None:
         """Peers that have not acknowledged anything for too long, though something was sent: a cut cable."""
@@ -353,11 +359,12 @@ class Publisher(PublisherContract):
             self._silence.cancel()
         for one in joining:
             one.abandon("the publisher was closed")
-        if logger.isEnabledFor(logging.DEBUG):
-            self._log_drops()
         deadline = time.monotonic() + (self._close_timeout if timeout is None else timeout)
         flushed = self._outlet.drain(max(0.0, deadline - time.monotonic()))
         self._executor.unwatch(self._outlet.gone_fileno())
+        self._note_gone()
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_drops()
         self._outlet.close()
         for pump in list(self._pumps):
             pump.done.wait(max(0.0, deadline - time.monotonic()))
