@@ -46,8 +46,9 @@ PACKAGES := redis-server chromium chromium-driver nftables iproute2 spin
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
+# Without the long ones, which `make stress` runs.
 test: build system
-	$(PYTEST)
+	$(PYTEST) --ignore tests/stress
 
 lint: build
 	$(BIN)/python -m ruff check .

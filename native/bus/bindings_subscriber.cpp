@@ -245,7 +245,7 @@ void pass_on(BusObject *bus, SubscriberObject *self, Header *header) {
 // The next message, or null when there is none (or, with an error set, no memory for its object). A fifo's message goes on
 // to the next one first, and only then is its predicate asked: handing on runs no Python code, so nothing can come between
 // and change the order.
-PyObject *pop(SubscriberObject *self) {
+PyObject *pop(SubscriberObject *self, bool waited = false) {
     while (!self->ring.empty()) {
         Item item = self->ring.pop();
         Counters *counters = self->counters;
@@ -264,6 +264,8 @@ PyObject *pop(SubscriberObject *self) {
             Py_DECREF(message);
             continue;
         }
+        if (waited || counters->delivered.get() % measured_every == 0) [[unlikely]]
+            counters->measure(reinterpret_cast<Message *>(message)->envelope.timestamp_ns);
         counters->delivered.add();
         counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
         return message;
@@ -349,8 +351,8 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
     Deadline deadline;
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
-    while (true) {
-        if (PyObject *message = pop(self)) return message;
+    for (bool waited = false;; waited = true) {
+        if (PyObject *message = pop(self, waited)) return message;
         int found = PyErr_Occurred() ? -1 : wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_NONE;
@@ -358,7 +360,7 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
 }
 
 // Fills the list from a queue that has enough, counting once; how far it came.
-Py_ssize_t take_all(SubscriberObject *self, PyObject *list) {
+Py_ssize_t take_all(SubscriberObject *self, PyObject *list, bool waited) {
     PyObject *channel = self->channel ? self->channel : self->name;
     std::uint64_t bytes = 0;
     Py_ssize_t filled = 0;
@@ -374,7 +376,10 @@ Py_ssize_t take_all(SubscriberObject *self, PyObject *list) {
         bytes += static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size);
         PyList_SET_ITEM(list, filled, message);
     }
-    self->counters->delivered.add(static_cast<std::uint64_t>(filled));
+    const std::uint64_t before = self->counters->delivered.get(), after = before + static_cast<std::uint64_t>(filled);
+    if (filled && (waited || before % measured_every == 0 || before / measured_every != after / measured_every))
+        self->counters->measure(reinterpret_cast<Message *>(PyList_GET_ITEM(list, 0))->envelope.timestamp_ns);
+    self->counters->delivered.set(after);
     self->counters->bytes.add(bytes);
     self->counters->depth.set(self->ring.size());
     if (self->writers.head) self->writers.wake_first();
@@ -395,6 +400,7 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_
         if (most == -1 && PyErr_Occurred()) return nullptr;
         if (most < 1) return raise_error("InvalidArgument", "most=%zd must be 1 or more", most);
     }
+    const bool waited = self->ring.empty();
     int found = wait_for_message(self, deadline, poll);
     if (found < 0) return nullptr;
     Py_ssize_t there = static_cast<Py_ssize_t>(self->ring.size());
@@ -402,9 +408,10 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_
     PyObject *list = PyList_New(most < there ? most : there);
     if (!list) return nullptr;
     Py_ssize_t filled = 0, size = PyList_GET_SIZE(list);
-    if (self->kind == Kind::queue && static_cast<std::size_t>(size) <= self->ring.size()) filled = take_all(self, list);
+    if (self->kind == Kind::queue && static_cast<std::size_t>(size) <= self->ring.size())
+        filled = take_all(self, list, waited);
     while (filled < size && !PyErr_Occurred()) {
-        PyObject *message = pop(self);
+        PyObject *message = pop(self, waited && filled == 0);
         if (!message) break;
         PyList_SET_ITEM(list, filled++, message);
     }

@@ -101,6 +101,8 @@ void bind_counters(nb::module_ &module) {
              nb::arg("field"), nb::arg("n"))
         .def("get", [](Handle &self, std::string_view field) { return self.count(field).get(); }, nb::arg("field"))
         .def("drop", &Handle::drop, nb::arg("reason"), nb::arg("n") = 1)
+        .def("measure", [](Handle &self, std::int64_t timestamp_ns) { self.open().measure(timestamp_ns); },
+             nb::arg("timestamp_ns"), "A message of that time is handed to its reader now: latency_ns and last_ns.")
         .def("state", [](Handle &self, std::string_view text) { counters_state(&self.open(), text); }, nb::arg("text"))
         .def("snapshot", [](Handle &self) { return as_dict(counters_copy(&self.open())); })
         .def("close", &Handle::close);

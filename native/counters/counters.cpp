@@ -207,6 +207,14 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
     return free_block;
 }
 
+void Counters::measure(std::int64_t timestamp_ns) noexcept {
+    timespec now{};
+    clock_gettime(CLOCK_REALTIME, &now);
+    std::int64_t now_ns = std::int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+    last_ns.set(std::uint64_t(now_ns));
+    if (timestamp_ns > 0) latency_ns.set(now_ns > timestamp_ns ? std::uint64_t(now_ns - timestamp_ns) : 1);  // clocks may differ; 0: never
+}
+
 void counters_give(Counters *counters) noexcept {
     if (!counters) return;
     Registry &registry = Registry::get();

@@ -29,6 +29,8 @@ inline constexpr std::size_t drop_reason_count = 8;
 inline constexpr const char *drop_reason_names[drop_reason_count] = {"overflow", "closed", "filtered", "expired",
                                                                     "error",    "gap",    "too_large", "refused"};
 
+inline constexpr std::uint64_t measured_every = 1024;
+
 struct Count {
     std::atomic<std::uint64_t> value{0};
 
@@ -50,7 +52,7 @@ struct alignas(64) Counters {
     Count peers;            // subscribers of a publisher, publishers of a subscriber, consumers of a queue
     Count memory_bytes;
     Count last_ns;     // realtime of the last message
-    Count latency_ns;  // of the last message that was measured
+    Count latency_ns;  // of the last message that was measured: from its timestamp to its delivery
     Count lag;         // messages behind the end of what is stored
     char room[16];
     char kind[16];
@@ -58,6 +60,9 @@ struct alignas(64) Counters {
     char state[96];  // a word or two for people: "connected", "stuck in receive"
 
     void drop(DropReason reason, std::uint64_t n = 1) noexcept { dropped[static_cast<std::size_t>(reason)].add(n); }
+    // A message is handed to its reader now. The clock is read, so this is for a reader that has just waited, and for
+    // one message in measured_every of a stream; never for the side that publishes.
+    void measure(std::int64_t timestamp_ns) noexcept;
     std::uint64_t lost() const noexcept {
         std::uint64_t sum = 0;
         for (const Count &count : dropped) sum += count.get();

@@ -2,6 +2,8 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <cstring>
+
 #include "gateway/objects.hpp"
 
 namespace penstock::gateway {
@@ -31,7 +33,18 @@ struct LinkTerms final : bus::Terms {
         Py_DECREF(predicate);
         const int yes = said ? PyObject_IsTrue(said) : -1;
         Py_XDECREF(said);
+        if (yes == 0) count_refusal(rule);
         return yes < 0 ? tell() : yes ? Answer::yes : Answer::no;
+    }
+
+    // The link's own count, read by who looks at it: a bytearray of one number.
+    static void count_refusal(PyObject *rule) {
+        PyObject *count = PyTuple_GET_SIZE(rule) > 2 ? PyTuple_GET_ITEM(rule, 2) : Py_None;
+        if (!PyByteArray_CheckExact(count) || PyByteArray_GET_SIZE(count) != sizeof(std::uint64_t)) return;
+        std::uint64_t number;
+        std::memcpy(&number, PyByteArray_AS_STRING(count), sizeof number);
+        ++number;
+        std::memcpy(PyByteArray_AS_STRING(count), &number, sizeof number);
     }
 
     // A predicate that raises costs its own link the message and nobody else anything.
@@ -215,12 +228,13 @@ void port_dealloc(PyObject *object) {
 }
 
 bool valid_rule(PyObject *key, PyObject *value) {
-    if (PyObject_TypeCheck(key, bus::subscriber_type) && PyTuple_Check(value) && PyTuple_GET_SIZE(value) == 2) {
+    if (PyObject_TypeCheck(key, bus::subscriber_type) && PyTuple_Check(value) &&
+        (PyTuple_GET_SIZE(value) == 2 || PyTuple_GET_SIZE(value) == 3)) {
         PyObject *predicate = PyTuple_GET_ITEM(value, 0), *seconds = PyTuple_GET_ITEM(value, 1);
         if ((predicate == Py_None || PyCallable_Check(predicate)) && (seconds == Py_None || PyFloat_Check(seconds)))
             return true;
     }
-    PyErr_SetString(PyExc_TypeError, "a rule is subscriber: (predicate or None, seconds as float or None)");
+    PyErr_SetString(PyExc_TypeError, "a rule is subscriber: (predicate or None, seconds as float or None, count or nothing)");
     return false;
 }
 

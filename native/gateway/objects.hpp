@@ -23,7 +23,7 @@ struct PortObject {
     PyObject_HEAD
     bus::BusObject *bus;  // strong
     PyObject *name;
-    PyObject *rules;     // dict: subscriber to (predicate or None, seconds or None); or null: nothing is special
+    PyObject *rules;     // dict: subscriber to (predicate or None, seconds or None, count of refusals); or null: nothing is special
     PyObject *on_error;  // told when a predicate raised, or null
     PyObject *weakrefs;
     std::uint64_t ordinal;    // of the last message

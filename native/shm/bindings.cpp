@@ -149,6 +149,8 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
     entry["dropped"] = member.dropped;
     entry["joined_ns"] = member.joined_ns;
     entry["next_ordinal"] = member.cursor;
+    entry["held"] = member.held;
+    entry["oldest_held_ns"] = member.oldest_held_ns;
     return entry;
 }
 
@@ -188,6 +190,7 @@ static nb::list channels() {
         entry["owned_slots"] = view.owned_slots;
         entry["live_slots"] = view.live_slots;
         entry["held_slots"] = view.held_slots;
+        entry["last_ns"] = view.last_ns;
         entry["members"] = members;
         entry["vchans"] = vchans;
         all.append(entry);

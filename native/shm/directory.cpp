@@ -114,10 +114,17 @@ void view_slots(const std::string &name, ChannelView &view, const Channel &contr
         Channel channel = control;
         channel.attach_tables(memory.data(), slots, stride);
         view.messages = channel.tail() - 1;
+        view.last_ns = channel.tables->last_timestamp_ns.load();
         for (std::uint32_t s = 0; s < slots; ++s) {
             SlotKind kind = kind_of(channel.slots[s].state.load());
             (kind == slot_free ? view.free_slots : kind == slot_owned ? view.owned_slots : view.live_slots) += 1;
             if (channel.is_held(s)) ++view.held_slots;
+            for (MemberView &member : view.members) {
+                if (member.is_publisher || member.index >= channel.subscriber_capacity) continue;
+                if (!(channel.holder_word(s, member.index / 64).load() & (1ull << (member.index % 64)))) continue;
+                std::int64_t published_ns = channel.slots[s].timestamp_ns.load();
+                if (!member.held++ || published_ns < member.oldest_held_ns) member.oldest_held_ns = published_ns;
+            }
         }
     } catch (const Error &error) {
         view.problem = error.what();

@@ -153,12 +153,15 @@ struct MemberView {
     std::uint32_t index = 0, pid = 0, most_held = 0;
     std::int32_t vchan = -1;
     std::uint64_t count = 0, bytes = 0, dropped = 0, joined_ns = 0, cursor = 0;
+    std::uint32_t held = 0;              // slots it keeps from being written again
+    std::int64_t oldest_held_ns = 0;     // when the oldest message among them was published
 };
 struct ChannelView {
     std::string name, type, problem;
     std::uint32_t slots = 0, metadata_size = 0, flags = 0, mode = 0, owner = 0;
     std::uint64_t slot_size = 0, memory_bytes = 0, messages = 0, made_ns = 0;
     std::uint32_t free_slots = 0, owned_slots = 0, live_slots = 0, held_slots = 0;
+    std::int64_t last_ns = 0;  // when the last message was published
     std::vector<MemberView> members;
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };

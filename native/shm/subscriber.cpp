@@ -94,6 +94,10 @@ bool Subscriber::deliver(View &view, std::uint32_t s) {
     std::uint64_t seen = reader.vchan < 0 ? expected_ : last_ordinal_;
     std::uint64_t first = reader.vchan < 0 ? member.joined_tail : member.start_ordinal;
     counters->matched.set(history_ + (seen > first ? seen - first : 0));
+    if (waited_ || counters->delivered.get() % measured_every == 0) [[unlikely]] {
+        waited_ = false;
+        counters->measure(view.timestamp_ns);
+    }
     counters->delivered.add();
     counters->bytes.add(view.size);
     Member &me = member.channel.subscribers[reader.index];
@@ -176,7 +180,10 @@ void Subscriber::release_many(const std::uint64_t *slots, std::size_t count) noe
 }
 
 Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience) {
-    if (!has_next()) member.wake_publishers();  // who waits for us to come further need not: we have nothing left
+    if (!has_next()) {
+        member.wake_publishers();  // who waits for us to come further need not: we have nothing left
+        waited_ = true;
+    }
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.spin_ns = spin_ns;
@@ -187,6 +194,7 @@ Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra
 }
 
 bool Subscriber::arm() {
+    waited_ = true;
     member.wake_publishers();
     member.arm_descriptor();
     return !has_next();

@@ -94,6 +94,7 @@ class Subscriber {
 
     bool ready_ = false;
     bool retiring_ = false;
+    bool waited_ = false;  // the next message is measured
     std::uint32_t metadata_size_ = 0;
     std::uint64_t last_ordinal_ = 0;  // of the virtual channel
     std::uint64_t history_ = 0;       // delivered although published before joining

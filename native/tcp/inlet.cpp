@@ -362,6 +362,7 @@ Read Inlet::wait_in_receive(Stream &stream) {
     if (filled != Read::message) return filled;
     stream.in_ready = true;
     ready_.push_back(&stream);
+    polled_ = true;
     return Read::message;
 }
 
@@ -392,6 +393,7 @@ Read Inlet::poll(std::int64_t deadline_ns) {
         stream->in_ready = true;
         ready_.push_back(stream);
     }
+    polled_ |= any;
     if (any) return Read::message;
     if (closed()) return Read::closed;
     if (knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
@@ -427,9 +429,12 @@ void Inlet::note_gap(SessionCount &count, const Header &header) {
 void Inlet::count(const Received &received, bool delivered) {
     counters_->matched.add(1);
     if (!delivered) return counters_->drop(DropReason::overflow);
+    if (polled_ || counters_->delivered.get() % measured_every == 0) [[unlikely]] {
+        polled_ = false;
+        counters_->measure(received.header.timestamp_ns);
+    }
     counters_->delivered.add(1);
     counters_->bytes.add(received.header.data_size);
-    counters_->last_ns.set(static_cast<std::uint64_t>(received.header.timestamp_ns));
 }
 
 }  // namespace penstock::tcp

@@ -149,6 +149,7 @@ class Inlet {
     std::deque<Stream *> ready_;
     std::atomic<std::uint64_t> serial_{0};
     std::uint32_t fills_ = 0;
+    bool polled_ = false;  // the next message is measured
     std::size_t streams_ = 0;
     Lost lost_;
     Received kept_{};

@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from penstock.errors import ClosedError, InvalidArgument, nearest
 
@@ -122,6 +122,11 @@ class _Handle(ABC):
 
 class Publisher(_Handle):
     """One writing handle."""
+
+    #: Whether ``publish`` takes ``properties={...}``: the column *properties* of docs/reaches.md.
+    carries_properties: ClassVar[bool] = False
+    #: Whether ``publish_many`` takes ``properties=[{...}, ...]`` too, one for each message.
+    carries_properties_of_many: ClassVar[bool] = False
 
     @abstractmethod
     def publish(self, data: Buffer) -> int | None:

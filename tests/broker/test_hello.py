@@ -38,7 +38,7 @@ def test_a_confirm_covers_a_row(wire: Callable[[], Wire]) -> None:
     [
         "SUB", "SUB q nonsense=1", "SUB q credit=-1", "SUB q credit=x", "SUB " + "n" * 300, "QUEUE q topics=a..b",
         "QUEUE q topics=>.a", "QUEUE q topics=", "QUEUE $own", "ACK q 5", "NACK q 5", "PURGE none", "DELETE none",
-        "SEEK none from_position=1", "REDRIVE none", "FETCH x 5", "FETCH 1", "FETCH 1 5 topics=$delayed", "COMMIT",
+        "SEEK none from_position=1", "REDRIVE none", "PAUSE none", "RESUME none", "FETCH x 5", "FETCH 1", "FETCH 1 5 topics=$delayed", "COMMIT",
         "COMMIT a b c", "UNSUB q", "CREDIT q 5", "PEERS *", "SUB q from_ordinal=1 topics=a.>", "SUB q ack=maybe",
         "QUEUE q ttl_ms=99999999999999999999",
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import signal
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import penstock
+from penstock.broker import Client, Server
 from penstock.journal import Journal
 from tests.monitor.handles import Handles
 
@@ -118,3 +121,58 @@ def test_a_filter_that_matches_nothing(tmp_path: Path) -> None:
     text = reasons(address, "--filter", ".fahrenheit > 1", "--seconds", "1")[1]
     assert "matches none of 1 messages" in text and "celsius" in text
     assert "1 of 1 messages pass" in reasons(address, "--filter", ".celsius > 1", "--seconds", "1")[1]
+
+
+def test_another_type(name: str) -> None:
+    with penstock.publisher(f"shm:{name}", type="frame/rgb8") as publisher:
+        publisher.publish(b"x")
+        code, text = reasons(f"shm:{name}?type=frame/mono8")
+        assert code == 4 and f"type mismatch: {name} carries 'frame/rgb8', not 'frame/mono8'" in text
+        assert "type mismatch" not in reasons(f"shm:{name}", "-O", "type=frame/rgb8")[1]
+        assert "of type 'frame/rgb8'" in reasons(f"shm:{name}")[1]
+
+
+def test_slots_held_by_a_process_and_since_when(name: str) -> None:
+    with (
+        penstock.publisher(f"shm:{name}", slots=4, slot_size=64, overflow="drop_oldest") as publisher,
+        penstock.subscriber(f"shm:{name}", max_active_messages=2) as subscriber,
+    ):
+        held = []
+        for number in range(10):
+            publisher.publish(b"%d" % number)
+            if (message := subscriber.read(0) if len(held) < 2 else None) is not None:
+                held.append(message)
+        code, text = reasons(f"shm:{name}")
+        first = datetime.datetime.fromtimestamp(held[0].timestamp_ns // 10**9, datetime.UTC)
+        assert code == 4 and f"2 of 4 slots held by pid {os.getpid()}" in text, text
+        assert f"the oldest message since {first:%Y-%m-%dT%H:%M:%S}" in text
+        held.clear()
+        del message
+        assert "slots held" not in reasons(f"shm:{name}")[1]
+
+
+def test_a_queue_without_credit_then_paused(tmp_path: Path) -> None:
+    with Server(str(tmp_path / "b"), 0).start() as server, Client(port=server.port) as client:
+        address = f"broker://127.0.0.1:{server.port}/t?queue=work"
+        client.queue("work", topics="t")
+        client.publish_many("t", [b"x"] * 10)
+        assert "the queue work has 10 messages and no consumer" in reasons(address)[1]
+        with client.subscribe("work", ack="manual", credit=4) as consumer:
+            assert consumer.read(30) is not None
+            code, text = reasons(address)
+            assert code == 4
+            assert "the queue work says: no credit: 1 consumer(s) hold 4 unacknowledged, 6 wait" in text
+            client.pause("work")
+            assert "the queue work is paused, 10 messages wait" in reasons(address)[1]
+        client.queue("other", topics="else")
+        assert "bound to else, which 't' does not match" in reasons(address.replace("work", "other"))[1]
+        assert "no queue 'wrok'" in reasons(address.replace("work", "wrok"))[1]
+
+
+def test_a_subscriber_whose_filter_matches_nothing(handles: Handles, name: str) -> None:
+    handles.do(
+        f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns now",
+        f"open shm subscriber {name}", f"add {name}/subscriber matched 9", f"drop {name}/subscriber filtered 9",
+    )  # fmt: skip
+    code, text = reasons(f"shm:{name}")
+    assert code == 4 and "matched none of 9 messages" in text

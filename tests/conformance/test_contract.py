@@ -649,6 +649,12 @@ def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
     assert read_all(subscriber, 1) == [b"fine"]
 
 
+def test_the_publisher_says_what_the_table_says_of_properties(reach: Reach) -> None:
+    publisher = reach.publisher()
+    assert publisher.carries_properties is (reach.can["properties"] == "yes")
+    assert publisher.carries_properties or not publisher.carries_properties_of_many
+
+
 @pytest.mark.needs("properties")
 def test_properties_travel(reach: Reach) -> None:
     publisher, subscriber = reach.pair()

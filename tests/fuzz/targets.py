@@ -99,7 +99,7 @@ class BrokerSession(Target):
 
     allowed = (OSError,)
     words = [b"HELLO 1\n", b"PUB t 1\nx\n", b"SUB q credit=5\n", b"ACK q 1\n", b"NACK q 1 delay=0\n", b"SEEK q first\n", b"PURGE q\n",
-             b"QUEUE q topics=t\n", b"DELETE q\n", b"LIST\n", b"STATS\n", b"PEERS\n", b"FETCH 1 9\n", b"REDRIVE q\n", b"STAGE x t 1\ny\n",
+             b"QUEUE q topics=t\n", b"DELETE q\n", b"LIST\n", b"STATS\n", b"PEERS\n", b"FETCH 1 9\n", b"REDRIVE q\n", b"PAUSE q\n", b"RESUME q\n", b"STAGE x t 1\ny\n",
              b"COMMIT x\n", b"CREDIT q 99999999999999999999\n", b"-1", b"=", b" ", b"\n", b"\xff", b"\0"]  # fmt: skip
 
     def __init__(self) -> None:

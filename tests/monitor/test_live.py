@@ -99,6 +99,59 @@ def test_a_queue_is_seen_and_purged(service: Service, tmp_path: Path) -> None:
         assert queue["depth"] == 0
 
 
+def test_a_queue_is_paused_and_resumed(service: Service, tmp_path: Path) -> None:
+    import os
+
+    def shown() -> dict[str, Any]:
+        handles = get(service.url + "api/state")["handles"]
+        mine = (h for h in handles if (h["room"], h["kind"], h["name"]) == ("broker", "queue", "work"))
+        return next(mine, {"state": None, "health": None, "depth": None})
+
+    assert get(service.url + "api/state")["actions"] == ["pause", "purge", "redrive", "resume"]
+    with Server(str(tmp_path / "b"), 0).start() as server:
+        address = f"broker://127.0.0.1:{server.port}/t"
+        with penstock.subscriber(f"{address}?queue=work") as consumer, penstock.publisher(address) as publisher:
+            status, said = post(service.url + "api/actions/pause", queue="work", pid=os.getpid())
+            assert status == 200 and "paused" in said["done"], said
+            publisher.publish(b"one")
+            assert consumer.read(0.3) is None
+            wait_until(lambda: (shown()["state"], shown()["health"], shown()["depth"]) == ("paused", "stuck", 1))
+            assert post(service.url + "api/actions/resume", queue="work", pid=os.getpid())[0] == 200
+            assert bytes(consumer.read(30) or b"") == b"one"
+            wait_until(lambda: shown()["state"] == "" and shown()["health"] != "stuck")
+        assert post(service.url + "api/actions/pause", queue="nothing", pid=os.getpid())[0] == 400
+
+
+def test_slots_lag_and_latency_of_shared_memory(service: Service) -> None:
+    """Held slots and lag are read from the channel, the latency is the reader's; the publisher does nothing for them."""
+    name = f"shm:/test-memory-{uuid.uuid4().hex[:8]}"
+
+    def shown(kind: str) -> dict[str, Any]:
+        handles = get(service.url + "api/state")["handles"]
+        return next((h for h in handles if (h["where"], h["kind"]) == (name, kind)), {"depth": None, "lag": None})
+
+    with penstock.publisher(name, slots=16, slot_size=64) as publisher, penstock.subscriber(name) as subscriber:
+        for _ in range(5):
+            publisher.publish(b"x")
+        held = [subscriber.read(30), subscriber.read(30)]
+        assert all(held)
+        wait_until(lambda: (shown("subscriber")["depth"], shown("subscriber")["lag"]) == (2, 3))
+        assert (shown("publisher")["depth"], shown("publisher")["capacity"]) == (2, 16)
+        assert shown("publisher")["latency_us"] is None, "who publishes measures nothing"
+        assert shown("subscriber")["latency_us"] > 0
+        held.clear()
+        while subscriber.read(0) is not None:
+            pass
+        wait_until(lambda: (shown("subscriber")["depth"], shown("subscriber")["lag"]) == (0, 0))
+
+
+def wait_until(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_the_flow_of_a_broker(service: Service, tmp_path: Path) -> None:
     with Server(str(tmp_path / "b"), 0).start() as server:
         address = f"broker://127.0.0.1:{server.port}/t"

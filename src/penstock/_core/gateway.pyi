@@ -28,7 +28,7 @@ class GatewayMessage(Message):
 class Port:
     def __new__(cls, bus: Bus, id: int, name: str, /) -> Self: ...
     def publish(self, message: GatewayMessage, /) -> None: ...
-    rules: dict[Any, tuple[Callable[[Any], object] | None, float | None]] | None
+    rules: Mapping[Any, tuple[Any, ...]] | None
     on_error: Callable[[BaseException], object] | None
     worker: int
     @property

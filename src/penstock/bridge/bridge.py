@@ -85,7 +85,7 @@ class Bridge:
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **self._source_options)
             )
-            self._counters = _core.Counters("bridge", "bridge", f"{source} > {sink}")
+            self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
             opened.callback(self._counters.close)
             self._stack = opened.pop_all()
         self._carrier = Carrier(self.publisher, vchans or {}, others, self._counters)

@@ -30,6 +30,8 @@ KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELA
 DELAYED = "$delayed"
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
+OBSERVE_MESSAGES = 262_144  # looked at in one go, at most: some milliseconds
+OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
 
 @dataclass
@@ -79,6 +81,7 @@ class Broker:
         self._dirty = False
         self._dirty_since = 0.0
         self._full_until = 0.0
+        self._observed = 0  # where the next look at the queues begins
         self.store = make_store(self.snapshot)
         self._delayed = QueueState(1)
         self._recover()
@@ -166,7 +169,9 @@ class Broker:
             return
         queue.rebind(options)
         self._by_topic.clear()
-        self._record(KIND_QUEUE, self._queue_record(queue))
+        if not options.temporary:
+            self._record(KIND_QUEUE, self._queue_record(queue))
+        self.wake(queue)
 
     def delete(self, queue: Queue) -> None:
         """Forget a queue. Its messages stay in the store."""
@@ -181,6 +186,7 @@ class Broker:
         count = queue.backlog(1 << 62) + queue.state.outstanding
         queue.state.reset(self.store.next)
         queue.caught_up = True
+        queue.recount()
         self.touch(queue)
         return count
 
@@ -188,6 +194,7 @@ class Broker:
         """Deliver from ``position`` on, again or for the first time."""
         queue.state.reset(max(1, position))
         queue.caught_up = False
+        queue.recount()
         self.wake(queue)
 
     def leave(self, queue: Queue, consumer: Consumer, delivered: bool = True) -> None:
@@ -486,13 +493,23 @@ class Broker:
             if queue.name not in self.queues:
                 self._timed.discard(queue)
                 continue
-            if queue.consumers:
+            if queue.hands_out:
                 queue.pump(now_ns, exhausted)
-            (self._timed.add if queue.consumers and queue.state.outstanding else self._timed.discard)(queue)
+            (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
             if queue.state.changed:
                 self.touch(queue)
         for queue, position in exhausted:
             self.dead_letter(queue, position, "delivered too often")
+
+    def observe(self) -> None:
+        """Set the counters of queues for who looks from outside; where there are many, some of them at a time."""
+        names, looked = list(self.queues), 0
+        for number in range(len(names)):
+            queue = self.queues[names[(self._observed + number) % len(names)]]
+            looked += OBSERVE_QUEUE + queue.observe(OBSERVE_MESSAGES)
+            if looked >= OBSERVE_MESSAGES:
+                break
+        self._observed = (self._observed + number + 1) % len(names) if names else 0
 
     def trim(self) -> None:
         """Tell the store what every queue is done with; it frees that if it was told to."""

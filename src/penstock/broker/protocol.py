@@ -129,6 +129,8 @@ _VERBS: dict[str, Callable[[Protocol, list[str]], None]] = {
     "NACK": Protocol.nack,
     "SEEK": Protocol.seek,
     "PURGE": Protocol.purge,
+    "PAUSE": Protocol.pause,
+    "RESUME": Protocol.resume,
     "DELETE": Protocol.delete,
     "REDRIVE": Protocol.redrive,
     "LIST": Protocol.list_queues,

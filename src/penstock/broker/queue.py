@@ -35,6 +35,7 @@ class QueueOptions:
     exclusive: bool = False
     temporary: bool = False
     dead_letter: str = ""
+    paused: bool = False  #: nothing is handed out until it is set back; publishing and acknowledging go on
 
     @classmethod
     def load(cls, fields: dict[str, Any]) -> QueueOptions:
@@ -78,6 +79,9 @@ class Queue:
         self._store = store
         self._turn = 0
         self._internal: tuple[str, ...] = ()
+        self._counted = 0  # messages from the cursor up to the next line's position, as far as they were counted
+        self._counted_to = start
+        self._said = ""
         self.rebind(options)
 
     def rebind(self, options: QueueOptions) -> None:
@@ -87,6 +91,8 @@ class Queue:
         self._internal = (f"$queue.{self.name}", *own)
         self.patterns = (*options.topics, f"$queue.{self.name}")
         self.caught_up = False
+        self.recount()
+        self._say("paused" if options.paused else "")
 
     def wants(self, topic: str) -> bool:
         """Whether messages of ``topic`` are this queue's."""
@@ -107,6 +113,11 @@ class Queue:
         self.state.drop_consumer(consumer.number, now_ns, delivered)
 
     # --- delivery
+
+    @property
+    def hands_out(self) -> bool:
+        """Whether there is anybody to hand messages to, and nobody has told it to wait."""
+        return bool(self.consumers) and not self.options.paused
 
     def pump(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
         """Hand out what can be handed out. Messages delivered too often are put on ``exhausted``."""
@@ -163,6 +174,9 @@ class Queue:
             self.counters.add("matched", len(sent))
             self.counters.add("delivered", len(sent))
             self.counters.add("bytes", sent.total_bytes)
+        taken = expired + (len(sent) if sent is not None else 0)
+        self._counted = max(0, self._counted - taken) if following <= self._counted_to else 0
+        self._counted_to = max(self._counted_to, following)
         self.state.look_from(following)
         self.caught_up = following >= end
 
@@ -182,6 +196,47 @@ class Queue:
             count += self.state.count(batch, self._internal)
         return count
 
+    def recount(self) -> None:
+        """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
+        self._counted, self._counted_to = 0, self.state.cursor
+
+    def observe(self, most: int) -> int:
+        """Set the counters of what waits for who looks from outside; gives how many messages were looked at.
+
+        A message is looked at once, and only where the queue lags; up to ``most`` of them in one call.
+        """
+        state, end, looked = self.state, self._store.next, 0
+        if self.caught_up:
+            self._counted, self._counted_to = 0, end
+        elif self._counted_to < state.cursor:
+            self.recount()
+        while looked < most and self._counted_to < end:
+            batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
+            self._counted += state.count(batch, self._internal)
+            looked += following - self._counted_to
+            self._counted_to = following
+        self.counters.set("depth", self._counted + state.outstanding)
+        self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
+        self._say(self._standstill(self._counted))
+        return looked
+
+    def _standstill(self, backlog: int) -> str:
+        """Why nothing is handed out although something waits; empty when it is."""
+        if self.options.paused:
+            return "paused"
+        waits = backlog + self.state.waiting
+        if not waits or not self.consumers:
+            return ""
+        held = [self.state.in_flight_of(consumer.number) for consumer in self.consumers]
+        if all(consumer.credit <= number for consumer, number in zip(self.consumers, held, strict=True)):
+            return f"no credit: {len(held)} consumer(s) hold {sum(held)} unacknowledged, {waits} wait"
+        return ""
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            self._said = text
+            self.counters.state(text)
+
     def summary(self) -> dict[str, Any]:
         """For listings: plain values."""
         state = self.state
@@ -197,6 +252,7 @@ class Queue:
             "redelivered": self.counters.get("redelivered"),
             "expired": self.counters.get("expired"),
             "dead_lettered": self.dead_lettered,
+            "state": self._standstill(backlog),
             "floor": state.floor,
             "cursor": state.cursor,
         }

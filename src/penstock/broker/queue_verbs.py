@@ -178,6 +178,21 @@ class QueueVerbs(Session):
         self.confirms = True
         self.reply(b"OK %d\n" % self.broker.purge(self._managed(name)))
 
+    def pause(self, arguments: list[str]) -> None:
+        """PAUSE <queue>: hand out nothing, also across restarts, until RESUME."""
+        self._pause(arguments, "PAUSE <queue>", True)
+
+    def resume(self, arguments: list[str]) -> None:
+        """RESUME <queue>: hand out again."""
+        self._pause(arguments, "RESUME <queue>", False)
+
+    def _pause(self, arguments: list[str], form: str, paused: bool) -> None:
+        (name,) = need(arguments, 1, form, most=1)
+        queue = self._managed(name)
+        self.broker.rebind(queue, queue.with_options(paused=paused))
+        self.confirms = True
+        self.reply(b"OK\n")
+
     def delete(self, arguments: list[str]) -> None:
         """DELETE <queue>: forget it; refused while it has consumers."""
         (name,) = need(arguments, 1, "DELETE <queue>", most=1)

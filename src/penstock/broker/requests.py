@@ -89,6 +89,14 @@ class Requests(ABC):
         """Forget the queue."""
         return self._finish(self._dialogue.ask(f"DELETE {name}", repeat=False), _nothing)
 
+    def pause(self, name: str) -> Any:
+        """Hand out nothing of the queue until ``resume``, also across restarts; messages wait on disk."""
+        return self._finish(self._dialogue.ask(f"PAUSE {name}"), _nothing)
+
+    def resume(self, name: str) -> Any:
+        """Hand out messages of a paused queue again."""
+        return self._finish(self._dialogue.ask(f"RESUME {name}"), _nothing)
+
     def redrive(self, name: str) -> Any:
         """Send the queue's dead letters back to it; how many."""
         return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False), _number)

@@ -8,7 +8,7 @@ The file is TOML, readable by its owner alone::
     publish = ["sensors.north.>"]         # topics it may publish to
     subscribe = ["sensors.>"]             # topics its queues may be bound to, and that it may fetch
     queues = ["north-*"]                  # queues it may use; default: all
-    manage = true                         # create, purge, seek, delete, re-drive
+    manage = true                         # create, purge, pause, seek, delete, re-drive
     statistics = true
     shutdown = false
 

@@ -103,6 +103,7 @@ class Server:
         self._reload = False
         self._drain_until = 0.0
         self._housekeeping = 0.0
+        self._observed = False  # whether the queues' counters tell what there is now
         self._told_failure = -TELL_FAILURE_S
         self._trim_at = 0.0
         self._thread: threading.Thread | None = None
@@ -183,6 +184,7 @@ class Server:
 
     def _turn(self) -> None:
         for descriptor, mask in self._epoll.poll(self._timeout()):
+            self._observed = False
             if descriptor == self._wake:
                 os.eventfd_read(self._wake)
             elif descriptor in self.connections:
@@ -205,7 +207,7 @@ class Server:
             return 0.0
         if self._paused:
             return PAUSE_S if all(connection.paused() for connection in self._paused) else 0.0
-        timeout = LAZY_S if self.broker.dirty or self.draining else MAX_POLL_S
+        timeout = LAZY_S if self.broker.dirty or self.draining else HOUSEKEEPING_S if not self._observed else MAX_POLL_S
         due_ns = self.broker.next_time_ns() - time.time_ns()
         return max(0.0, min(timeout, due_ns / 1e9))
 
@@ -345,6 +347,8 @@ class Server:
             self._reload = False
             self._reload_tokens()
         self.broker.forget_staged()
+        self.broker.observe()
+        self._observed = True
         if now >= self._trim_at:
             self._trim_at = now + TRIM_S
             self.broker.trim()

@@ -97,6 +97,7 @@ class Subscriber(channel.Subscriber):
         self._batches.append(batch)
         self._counters.add("matched", len(batch))
         self._counters.add("bytes", batch.total_bytes)
+        self._counters.measure(batch[0].timestamp_ns)
 
     def _available(self) -> bool:
         batches = self._batches

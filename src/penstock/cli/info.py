@@ -11,8 +11,9 @@ from penstock.cli import exits, show
 from penstock.cli.ls import as_record
 from penstock.cli.target import AddressArgument
 from penstock.monitor import decode
+from penstock.monitor.memory import seen
 from penstock.monitor.rates import flow
-from penstock.monitor.snapshot import Block, live, matching
+from penstock.monitor.snapshot import Block, matching
 
 app = typer.Typer()
 
@@ -27,7 +28,7 @@ def info(
     Example: [green]penstock info shm:/camera[/]
     """
     parts = addresses.parse(address)
-    blocks = matching(live(), address)
+    blocks = matching(seen(), address)
     told = room_facts(parts)
     if as_json:
         show.print_json(

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import show
+from penstock.monitor.memory import seen
 from penstock.monitor.rates import flow
-from penstock.monitor.snapshot import Block, live, matching
+from penstock.monitor.snapshot import Block, matching
 
 app = typer.Typer()
 
@@ -28,7 +29,7 @@ def ls(
 
     Example: [green]penstock ls shm:/camera[/]
     """
-    blocks = live() if address is None else matching(live(), address)
+    blocks = seen() if address is None else matching(seen(), address)
     blocks.sort(key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
     if as_json:
         for block in blocks:

@@ -15,7 +15,7 @@ import typer
 import penstock
 from penstock.cli import exits, show
 from penstock.cli.recording import STORY, Story, parts, read_story
-from penstock.cli.target import carries_properties, duration_s, moment_ns
+from penstock.cli.target import duration_s, moment_ns
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ class _Player:
 
 def _publishing(publisher: penstock.Publisher) -> Callable[[Message], Any]:
     """``publish``, with the properties where the reach carries them."""
-    if not carries_properties(publisher):
+    if not publisher.carries_properties:
         return publisher.publish
     keeps: Any = publisher.publish
     return lambda message: keeps(message, properties=dict(message.properties))

@@ -13,7 +13,7 @@ import typer
 
 import penstock
 from penstock.channel import Publisher
-from penstock.cli.target import AddressArgument, OptionList, carries_properties, with_options
+from penstock.cli.target import AddressArgument, OptionList, with_options
 from penstock.cli.template import compile_template
 from penstock.errors import InvalidArgument
 
@@ -137,7 +137,7 @@ def _wait(publisher: Publisher, subscribers: int, timeout: float, address: str) 
 def _properties(publisher: Publisher, given: list[str] | None, address: str) -> dict[str, Any]:
     """Keyword arguments for ``publish``: properties where the reach carries them."""
     pairs = dict(pair.partition("=")[::2] for pair in given or [])
-    carried = carries_properties(publisher)
+    carried = publisher.carries_properties
     if pairs and not carried:
         raise InvalidArgument(f"{address}: messages of this reach have no properties")
     if carried:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import inspect
 import re
 import time
 from typing import Annotated, Any
@@ -12,13 +11,11 @@ from urllib.parse import quote, urlencode
 import typer
 
 from penstock import address as addresses
-from penstock.channel import Publisher
 from penstock.errors import InvalidArgument
 
 __all__ = [
     "AddressArgument",
     "OptionList",
-    "carries_properties",
     "duration_s",
     "live_addresses",
     "moment_ns",
@@ -72,14 +69,6 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     if not pairs:
         return address
     return f"{address}{'&' if '?' in address else '?'}{urlencode(pairs, quote_via=quote)}"
-
-
-def carries_properties(publisher: Publisher) -> bool:
-    """Whether ``publish`` takes properties; a native method tells its parameters in its documentation only."""
-    try:
-        return "properties" in inspect.signature(publisher.publish).parameters
-    except (ValueError, TypeError):
-        return "properties" in (publisher.publish.__doc__ or "").partition("\n")[0]
 
 
 def duration_s(text: str, option: str) -> float:

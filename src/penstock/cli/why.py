@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import AddressArgument
+from penstock.cli.target import AddressArgument, OptionList, with_options
 from penstock.monitor.reasons import explain, explain_filter
 
 app = typer.Typer()
@@ -21,17 +21,21 @@ def why(
         str | None, typer.Option("--filter", help="Also read for a while and see whether this filter matches anything.")
     ] = None,
     seconds: Annotated[float, typer.Option(min=0.1, help="How long to read for --filter.")] = 3.0,
+    option: OptionList = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
 ) -> None:
-    """Explain why nothing arrives: nobody publishes, somebody holds every slot, a stopped process, a filter ...
+    """Explain why nothing arrives.
 
-    It looks at shared counters and, for --filter only, at messages. Ends with code 4 when it found a reason.
+    Nobody publishes, another type, slots held by a process and since when, a queue that is paused or without credit, a
+    stopped process, a filter that matches nothing ... It looks at shared counters and asks the broker; only for
+    --filter it reads messages. Ends with code 4 when it found a reason.
 
     Example: [green]penstock why shm:/camera --filter '.celsius > 20'[/]
     """
-    findings = explain(address)
+    where = with_options(address, option)
+    findings = explain(where)
     if expression is not None:
-        findings.append(explain_filter(address, expression, seconds))
+        findings.append(explain_filter(where, expression, seconds))
     grave = [finding for finding in findings if finding.grave]
     if as_json:
         for finding in findings:

@@ -31,6 +31,7 @@ from penstock.errors import InvalidArgument
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
 from penstock.gateway.filters import Filter, Predicate, any_of
+from penstock.gateway.flow import MAX_FLOWS, Flow
 from penstock.gateway.links import drain_order
 from penstock.gateway.worker import OnFailure, Worker
 
@@ -80,6 +81,7 @@ class ModuleBroker(Router):
         self._held_ids: weakref.WeakValueDictionary[int, Port] = weakref.WeakValueDictionary()
         self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
         self._references = 1
+        self._flows: dict[tuple[Worker, Worker], Flow] = {}
         #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
         self.on_refused: Callable[[str, BaseException], object] | None = None
         self.on_filter_error: Callable[[str, BaseException], object] | None = None
@@ -284,10 +286,15 @@ class ModuleBroker(Router):
 
     def _join(self, source: Worker, sink: Worker, accepts: Predicate | None) -> None:
         source.sinks[sink] = accepts
+        if (source, sink) not in self._flows and len(self._flows) < MAX_FLOWS:
+            self._flows[source, sink] = Flow(source, sink)
         sink.queue.subscribe(source.port.id)
 
     def _part(self, source: Worker, sink: Worker) -> None:
         source.sinks.pop(sink, None)
+        flow = self._flows.pop((source, sink), None)
+        if flow is not None:
+            flow.close()
         if not sink.queue.closed:
             sink.queue.unsubscribe(source.port.id)
 
@@ -302,10 +309,18 @@ class ModuleBroker(Router):
             for sink, accepts in worker.sinks.items():
                 cyclic = sink in numbers and group[numbers[sink]] == group[key]
                 if accepts is not None or cyclic:
-                    rules[sink.queue] = (accepts, self.cycle_timeout_s if cyclic else None)
+                    flow = self._flows.get((worker, sink))
+                    seconds = self.cycle_timeout_s if cyclic else None
+                    rules[sink.queue] = (accepts, seconds, flow.refused if flow else None)
             worker.port.rules = rules or None
 
     # ---- snapshots
+
+    def count_links(self) -> None:
+        """Bring the counters of every link up to now, for who looks from outside."""
+        with self._lock:
+            for flow in self._flows.values():
+                flow.count()
 
     def modules(self) -> list[ModuleInfo]:
         """Every module attached, in order of adding."""
@@ -387,6 +402,9 @@ class ModuleBroker(Router):
             workers = list(self._workers.values())
             self._workers.clear()
             self._ports.clear()
+            flows, self._flows = self._flows, {}
+        for flow in flows.values():
+            flow.close()
         for worker in workers:
             worker.queue.close()  # all of them first: one may wait for another
         for worker in workers:
@@ -412,6 +430,7 @@ def _after_fork() -> None:
         broker._references = 0
         broker._workers = {}
         broker._ports.clear()
+        broker._flows = {}
         broker._lock = threading.RLock()
 
 

@@ -1,6 +1,6 @@
 """Carriage: how a gateway's messages travel over channels that know nothing of gateways.
 
-Where a channel's publisher takes ``properties``, they go beside the content. Everywhere else the byte form travels, so
+Where a channel's publisher carries properties, they go beside the content. Everywhere else the byte form travels, so
 that properties arrive; a message without any goes as its bare content. What comes back is told apart by the byte
 form's own rules (magic, exact sizes): anything that is not one is content as it stands.
 
@@ -10,8 +10,7 @@ stripped before ``receive``.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from penstock._core import Message
@@ -20,31 +19,19 @@ from penstock.channel import Publisher
 from penstock.errors import ProtocolError
 
 MAGIC = b"\xa1\x60"
-_takes: dict[Any, bool] = {}
 
 
 def send(publisher: Publisher, messages: Sequence[GatewayMessage]) -> None:
     """Publish each of them in order."""
-    if takes_properties(publisher.publish_many):
+    if publisher.carries_properties_of_many:
         publish: Any = publisher.publish_many
         publish(messages, properties=[dict(message.properties) for message in messages])
-    elif takes_properties(publisher.publish):
+    elif publisher.carries_properties:
         publish = publisher.publish
         for message in messages:
             publish(message, properties=dict(message.properties))
     else:
         publisher.publish_many([message.to_bytes() if message.encoded_properties else message for message in messages])
-
-
-def takes_properties(method: Callable[..., Any]) -> bool:
-    """Whether the reach carries properties itself."""
-    function = getattr(method, "__func__", method)
-    if function not in _takes:
-        try:
-            _takes[function] = "properties" in inspect.signature(function).parameters
-        except ValueError:  # native, and says nothing of itself
-            _takes[function] = False
-    return _takes[function]
 
 
 def arrived(message: Message) -> GatewayMessage:

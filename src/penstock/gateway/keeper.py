@@ -205,6 +205,7 @@ class Keeper:
 
     def _look(self) -> None:
         now = time.monotonic()
+        self._broker.count_links()
         for kept in list(self._kept.values()):
             try:
                 worker = self._broker.worker_of(kept.module)

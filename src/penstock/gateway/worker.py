@@ -134,6 +134,7 @@ class Worker:
         self.busy_since = None
         self.counters.set("matched", self.handled)
         self.counters.set("delivered", self.handled - self.lost)
+        self.counters.set("depth", self.queue.queued)
 
     def _attempt(self, function: Callable[[Any], Any], argument: Any) -> None:
         try:

@@ -44,6 +44,7 @@ class Follower(Subscriber):
         self._last: Ledger | None = None
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
+        self._waited = False
         journal.sleepers.add(self)
         self._present = presence.Presence(journal.directory)
 
@@ -77,6 +78,9 @@ class Follower(Subscriber):
             self._counters.add("matched", count)
             self._counters.add("delivered", count)
             self._counters.add("bytes", batch.total_bytes)
+            if self._waited:  # at the end, where a message's age is its latency; in the past it is only its age
+                self._waited = False
+                self._counters.measure(batch[0].timestamp_ns)
         return batch
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -98,6 +102,7 @@ class Follower(Subscriber):
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return False
+        self._waited = True
         if self._watch.fileno() < 0:  # no inotify left on this machine
             time.sleep(FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S))
             return True
@@ -144,6 +149,8 @@ class Follower(Subscriber):
 
 class JournalPublisher(Publisher):
     """Appends to one topic; each ``publish`` is on disk when it returns."""
+
+    carries_properties = carries_properties_of_many = True
 
     def __init__(self, journal: Journal, topic: str) -> None:
         self._journal = journal

@@ -36,7 +36,24 @@ def redrive(queue: str, pid: int) -> str:
     return f"{_ask(pid, queue, 'redrive')} dead letters went back to {queue}"
 
 
-ACTIONS: dict[str, Callable[[str, int], str]] = {"purge": purge, "redrive": redrive}
+def pause(queue: str, pid: int) -> str:
+    """Hand out nothing until it is resumed; what is published meanwhile waits on disk."""
+    _ask(pid, queue, "pause")
+    return f"{queue} is paused: its messages wait until it is resumed"
+
+
+def resume(queue: str, pid: int) -> str:
+    """Hand out again."""
+    _ask(pid, queue, "resume")
+    return f"{queue} hands out messages again"
+
+
+ACTIONS: dict[str, Callable[[str, int], str]] = {
+    "purge": purge,
+    "redrive": redrive,
+    "pause": pause,
+    "resume": resume,
+}
 
 
 def _ask(pid: int, queue: str, verb: str) -> int:
@@ -47,7 +64,7 @@ def _ask(pid: int, queue: str, verb: str) -> int:
         try:
             with Client("127.0.0.1", port, timeout=5.0, reconnect=False) as client:
                 if any(known["queue"] == queue for known in client.queues()):
-                    return int(getattr(client, verb)(queue))
+                    return int(getattr(client, verb)(queue) or 0)
         except Exception as error:  # what listens there may speak another protocol
             problem = error
     raise RefusedError(

@@ -19,6 +19,9 @@ IDLE_S = 5.0
 STUCK_S = 3.0
 LATE_MESSAGES = 10_000
 
+#: What a handle says of itself when it stands still begins with one of these.
+STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
+
 #: A reader may catch the fields of a running handle between two stores: so much may be missing at one look.
 BOOKS_SLACK = 64
 
@@ -59,14 +62,14 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
 def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     found = []
     state = block.state.lower()
-    if state.startswith(("stuck", "blocked", "dead", "failed")):
+    if state.startswith(STANDSTILL):
         found.append(("stuck", block.state))
     open_s = (block.read_ns - block.opened_ns) / 1e9
     quiet_s = block.idle_s if block.idle_s is not None else open_s
-    if block.depth > 0 and rate.messages_hz == 0 and block.kind not in PRODUCERS and quiet_s > STUCK_S:
-        found.append(("stuck", f"{block.depth} messages wait and none was taken for {quiet_s:.0f} s"))
-    if block.capacity and block.depth >= block.capacity:
-        found.append(("stuck" if rate.messages_hz == 0 else "losing", f"full: {block.depth} of {block.capacity}"))
+    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in PRODUCERS and quiet_s > STUCK_S:
+        found.append(("stuck", f"{block.waiting} messages wait and none was taken for {quiet_s:.0f} s"))
+    if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
+        found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
     return found
 
 

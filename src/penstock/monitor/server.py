@@ -188,7 +188,7 @@ class _Api:
         return StreamingResponse(_relay(request, first, source, self._ending), media_type="text/event-stream")
 
     async def act(self, request: Request) -> Response:
-        """Purge, re-drive, pause: only when allowed, and only from our own page (a header that a form cannot send)."""
+        """Only when allowed, and only from our own page (a header that a form cannot send)."""
         if not self._settings.allow_actions:
             return JSONResponse({"error": "this monitor only looks; start it with --allow-actions"}, 403)
         if request.headers.get("x-penstock-action") != "1":

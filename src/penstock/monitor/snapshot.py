@@ -63,6 +63,11 @@ class Block:
         return self.matched - self.delivered - self.lost - self.expired
 
     @property
+    def waiting(self) -> int:
+        """Messages that wait to be taken. The depth of a reader of shared memory is what it holds, not what waits."""
+        return self.lag if self.room == "shm" else self.depth
+
+    @property
     def ledger(self) -> Ledger:
         """The counts as a ledger; negative in-flight counts stay visible as a ledger that does not balance."""
         return Ledger(

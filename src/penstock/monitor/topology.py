@@ -1,7 +1,8 @@
 """The flow as a graph: who publishes into what, who reads from it. A pure function of what the watcher saw.
 
 Nodes are channels (an address) and what works on them (publishers, subscribers, queues, modules, pipelines), one node
-for all handles of one kind that one process has on one channel. Edges go the way messages go.
+for all handles of one kind that one process has on one channel. Edges go the way messages go; a gateway's links and a
+bridge are edges.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock.address import ROOMS
 from penstock.monitor.rates import PRODUCERS, flow
 from penstock.monitor.snapshot import Key
 from penstock.monitor.system import Process
@@ -80,8 +82,8 @@ def graph(state: State) -> dict[str, Any]:
             _queue(look.block.name, nodes).take(look)
         elif ARROW in look.block.name:
             _join(look, nodes, edges)
-        elif look.block.kind in ("probe", "broker"):
-            continue  # it measures or holds what others are shown for
+        elif look.block.kind == "broker":
+            continue  # it holds what others are shown for
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
         elif look.block.kind in ("module", "pipeline"):
@@ -99,25 +101,25 @@ def graph(state: State) -> dict[str, Any]:
 
 
 def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
-    """A gateway is one node: its modules stand in its detail, its addresses are edges. Gives the blocks used up."""
+    """Modules are nodes, links are edges; an address that a gateway reaches is the channel itself. Gives the blocks
+    used up: those above, and what the gateway's own bus and its publishers count a second time."""
     used: set[Key] = set()
     owners = {look.block.pid for look in state.looks if look.block.room == "gateway"}
     reached: set[tuple[int, str]] = set()
     for look in state.looks:
         block = look.block
-        if block.pid not in owners or block.kind != "module" or block.room != "gateway":
+        if block.room != "gateway" or block.kind not in ("module", "link"):
             continue
         used.add(block.key)
-        node = nodes.setdefault(f"gateway {block.pid}", _Node(f"gateway {block.pid}", "gateway", "gateway", "gateway"))
-        node.take(look)
-        if block.address:
-            bare = block.address.partition("?")[0]
-            scheme = bare.partition(":")[0]
-            nodes.setdefault(bare, _Node(bare, "channel", bare, scheme))
-            _flow(edges, node.id, bare, look)
-            reached.add((block.pid, bare))
+        if block.kind == "module":
+            node = _end(block.name, block.pid, nodes)
+            if node.type == "module":
+                node.take(look)
+            else:
+                reached.add((block.pid, node.id))
         else:
-            node.detail = f"{node.detail}, {block.name}".strip(", ")
+            start, _, end = (part.strip() for part in block.name.partition(ARROW))
+            _flow(edges, _end(start, block.pid, nodes).id, _end(end, block.pid, nodes).id, look)
     for look in state.looks:
         block = look.block
         if block.pid in owners and (
@@ -126,6 +128,16 @@ def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str]
         ):
             used.add(block.key)
     return used
+
+
+def _end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
+    """The end of a gateway's link: a channel where it is an address, else a module of that process."""
+    scheme, colon, _ = name.partition(":")
+    if colon and scheme in ROOMS:
+        bare = name.partition("?")[0]
+        return nodes.setdefault(bare, _Node(bare, "channel", bare, scheme))
+    key = f"module {pid} {name}"
+    return nodes.setdefault(key, _Node(key, "module", name, "gateway", f"module {pid}"))
 
 
 def place_of(look: Look) -> str:

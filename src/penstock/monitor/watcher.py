@@ -9,15 +9,24 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.monitor import health, system
 from penstock.monitor.history import History
-from penstock.monitor.rates import Rate, between
-from penstock.monitor.snapshot import Block, Key, live
+from penstock.monitor.memory import seen
+from penstock.monitor.rates import Rate, between, flow
+from penstock.monitor.snapshot import Block, Key
 
 __all__ = ["Look", "State", "Watcher"]
+
+#: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
+READERS = ("subscriber", "callback", "fifo")
+
+
+def reads(block: Block) -> bool:
+    """Whether messages end here."""
+    return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +57,13 @@ class State:
 class Watcher:
     """The looks, one after the other, with their history."""
 
-    def __init__(self, source: Callable[[], Iterable[Block]] = live, every_s: float = 1.0) -> None:
+    def __init__(self, source: Callable[[], Iterable[Block]] = seen, every_s: float = 1.0) -> None:
         self.history = History()
         self.every_s = every_s
         self._source = source
         self._state = State()
         self._open_books: dict[Key, int] = {}
+        self._moved: dict[Key, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._looked = threading.Condition()
@@ -65,7 +75,7 @@ class Watcher:
     def look(self) -> State:
         """One look now; gives the new state."""
         before = self._state
-        blocks = list(self._source())
+        blocks = self._with_last(list(self._source()))
         rates = between((look.block for look in before.looks), blocks)
         self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
         looks = tuple(
@@ -79,6 +89,15 @@ class Watcher:
         with self._looked:
             self._looked.notify_all()
         return state
+
+    def _with_last(self, blocks: list[Block]) -> list[Block]:
+        """Where a handle keeps no time of its last message: when it was last seen to have moved."""
+        moved: dict[Key, tuple[int, int]] = {}
+        for block in blocks:
+            count, when = self._moved.get(block.key, (0, 0))
+            moved[block.key] = (count, when) if flow(block) == count else (flow(block), block.read_ns)
+        self._moved = moved
+        return [b if b.last_ns >= (when := moved[b.key][1]) else replace(b, last_ns=when) for b in blocks]
 
     def start(self) -> None:
         """Look by itself until ``stop``."""
@@ -152,7 +171,7 @@ def _samples(state: State) -> dict[str, float]:
 def summary(state: State) -> dict[str, Any]:
     """The sums of one look."""
     published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
-    delivered = sum(look.rate.messages_hz for look in state.looks if look.block.kind != "publisher")
+    delivered = sum(look.rate.messages_hz for look in state.looks if reads(look.block))
     return {
         "handles": len(state.looks),
         "processes": len(state.processes),

@@ -30,6 +30,8 @@ class Member:
     dropped: int
     joined_ns: int
     next_ordinal: int
+    held: int = 0  #: slots that it keeps from being written again
+    oldest_held_ns: int = 0  #: when the oldest message among them was published
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,7 @@ class Channel:
     owned_slots: int
     live_slots: int
     held_slots: int
+    last_ns: int = 0  #: when the last message was published; 0 before the first
     members: tuple[Member, ...] = ()
     vchans: Mapping[int, str] = field(default_factory=dict)
 

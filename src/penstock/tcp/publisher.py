@@ -59,6 +59,8 @@ class SubscriberState:
 class Publisher(PublisherContract):
     """One port, one stream, any number of subscribers."""
 
+    carries_properties = True
+
     def __init__(
         self,
         port: int = 0,

@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 import penstock
-from penstock import _core
 from penstock.cli.demo.latency import Latencies
 from penstock.cli.demo.part import Stage
 
@@ -20,7 +19,6 @@ class _Reader:
         self.wrong_order = 0
         self._last = 0
         self._stop = stop
-        self._probe = _core.Counters(reach, "probe", address.partition("?")[0])  # the age of messages, for the page
         self._thread = threading.Thread(target=self._run, name=reach)
         self._thread.start()
 
@@ -37,9 +35,6 @@ class _Reader:
             if message.ordinal <= self._last:
                 self.wrong_order += 1
             self._last = message.ordinal
-        if len(batch):
-            self._probe.set("latency_ns", max(1, now_ns - batch[len(batch) - 1].timestamp_ns))
-            self._probe.set("last_ns", now_ns)
         return len(batch)
 
     def report(self) -> dict[str, Any]:
@@ -52,7 +47,6 @@ class _Reader:
     def end(self) -> None:
         self._thread.join(20)
         self.subscriber.close()
-        self._probe.close()
 
 
 def run(stage: Stage) -> None:

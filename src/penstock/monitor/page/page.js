@@ -63,13 +63,15 @@ function meter(title, right, part, full) {
 }
 
 function showQueues(state) {
-  const bounded = state.handles.filter(h => h.capacity || h.depth || h.lag).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
+  const bounded = state.handles.filter(h => h.capacity || h.depth || h.lag || h.kind === "queue").sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
   one("queue-empty").hidden = bounded.length > 0;
   one("queue-list").replaceChildren(...bounded.slice(0, 60).map(h => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)}` : `${count(h.depth)} waiting`;
     const made = meter(`${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity);
     made.dataset.key = h.key; made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
-    if (h.kind === "queue") for (const action of state.actions ?? []) {
+    if (h.state) made.append(element("small", "", h.state));
+    if (h.kind === "queue" && h.room === "broker") for (const action of state.actions ?? []) {
+      if (action === (h.state === "paused" ? "pause" : "resume")) continue;
       const button = element("button", "", action); button.type = "button";
       button.addEventListener("click", () => act(action, h));
       made.querySelector(".head").lastChild.append(button);
@@ -79,7 +81,8 @@ function showQueues(state) {
 }
 
 async function act(action, handle) {
-  if (!window.confirm(`${action} ${handle.where}?`)) return;
+  const lasting = { purge: "Drop every message that waits in", redrive: "Send the dead letters back to" }[action];
+  if (lasting && !window.confirm(`${lasting} ${handle.name}?`)) return;
   const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ queue: handle.name, pid: handle.pid }) });
   const said = await answer.json();
   window.alert(said.done ?? said.error);
