@@ -152,6 +152,10 @@ def test_callback_with_the_subscriber(name: str) -> None:
         publisher.publish_many([b"1", b"2"])
         assert subscriber.process_all() == 2
         assert found == [(subscriber, b"1"), (subscriber, b"second 2")]
+        subscriber.on_message(lambda message: (found.append((subscriber, bytes(message))), subscriber.on_message(None)))
+        publisher.publish_many([b"3", b"4"])
+        assert subscriber.process_all() == 1, "it was unset inside itself"
+        assert found[-1] == (subscriber, b"3") and subscriber.read(0) == b"4"
 
 
 def test_several_reservations(name: str) -> None:

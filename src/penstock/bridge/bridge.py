@@ -9,7 +9,7 @@ Rules:
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
   have passed; ``start`` does it in a thread of its own. An error that ends that thread is logged, stands in ``failure``
   and is raised by ``wait``.
-- A channel of shared memory that was made ``local`` does not leave the machine.
+- A shared-memory channel that was opened with ``local=True`` is not carried to where other machines may read.
 - Latency is shown with both clocks: what the difference of the two reads, and what it is when the other clock's offset,
   as the handshake showed it (to within its own travel time), is taken out.
 """
@@ -29,8 +29,8 @@ from penstock.bridge.multiplexer import Multiplexer
 from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, RefusedError
 
+LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
-NEAR = ("bus", "shm")  # reaches that do not leave the machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +65,11 @@ class Bridge:
 
         self.source, self.sink = source, sink
         self._most = most
-        self._source_options = dict(source_options or {})
         self._closing = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
-        sinks = [sink, *(target for target in (vchans or {}).values() if isinstance(target, str))]
-        stays = all(addresses.parse(one).scheme in NEAR for one in sinks)
-        self._may_leave = stays or addresses.parse(source).scheme != "shm"
-        self._check_local()
         with contextlib.ExitStack() as opened:
             self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, dict(sink_options or {})))
             others: dict[str, Publisher] = {}
@@ -83,8 +78,10 @@ class Bridge:
                     others[target] = opened.enter_context(addresses.publisher(target))
             self.others: Mapping[str, Publisher] = others
             self.subscriber: Subscriber = opened.enter_context(
-                addresses.subscriber(source, **self._source_options)
+                addresses.subscriber(source, **dict(source_options or {}))
             )
+            self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
+            self._refuse_local()
             self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
             opened.callback(self._counters.close)
             self._stack = opened.pop_all()
@@ -103,7 +100,8 @@ class Bridge:
                 break
             if not len(batch):
                 continue
-            self._check_local()
+            if not carried:  # a channel that had no publisher when this began has said it now
+                self._refuse_local()
             self._note(batch)
             try:
                 carried += self._carrier.carry(batch)
@@ -119,6 +117,10 @@ class Bridge:
             self._thread = threading.Thread(target=self._work, name="penstock-bridge", daemon=True)
             self._thread.start()
         return self
+
+    def _refuse_local(self) -> None:
+        if self._leaves_machine and getattr(self.subscriber, "local", False):
+            raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
     def _work(self) -> None:
         try:
@@ -141,21 +143,6 @@ class Bridge:
     def failure(self) -> BaseException | None:
         """What ended the thread of ``start``, if it was an error."""
         return self._failure
-
-    def _check_local(self) -> None:
-        """A publisher says ``local`` when it makes the channel; before there is one, nothing is known yet."""
-        if self._may_leave:
-            return
-        from penstock import shm
-
-        source = addresses.parse(self.source)
-        name = self._source_options.get("mux") or source.options.get("mux") or source.name
-        for channel in shm.channels():
-            if channel.name != name:
-                continue
-            if channel.local:
-                raise RefusedError(f"{self.source} is local to this machine (local=True); not carried to {self.sink}")
-            self._may_leave = bool(channel.slots)  # else a placeholder: look again when it has messages
 
     def _note(self, batch: Any) -> None:
         last = batch[len(batch) - 1]
