@@ -45,6 +45,7 @@ def pipeline(
         list[str] | None, typer.Option("--set", help="KEY=VALUE for the pipeline; more than once.")
     ] = None,
     topics: Annotated[str | None, typer.Option(help="Topic patterns, separated by commas.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
 ) -> None:
     """Run a Spark pipeline over a journal.
 
@@ -59,7 +60,7 @@ def pipeline(
     pause = None if every is None else seconds(every)
     settings = dict(_pair(text) for text in option or ())
     run = _prepared(name, source, target, settings, topics)
-    with _session(master) as spark, _Progress(name) as progress:
+    with _session(master) as spark, _Progress(name, as_json) as progress:
         while True:
             with _told():
                 run(spark, progress)
@@ -204,10 +205,11 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     if kind is Name.QUALITY:
         from penstock.spark.pipelines.report import report, terminal
 
-        progress.pause()
-        show.console().print(terminal(made))
-        show.console().print(f"report: {report(made, target / 'quality.html')}")
-    show.console().print(f"{made.count()} rows in {table}")
+        page = report(made, target / "quality.html")
+        progress.tell(terminal(made))
+        progress.tell(f"report: {page}", report=str(page))
+    written = made.count()
+    progress.tell(f"{written} rows in {table}", table=str(table), table_rows=written)
 
 
 def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
@@ -233,8 +235,10 @@ def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
 class _Progress:
     """A bar on the terminal (a line when piped), and the same counts where the monitor finds them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, as_json: bool = False) -> None:
         self.name = name
+        self.as_json = as_json
+        self.told: dict[str, Any] = {}
         self.rows = self.payload_bytes = 0
         self.begun = time.monotonic()
         self.bar: Any = None
@@ -252,10 +256,14 @@ class _Progress:
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         self.counters.close()
         spent = max(1e-9, time.monotonic() - self.begun)
+        if self.as_json:
+            counts = {"rows": self.rows, "bytes": self.payload_bytes, "seconds": round(spent, 3)}
+            show.print_json({"pipeline": self.name, **counts, **self.told, "complete": kind is None})
+            return
         show.console(stderr=True).print(
             f"{self.name}: {show.count_text(self.rows)} rows, {show.bytes_text(self.payload_bytes)}, "
             f"{show.rate_text(self.rows / spent)}"
@@ -273,6 +281,7 @@ class _Progress:
             ("lag", lag),
         ):
             self.counters.set(field, value)
+        self.counters.state("running")
 
     def add(self, rows: int, payload_bytes: int, lag: int) -> None:
         """One run is done."""
@@ -280,9 +289,12 @@ class _Progress:
         self.payload_bytes += payload_bytes
         self.show(0, 0, lag)
 
-    def pause(self) -> None:
-        """Make room for something that is printed."""
-        self.bar.update(self.task, text="")
+    def tell(self, text: Any, **fields: Any) -> None:
+        """Something that was made: a line for people, fields of the closing object for machines."""
+        self.told.update(fields)
+        if not self.as_json:
+            self.bar.update(self.task, text="")
+            show.console().print(text)
 
     def idle(self) -> None:
         """Between two runs."""
