@@ -60,7 +60,7 @@ def pipeline(
     pause = None if every is None else seconds(every)
     settings = dict(_pair(text) for text in option or ())
     run = _prepared(name, source, target, settings, topics)
-    with _session(master) as spark, _Progress(name, as_json) as progress:
+    with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
             with _told():
                 run(spark, progress)
@@ -235,8 +235,9 @@ def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
 class _Progress:
     """A bar on the terminal (a line when piped), and the same counts where the monitor finds them."""
 
-    def __init__(self, name: str, as_json: bool = False) -> None:
+    def __init__(self, name: str, source: str | None, as_json: bool = False) -> None:
         self.name = name
+        self.source = source
         self.as_json = as_json
         self.told: dict[str, Any] = {}
         self.rows = self.payload_bytes = 0
@@ -249,7 +250,9 @@ class _Progress:
 
         from penstock._core import Counters
 
-        self.counters = Counters("spark", "pipeline", self.name)
+        local = self.source is not None and "://" not in self.source
+        where = f"journal:{Path(self.source or '').resolve()}" if local else self.source or ""
+        self.counters = Counters("spark", "pipeline", f"{self.name} <- {where}" if where else self.name)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=show.console(stderr=True), transient=True)
         self.task = self.bar.add_task(self.name, total=None, text="")

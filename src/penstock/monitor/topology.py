@@ -26,7 +26,7 @@ _WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
 
 #: Kinds that are the channel itself, not one who uses it.
 PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
-ARROW = "->"
+ARROW, SOURCE = "->", "<-"
 
 #: The bus inside of a gateway: what flows there is told by the gateway's modules.
 _INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
@@ -86,7 +86,9 @@ def graph(state: State) -> dict[str, Any]:
             continue  # it holds what others are shown for
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
-        elif look.block.kind in ("module", "pipeline"):
+        elif look.block.kind == "pipeline":
+            _pipeline(look, places, nodes, edges)
+        elif look.block.kind == "module":
             _named(look.block.name, look, nodes).take(look)
         else:
             _use(look, places, state, nodes, edges)
@@ -164,6 +166,19 @@ def program_name(process: Process | None) -> str:
     if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
         return rest[1]
     return rest[0].rpartition("/")[2] if rest else ""
+
+
+def _pipeline(
+    look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+) -> None:
+    """A pipeline, named ``NAME <- SOURCE`` where it reads one place: an edge from there to it."""
+    name, _, source = (part.strip() for part in look.block.name.partition(SOURCE))
+    node = _named(name, look, nodes)
+    node.take(look)
+    if source:
+        if source not in places:
+            nodes.setdefault(source, _Node(source, "channel", source, source.partition(":")[0]))
+        _flow(edges, source, node.id, look)
 
 
 def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
