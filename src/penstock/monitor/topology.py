@@ -193,8 +193,10 @@ def _use(
     bare = where.partition("?")[0]
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _place(parent, look, nodes)
-    own = where[len(parent) + 1 :] if parent != where else ""
-    name = own or program_name(state.processes.get(block.pid)) or block.program or block.kind
+    own = bare[len(parent) + 1 :] if parent != bare else ""
+    name = program_name(state.processes.get(block.pid)) or block.program or block.kind
+    if own:  # one of several topics at that place
+        name = f"{name}: {own}"
     node = nodes.setdefault(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
@@ -229,9 +231,10 @@ def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look)
 
 
 def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
-    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere)."""
+    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere); a
+    module that receives nothing does what it sends."""
     for node in nodes.values():
-        if node.type == "channel" and node.handles == 0:
+        if (node.type == "channel" and node.handles == 0) or (node.type == "module" and node.messages == 0):
             into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)
             out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
             node.rate_hz = into or out
