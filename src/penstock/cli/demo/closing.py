@@ -88,6 +88,8 @@ def closing(result: dict[str, Any]) -> RenderableType:
             ("quality", f"{found['missing']} missing, {found['duplicates']} twice, {found['out_of_order']} late")
         )
         facts.append(("report", found["page"]))
+    if result["page"]:
+        facts.append(("page", f"{result['page']} was served until now; 'penstock monitor' serves it for anything"))
     facts.append(("memory", f"{show.bytes_text(result['most_memory_bytes'])} at most, all processes together"))
     facts.append(("data", f"{result['data']}  (penstock play {result['data']}/recording --map '*=shm:/{{topic}}')"))
     if result["missing_reaches"]:
