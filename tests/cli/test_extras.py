@@ -21,15 +21,16 @@ WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from penstock.cli import
     [
         ("starlette", "monitor", ["monitor"]),
         ("uvicorn", "monitor", ["monitor"]),
-        ("mcap", "mcap", ["import", "none.mcap", "-o", "out"]),
+        ("mcap", "mcap", ["import", "some.mcap", "-o", "out"]),
         ("mcap", "mcap", ["export", "kept", "--to", "mcap", "-o", "out.mcap"]),
         ("pyarrow", "spark", ["export", "kept", "--to", "parquet", "-o", "out.parquet"]),
-        ("pyspark", "spark", ["pipeline", "archive", "kept", "lake"]),
+        ("pyspark", "spark", ["pipeline", "archive", "--from", "kept", "--to", "lake"]),
     ],
 )
 def test_what_is_missing_is_named(package: str, extra: str, arguments: list[str], tmp_path: Path) -> None:
     with Journal(tmp_path / "kept") as journal:
         journal.append("t", b"x")
+    (tmp_path / "some.mcap").write_bytes(b"")
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, package, *arguments], cwd=tmp_path, env=environment(), text=True,
         capture_output=True, timeout=60,

@@ -307,7 +307,7 @@ def test_play_again_and_again_until_ctrl_c(run1: Path, tmp_path: Path) -> None:
     playing = start("play", str(run1), "--loop", "--speed", "0", "--topic", "a", "--map", target, "--json")
     try:
         deadline = time.monotonic() + 60
-        while not (tmp_path / "loop").exists() or len(bodies(tmp_path / "loop", "a")) < 35:
+        while not recording.is_journal(tmp_path / "loop") or len(bodies(tmp_path / "loop", "a")) < 35:
             assert time.monotonic() < deadline and playing.poll() is None
             time.sleep(0.05)
         playing.send_signal(signal.SIGINT)

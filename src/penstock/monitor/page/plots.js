@@ -129,6 +129,7 @@ export class Plot {
       const key = element("span"), mark = element("i");
       mark.style.background = look(this, one.name).colour;
       const value = one.values[at];
+      key.title = one.name;
       key.append(mark, element("span", "", one.name), element("b", "", value === null || value === undefined ? "–" : this.unit(value)));
       key.dataset.name = one.name; key.dataset.value = value ?? "";
       return key;
