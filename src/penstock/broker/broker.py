@@ -30,7 +30,7 @@ KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELA
 DELAYED = "$delayed"
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
-OBSERVE_MESSAGES = 262_144  # looked at in one go, at most: some milliseconds
+OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
 
