@@ -88,7 +88,8 @@ def time_it() -> None:
 
             count = 1_000_000
             quiet = Candidate("nobody looks", publish, count)
-            looked_at = Candidate("a monitor looks ten times a second", watched, count, wanted="within the spread")
+            name, wish = "a monitor looks ten times a second", ">= 0.97 x nobody looks: within the spread"
+            looked_at = Candidate(name, watched, count, wanted=wish, wanted_ratio=0.97)
             compare("publish while watched", [quiet, looked_at], "nobody looks", arguments)
 
 
