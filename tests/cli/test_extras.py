@@ -37,4 +37,4 @@ def test_what_is_missing_is_named(package: str, extra: str, arguments: list[str]
     )  # fmt: skip
     assert done.returncode == 69, done.stderr
     (line,) = done.stderr.splitlines()
-    assert package in line and f"pip install 'penstock[{extra}]'" in line and EXTRAS[package] == extra
+    assert package in line.lower() and f"pip install 'penstock[{extra}]'" in line and EXTRAS[package] == extra
