@@ -19,7 +19,7 @@ from penstock.torture.report import Check, Report
 
 __all__ = ["SCENARIOS", "Check", "Report", "run"]
 
-SCENARIOS = ("shm", "journal", "disk", "broker", "gateway", "spark")
+SCENARIOS = ("shm", "tcp", "journal", "disk", "broker", "gateway", "spark")
 
 
 def run(scenario: str, kills: int, seed: int, directory: Path | None = None) -> Report:

@@ -1,4 +1,5 @@
-"""The broker: its server is killed again and again under four publishers and two acknowledging consumers.
+"""The broker: its server is killed again and again under four publishers and two acknowledging consumers, and their
+connections are closed in between.
 
 Each consumer has a queue of its own, so that order is promised: what consumers of one queue share comes again to
 whoever is there. Promises: every confirmed message is delivered at least once to every queue; none is corrupted; what
@@ -10,10 +11,12 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.torture import record
 from penstock.torture.crew import Crew, grown, wait_until
+from penstock.torture.relay import Relay
 from penstock.torture.report import Report
 from penstock.torture.soak import free_port
 
@@ -22,10 +25,11 @@ PUBLISHERS, CONSUMERS = 4, 2
 
 def run(report: Report, chance: random.Random) -> None:
     port = free_port()
-    address = f"broker://127.0.0.1:{port}/torture"
+    cuts = 0
     restarts: list[float] = []
     descriptors: list[int] = []
-    with Crew(report.directory) as crew:
+    with Crew(report.directory) as crew, Relay(port) as relay:
+        address = f"broker://127.0.0.1:{relay.port}/torture"
         command = [sys.executable, "-m", "penstock", "broker", str(report.directory / "broker"), str(port)]
         server = crew.add_command("server", command)
         consumers = [
@@ -47,6 +51,9 @@ def run(report: Report, chance: random.Random) -> None:
             wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.3))
+            if chance.random() < 0.3:
+                cuts += relay.cut()
+                time.sleep(chance.uniform(0, 0.1))
             if chance.random() < 0.2:
                 server.pause(chance.uniform(0, 0.3))
             server.kill()
@@ -57,7 +64,7 @@ def run(report: Report, chance: random.Random) -> None:
             restarts.append(time.monotonic() - began)
             descriptors.append(sum(worker.descriptors() for worker in publishers + consumers))
         codes = [worker.end() for worker in publishers]
-        confirmed = {entry[:2] for i in range(PUBLISHERS) for entry in record.entries(_publisher_log(report, i))}
+        confirmed = {key for i in range(PUBLISHERS) for key in _keys(_publisher_log(report, i))}
         caught_up = True
         try:
             wait_until(
@@ -71,7 +78,7 @@ def run(report: Report, chance: random.Random) -> None:
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
     report.check_descriptors("clients", descriptors)
     lost = sum(len(confirmed - _delivered(report, i)) for i in range(CONSUMERS))
-    report.facts.update(confirmed=len(confirmed))
+    report.facts.update({"confirmed": len(confirmed), "connections cut": cuts})
     report.facts["restart to next confirm, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
     report.check("messages flowed", len(confirmed), len(confirmed) > report.kills)
     report.check("every confirmed message is delivered to both queues", f"{lost} lost", caught_up and lost == 0)
@@ -89,8 +96,13 @@ def _size(report: Report) -> int:
     return sum(path.stat().st_size for path in report.directory.glob("publisher*.log"))
 
 
-def _delivered(report: Report, i: int) -> set[tuple[int, int]]:
-    return {entry[:2] for entry in record.entries(report.directory / f"consumer{i}.log")}
+def _delivered(report: Report, i: int) -> set[int]:
+    return set(_keys(report.directory / f"consumer{i}.log"))
+
+
+def _keys(log: Path) -> Iterator[int]:
+    """Producer and sequence in one number: there are millions."""
+    return (producer << 48 | sequence for producer, sequence, _ in record.entries(log))
 
 
 def _disordered(report: Report, i: int) -> int:

@@ -100,11 +100,17 @@ def take(message: penstock.Message, log: Note, latency: Latency) -> None:
     message.release()
 
 
-def consume(address: str, options: dict[str, object], log: Note, latency: Latency) -> None:
-    """Note everything that comes."""
+def consume(address: str, options: dict[str, object], log: Note, latency: Latency, tell_ledger: bool) -> None:
+    """Note everything that comes; in the end the ledger is printed where asked for."""
     with penstock.subscriber(address, **options) as subscriber:
-        for message in subscriber:
-            take(message, log, latency)
+        try:
+            for message in subscriber:
+                take(message, log, latency)
+        finally:
+            if tell_ledger:
+                books = subscriber.ledger
+                told = {"matched": books.matched, "delivered": books.delivered, "dropped": dict(books.dropped)}
+                print(json.dumps({**told, "balanced": books.balanced}), flush=True)
 
 
 def both(address: str, logs: tuple[Note, Note], arguments: argparse.Namespace) -> None:
@@ -135,6 +141,7 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=512, help="longest padding in bytes")
     parser.add_argument("--latency", type=Path, help="note the median latency here, once a second")
     parser.add_argument("--tally", action="store_true", help="the log keeps counts, not each message")
+    parser.add_argument("--ledger", action="store_true", help="print the subscriber's ledger in the end")
     parser.add_argument("--received", type=Path, help="the log of what `both` receives")
     parser.add_argument("--ready", type=int, default=0, help="wait for so many subscribers first")
     arguments = parser.parse_args()
@@ -145,7 +152,7 @@ def main() -> None:
         if arguments.role == "publish":
             publish(arguments.address, arguments.options, logs[0], arguments)
         elif arguments.role == "consume":
-            consume(arguments.address, arguments.options, logs[0], Latency(arguments.latency))
+            consume(arguments.address, arguments.options, logs[0], Latency(arguments.latency), arguments.ledger)
         else:
             both(arguments.address, (logs[0], logs[1]), arguments)
     except (Ended, KeyboardInterrupt):
