@@ -61,6 +61,7 @@ def live_table(demo: Demo) -> RenderableType:
         archive = demo.parts["lake"].report.get("archive")
         tail.append(f"   Spark {show.count_text(archive['rows'])} rows" if archive else "   Spark is starting")
     tail.append(f"   memory {show.bytes_text(demo.most_memory)}")
+    tail.append("\nevery process reports twice a second: two columns may be half a second apart", style="dim")
     return Group(head, *lines, tail)
 
 
