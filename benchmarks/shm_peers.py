@@ -125,7 +125,7 @@ def penstock_one_way(batched: bool, size: int, slots: int) -> tuple[Callable[[in
     name = f"/bench/{os.getpid()}/{batched}/{size}/{slots}"
     publisher = shm.Publisher(name, slots=slots, slot_size=size, reliable=True)
     pair = Pair(penstock_count, name, batched, size == LARGE, slots)
-    data = bytes(size)
+    data = b"\1" * size  # pages of its own: zeros would all be one page
     block = [data] * 500
 
     def send(count: int) -> None:
@@ -316,14 +316,19 @@ def iceoryx_echo(pipe: Connection, name: str, polling: bool) -> None:
     receive, send = there.subscriber(), back.publisher()
     listener, notifier = there.event.listener_builder().create(), back.event.notifier_builder().create()
     pipe.send("there")
+    if polling:  # only while it is measured: it takes a whole core
+        while (count := pipe.recv()) is not None:
+            for _ in range(count):
+                while receive() is None:
+                    pass
+                send()
+        return
     threading.Thread(target=lambda: (pipe.recv(), os._exit(0)), daemon=True).start()
     while True:
         while receive() is None:
-            if not polling:
-                listener.blocking_wait()
+            listener.blocking_wait()
         send()
-        if not polling:
-            notifier.notify()
+        notifier.notify()
 
 
 def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], float], Callable[[], None]]:
@@ -333,15 +338,25 @@ def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], float]
     listener, notifier = back.event.listener_builder().create(), there.event.notifier_builder().create()
     pair = Pair(iceoryx_echo, name, polling, core=core)
 
-    def once() -> None:
+    def asleep() -> None:
         send()
-        if not polling:
-            notifier.notify()
+        notifier.notify()
         while receive() is None:
-            if not polling:
-                listener.blocking_wait()
+            listener.blocking_wait()
 
-    return round_trip(once), pair.close
+    def awake() -> None:
+        send()
+        while receive() is None:
+            pass
+
+    timed = round_trip(awake if polling else asleep)
+
+    def run(count: int) -> float:
+        if polling:
+            pair.tell(count)
+        return timed(count)
+
+    return run, pair.close
 
 
 def zenoh_session(place: str, listens: bool) -> Any:
@@ -507,6 +522,10 @@ def made(name: str, make: Callable[[], Any], count: int, **more: Any) -> list[Ca
     return [Candidate(name, run, count, close=close, **more)]
 
 
+def asked(arguments: Any, question: str) -> bool:
+    return not arguments.only or any(part in question for part in arguments.only)
+
+
 def floors(directory: str) -> Callable[..., float]:
     program = Path(directory) / "floors"
     subprocess.run([shutil.which("gcc") or "cc", "-O2", "-o", program, HERE / "shm_floors.c"], check=True)
@@ -516,6 +535,9 @@ def floors(directory: str) -> Callable[..., float]:
 
 
 def throughput(arguments: Any) -> None:
+    question = "shm: 64 B one way, lossless"
+    if not asked(arguments, question):
+        return
     os.sched_setaffinity(0, {FIRST})
     candidates = made("penstock", lambda: penstock_one_way(False, SMALL, 4096), 300_000,
                       wanted=">= 2.5 x pyzmq", wanted_ratio=2.5, wanted_of="pyzmq ipc nodrop")  # fmt: skip
@@ -525,10 +547,13 @@ def throughput(arguments: Any) -> None:
     candidates += made("multiprocessing.Pipe", lambda: pipe_one_way(SMALL), 100_000)
     candidates += made("zenoh unix", lambda: zenoh_one_way(SMALL), 50_000)
     candidates += made("eCAL, acknowledged", lambda: ecal_one_way(SMALL), 5_000)
-    compare("shm: 64 B one way, lossless", candidates, "pyzmq ipc nodrop", arguments)
+    compare(question, candidates, "pyzmq ipc nodrop", arguments)
 
 
 def bandwidth(arguments: Any, floor: Callable[..., float]) -> None:
+    question = "shm: 1 MiB written and read"
+    if not asked(arguments, question):
+        return
     os.sched_setaffinity(0, {FIRST})
     handed, twice = "memcpy to another process (C)", "memcpy twice (C)"
     candidates = [
@@ -543,32 +568,40 @@ def bandwidth(arguments: Any, floor: Callable[..., float]) -> None:
     candidates += made("multiprocessing.Pipe", lambda: pipe_one_way(LARGE), 300, quantity=LARGE)
     candidates += made("zenoh unix", lambda: zenoh_one_way(LARGE), 300, quantity=LARGE)
     candidates += made("eCAL, acknowledged", lambda: ecal_one_way(LARGE), 300, quantity=LARGE)
-    compare("shm: 1 MiB written and read", candidates, handed, arguments, unit="B/s")
+    compare(question, candidates, handed, arguments, unit="B/s")
 
 
 def latency(arguments: Any, floor: Callable[..., float]) -> None:
     for core, where, limit in ((SECOND, "two cores", 1.2), (FIRST, "one core", 1.6)):
-        reference = "eventfd (C)"
-        candidates = [
-            Candidate(reference, lambda count, core=core: floor("eventfd", count, FIRST, core), 5000, latency=True)
-        ]
-        candidates += made("penstock", lambda core=core: penstock_round_trip(core, 0), 5000, latency=True,
-                           wanted=f"<= {limit} x eventfd", wanted_ratio=1 / limit)  # fmt: skip
-        candidates += made("penstock 1 MiB untouched", lambda core=core: penstock_round_trip(core, 0, LARGE), 5000,
-                           latency=True, wanted="<= 1.2 x 64 B", wanted_ratio=1 / 1.2, wanted_of="penstock")  # fmt: skip
-        candidates += made("iceoryx2 event", lambda core=core: iceoryx_round_trip(core, False), 3000, latency=True)
-        candidates += made("pyzmq ipc", lambda core=core: zmq_round_trip(core), 3000, latency=True)
-        candidates += made("multiprocessing.Pipe", lambda core=core: pipe_round_trip(core), 3000, latency=True)
-        candidates += made("zenoh unix", lambda core=core: zenoh_round_trip(core), 2000, latency=True)
-        candidates += made("eCAL", lambda core=core: ecal_round_trip(core), 2000, latency=True)
-        compare(f"shm: 64 B round trip, asleep, {where}", candidates, reference, arguments, unit="s")
-        candidates = [
-            Candidate("spin (C)", lambda count, core=core: floor("spin", count, FIRST, core), 20_000, latency=True)
-        ]
-        candidates += made("penstock", lambda core=core: penstock_round_trip(core, 1000), 20_000, latency=True)
-        if core != FIRST:  # on one core it takes its whole time slice for each
-            candidates += made("iceoryx2 polling", lambda core=core: iceoryx_round_trip(core, True), 5000, latency=True)
-        compare(f"shm: 64 B round trip, spinning, {where}", candidates, "spin (C)", arguments, unit="s")
+        asleep(arguments, floor, core, f"shm: 64 B round trip, asleep, {where}", limit)
+        spinning(arguments, floor, core, f"shm: 64 B round trip, spinning, {where}")
+
+
+def asleep(arguments: Any, floor: Callable[..., float], core: int, question: str, limit: float) -> None:
+    if not asked(arguments, question):
+        return
+    reference = "eventfd (C)"
+    candidates = [Candidate(reference, lambda count: floor("eventfd", count, FIRST, core), 5000, latency=True)]
+    candidates += made("penstock", lambda: penstock_round_trip(core, 0), 5000, latency=True,
+                       wanted=f"<= {limit} x eventfd", wanted_ratio=1 / limit)  # fmt: skip
+    candidates += made("penstock 1 MiB untouched", lambda: penstock_round_trip(core, 0, LARGE), 5000, latency=True,
+                       wanted="<= 1.2 x 64 B", wanted_ratio=1 / 1.2, wanted_of="penstock")  # fmt: skip
+    candidates += made("iceoryx2 event", lambda: iceoryx_round_trip(core, False), 3000, latency=True)
+    candidates += made("pyzmq ipc", lambda: zmq_round_trip(core), 3000, latency=True)
+    candidates += made("multiprocessing.Pipe", lambda: pipe_round_trip(core), 3000, latency=True)
+    candidates += made("zenoh unix", lambda: zenoh_round_trip(core), 2000, latency=True)
+    candidates += made("eCAL", lambda: ecal_round_trip(core), 2000, latency=True)
+    compare(question, candidates, reference, arguments, unit="s")
+
+
+def spinning(arguments: Any, floor: Callable[..., float], core: int, question: str) -> None:
+    if not asked(arguments, question):
+        return
+    candidates = [Candidate("spin (C)", lambda count: floor("spin", count, FIRST, core), 20_000, latency=True)]
+    candidates += made("penstock", lambda: penstock_round_trip(core, 1000), 20_000, latency=True)
+    if core != FIRST:  # on one core it takes its whole time slice for each
+        candidates += made("iceoryx2 polling", lambda: iceoryx_round_trip(core, True), 5000, latency=True)
+    compare(question, candidates, "spin (C)", arguments, unit="s")
 
 
 def scaling(arguments: Any) -> None:
@@ -593,7 +626,7 @@ def growing(arguments: Any) -> None:
     """4 KiB to 8 KiB slots with four readers: how long the reserve takes that does it."""
     from penstock import shm
 
-    if arguments.only and not any(part in "shm: growing" for part in arguments.only):
+    if not asked(arguments, "shm: growing"):
         return
     times = []
     for i in range(30 if arguments.quick else 200):
@@ -606,6 +639,7 @@ def growing(arguments: Any) -> None:
             draft = publisher.reserve(8192)
             times.append(time.perf_counter() - began)
             draft.cancel()
+            del draft  # it keeps its publisher, whose end is not to be measured with the next one
     times.sort()
     p50, p99 = times[len(times) // 2] * 1e6, times[len(times) * 99 // 100] * 1e6
     print(

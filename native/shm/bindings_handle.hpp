@@ -42,21 +42,30 @@ void settle_close(Object *self) {
     without_gil([&] { self->handle->close(false); });
 }
 
+// Runs it without the GIL; a close by another thread waits until it is over.
+template <typename Object, typename Function>
+auto run_without_gil(Object *self, Function &&function) {
+    struct Away {
+        Object *self;
+        ~Away() {
+            --self->waiting;
+            settle_close(self);
+        }
+    } away{self};
+    ++self->waiting;
+    return without_gil(function);
+}
+
 // Runs a wait without the GIL. False with an error set.
 template <typename Object, typename Function>
 bool wait_with(Object *self, Woken &woken, Function &&function) {
     for (;;) {
-        ++self->waiting;
-        bool threw = false;
         try {
-            woken = without_gil(function);
+            woken = run_without_gil(self, function);
         } catch (...) {
-            threw = true;
             raise_current();
+            return false;
         }
-        --self->waiting;
-        settle_close(self);
-        if (threw) return false;
         if (woken == Woken::closed || self->handle->closed.load())
             return raise_error("ClosedError", "this %s was closed while it waited", Object::kind), false;
         if (woken != Woken::interrupted) return true;

@@ -24,8 +24,8 @@ bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &pla
     if (timeout ? !read_timeout(timeout, deadline) : (deadline = default_deadline(self), false)) return false;
     try {
         if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
-            without_gil([&] { return handle->member.recover(); });
-            return handle->reserve(place) == Taken::yes || refuse_full(handle, false);
+            run_without_gil(self, [&] { return handle->member.recover(); });
+            return usable(self) && (handle->reserve(place) == Taken::yes || refuse_full(handle, false));
         }
         for (;;) {
             handle->wake_readers();
@@ -33,10 +33,10 @@ bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &pla
             if (deadline != 0) {
                 std::int64_t spin_ns = self->spin_ns > short_spin_ns ? self->spin_ns : short_spin_ns;
                 if (!wait_with(self, woken, [&] { return handle->wait(deadline, spin_ns, -1); })) return false;
-                if (!usable(self)) return false;
             } else {
-                without_gil([&] { return handle->look_for_dead(); });
+                run_without_gil(self, [&] { return handle->look_for_dead(); });
             }
+            if (!usable(self)) return false;
             if (handle->reserve(place) == Taken::yes) return true;
             if (woken == Woken::timeout) return refuse_full(handle, true);
         }
@@ -96,7 +96,7 @@ std::uint64_t commit(PublisherObject *self, Publisher *handle, const Publisher::
         if (!handle->writer.reliable)
             return raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str()), 0;
         if (deadline >= 0 && monotonic_ns() >= deadline) return refuse_full(handle, true), 0;
-        without_gil([] {
+        run_without_gil(self, [] {
             timespec pause{0, 200'000};
             return nanosleep(&pause, nullptr);
         });
@@ -114,10 +114,7 @@ inline bool copy_in(PublisherObject *self, std::uint8_t *to, const void *from, P
         std::memcpy(to, from, size_t(size));
         return true;
     }
-    ++self->waiting;
-    without_gil([&] { return std::memcpy(to, from, size_t(size)); });
-    --self->waiting;
-    settle_close(self);
+    run_without_gil(self, [&] { return std::memcpy(to, from, size_t(size)); });
     return usable(self) != nullptr;
 }
 

@@ -79,7 +79,8 @@ PyObject *publisher_do_grow(PyObject *object, PyObject *argument) {
     if (size == -1 && PyErr_Occurred()) return nullptr;
     if (size < 0) return raise_error("InvalidArgument", "a slot cannot have %lld bytes", size);
     try {
-        without_gil([&] { handle->grow(std::uint64_t(size)); return 0; });
+        run_without_gil(as_publisher(object), [&] { handle->grow(std::uint64_t(size)); return 0; });
+        if (!usable(as_publisher(object))) return nullptr;
         return PyLong_FromUnsignedLongLong(handle->slot_size());
     } catch (...) {
         return raise_current();

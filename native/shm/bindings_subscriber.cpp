@@ -69,6 +69,10 @@ PyObject *get_slot_size(PyObject *object, void *) {
         return PyLong_FromUnsignedLongLong(h.member.channel.header->ready.load() ? h.member.slot_size() : 0);
     });
 }
+PyObject *get_local(PyObject *object, void *) {
+    return read_property<SubscriberObject>(
+        object, [](auto &h) { return PyBool_FromLong(h.member.channel.header->flags.load() & channel_local); });
+}
 PyObject *get_type(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
         std::string type = h.member.type();
@@ -146,6 +150,7 @@ PyGetSetDef getset[] = {
     {"max_active_messages", get_most_held, nullptr, "Messages that may be held at once.", nullptr},
     {"slots", get_slots, nullptr, "Number of slots; 0 before the first publisher.", nullptr},
     {"slot_size", get_slot_size, nullptr, "Bytes a slot has now; 0 before the first publisher.", nullptr},
+    {"local", get_local, nullptr, "Whether the channel is not to leave this machine; False before the first publisher.", nullptr},
     {"type", get_type, nullptr, "Name of the type that the channel carries; empty where none was given.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -318,9 +318,18 @@ struct Channel {
 
     // The slot that a few messages on will be needed: its line is in another core's cache by then.
     void fetch_ahead(std::uint64_t n) const {
-        std::uint32_t s = slot_in(entry_at(n + 6).load(std::memory_order_relaxed));
-        if (s >= slot_count) return;
-        __builtin_prefetch(&slots[s], 1);  // readers too write into it: their bit
+        std::uint64_t entry = entry_at(n + 6).load(std::memory_order_relaxed);
+        if (slot_in(entry) >= slot_count || lap_in(entry) != lap_of(n + 6)) return;
+        fetch_for_writing(&slots[slot_in(entry)]);  // readers too write into it: their bit
+    }
+
+    // The compiler's own prefetch fetches for reading where it builds for any machine; the line would be asked for twice.
+    static void fetch_for_writing(const void *line) {
+#if defined(__x86_64__)
+        asm volatile("prefetchw %0" ::"m"(*static_cast<const char *>(line)));
+#else
+        __builtin_prefetch(line, 1);
+#endif
     }
 
     void raise_oldest(std::uint64_t to) {
@@ -338,6 +347,7 @@ struct Channel {
     // names a message that a reliable subscriber of another virtual channel has not seen.
     std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
         Slot &slot = slots[s];
+        std::uint64_t owned = slot.state.load();
         for (std::uint64_t turns = 0; turns < (1ull << 32); ++turns) {
             std::uint64_t t = tail();
             std::uint64_t entry = entry_at(t).load();
@@ -359,6 +369,9 @@ struct Channel {
             PENSTOCK_STEP("commit.before_install");
             if (entry_at(t).compare_exchange_strong(entry, entry_of(t, s))) {
                 PENSTOCK_STEP("commit.after_install");
+                // The first part of help() at once, for a reader may be looking already.
+                if (kind_of(owned) == slot_owned) slot.state.compare_exchange_strong(owned, live(t));
+                PENSTOCK_STEP("commit.after_live");
                 writer.ordinal = ordinal;
                 help();
                 PENSTOCK_STEP("commit.after_help");
@@ -379,6 +392,9 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ reading
 
+    // How often a reader looks before it completes what a publisher has installed. Both at once cost both of them more.
+    static constexpr int publisher_turns = 16;
+
     // Tries to hold message n in slot s.
     bool pin(Reader &reader, std::uint64_t n, std::uint32_t s) {
         Reader::Pin &mine = reader.pins[s];
@@ -398,7 +414,8 @@ struct Channel {
             if (kind_of(state) == slot_claiming && sequence_of(state) == n) {
                 if (slot.state.compare_exchange_strong(state, live(n))) state = live(n);
             } else if (kind_of(state) == slot_owned && sequence_of(state) < n) {
-                help();  // installed, not yet completed
+                // Installed, not yet completed: it is about to be, unless its publisher has died.
+                if (turns >= publisher_turns) help();
                 state = slot.state.load();
             } else {
                 break;

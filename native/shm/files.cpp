@@ -128,20 +128,22 @@ File open_file(const std::string &name, const Access &access, bool writable) {
 File make_file(const std::string &name, std::uint64_t size, const Access &access,
                const std::function<void(std::uint8_t *)> &fill) {
     int directory = shared_directory();
-    std::string path = shared_directory_path() + "/" + name;
+    auto fail = [&](int error, const std::string &before, const std::string &after = "") {
+        fail_system(error, before + shared_directory_path() + "/" + name + after);
+    };
     int descriptor = openat(directory, ".", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
-    if (descriptor < 0) fail_system(errno, "cannot make " + path);
+    if (descriptor < 0) fail(errno, "cannot make ");
     File file(descriptor);
     PENSTOCK_STEP("make.after_open");
     int error = posix_fallocate(descriptor, 0, off_t(size));
     if (error)
         throw Error(Fault::system,
-                    "no room for " + std::to_string(size) + " bytes of " + path + ": " +
+                    "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +
                         std::generic_category().message(error) + "; use fewer or smaller slots, or free some",
                     error);
     if (access.has_group && fchown(descriptor, uid_t(-1), access.group) != 0)
-        fail_system(errno, "cannot give " + path + " to group " + std::to_string(access.group));
-    if (fchmod(descriptor, access.mode) != 0) fail_system(errno, path);
+        fail(errno, "cannot give ", " to group " + std::to_string(access.group));
+    if (fchmod(descriptor, access.mode) != 0) fail(errno, "cannot set the mode of ");
     if (fill) {
         Mapping memory(descriptor, size, true);
         fill(memory.data());
@@ -150,7 +152,7 @@ File make_file(const std::string &name, std::uint64_t size, const Access &access
     std::string self = "/proc/self/fd/" + std::to_string(descriptor);
     if (linkat(AT_FDCWD, self.c_str(), directory, name.c_str(), AT_SYMLINK_FOLLOW) != 0) {
         if (errno == EEXIST) return File();
-        fail_system(errno, "cannot make " + path);
+        fail(errno, "cannot make ");
     }
     PENSTOCK_STEP("make.after_link");
     return file;

@@ -22,7 +22,7 @@ from penstock import shm
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [
-    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/payload.cpp", "shm/bells.cpp",
+    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/joining.cpp", "shm/payload.cpp", "shm/bells.cpp",
     "shm/publisher.cpp", "shm/subscriber.cpp", "shm/files.cpp",
     "shm/checksum.cpp", "shm/directory.cpp", "platform/liveness.cpp", "platform/shared_directory.cpp",
     "counters/counters.cpp",
@@ -207,7 +207,7 @@ def test_a_sleeper_that_sleeps_again_between_the_wakers_steps(victim: Path) -> N
 
 def test_a_stopped_publisher_holds_nobody_up(victim: Path) -> None:
     survivors = Survivors()
-    for step in ("commit.before_install", "commit.after_install", "help.before_live", "help.before_tail", "take.after_claiming"):
+    for step in ("commit.before_install", "commit.after_install", "commit.after_live", "help.before_tail", "take.after_claiming"):
         process = subprocess.Popen([victim, survivors.name, "publish", "stop", step, "1"])
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         for _ in range(40):
@@ -218,6 +218,25 @@ def test_a_stopped_publisher_holds_nobody_up(victim: Path) -> None:
         survivors.read_everything()
     survivors.go_on()
     survivors.close()
+
+
+def test_a_helper_that_dies_too(victim: Path) -> None:
+    """One publisher stands still with its message installed; who completes it for the first one dies in the midst."""
+    for step in ("help.before_live", "help.after_live", "help.before_tail", "help.after_tail"):
+        survivors = Survivors()
+        later = [victim, survivors.name, "publish_later", "kill", step, "1"]  # who joins completes it too
+        helper = subprocess.Popen(later, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert helper.stdout is not None and helper.stdout.readline() == b"ready\n"
+        process = subprocess.Popen([victim, survivors.name, "publish", "stop", "commit.after_install", "1"])
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        helper.communicate(b"\n", timeout=LONG)
+        assert helper.returncode == -signal.SIGKILL, step
+        survivors.read_everything()
+        assert survivors.seen >= 1, "what is installed is published"
+        os.kill(process.pid, signal.SIGCONT)
+        assert process.wait(LONG) == 0
+        survivors.go_on()
+        survivors.close()
 
 
 def test_a_dead_reliable_subscriber_holds_a_publisher_only_until_it_is_found(victim: Path) -> None:

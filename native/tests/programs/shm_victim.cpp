@@ -49,9 +49,14 @@ void publish(Publisher &publisher, const char *text) {
 }
 
 int act(const char *channel, const std::string &action) {
-    if (action == "publish" || action == "reliable_publish" || action == "leave_publisher" || action == "cancel" ||
+    if (action == "publish" || action == "publish_later" || action == "reliable_publish" || action == "leave_publisher" || action == "cancel" ||
         action == "grow") {
         Publisher publisher(options_for(channel, action == "reliable_publish"), false, false);
+        if (action == "publish_later") {
+            std::printf("ready\n");
+            std::fflush(stdout);
+            std::getchar();
+        }
         watching = true;
         if (action == "cancel") {
             Publisher::Place place;

@@ -8,10 +8,12 @@ damaged. One ``Directory`` belongs to one thread.
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import math
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from penstock.journal.format import INDEX, TOPICS
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 
 Array = numpy.ndarray[Any, Any]
+LEAST_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,39 +177,62 @@ class Directory:
             return None
         return numpy.frombuffer(data, TOPICS) if len(data) % TOPICS.itemsize == 0 else None
 
-    def cut(self, segment: Segment, start: int, end: int, most_bytes: int) -> Iterator[tuple[int, int, int]]:
+    def share(self, segment: Segment, bounds: Bounds, log: bool) -> float:
+        """How much of a segment's bytes a reader touches, about: its index alone, or the part in the range of time."""
+        part = 1.0 if log else min(1.0, (segment.next - segment.first) * INDEX.itemsize / max(1, segment.end))
+        least, greatest = segment.times
+        if segment.sealed and greatest > least:
+            inside = min(greatest, bounds.times[1]) - max(least, bounds.times[0])
+            part *= min(1.0, max(LEAST_SHARE, inside / (greatest - least)))
+        return part
+
+    def cut(self, segment: Segment, start: int, end: int, most_bytes: float) -> Iterator[tuple[int, int, int]]:
         """(start, end, bytes) pieces of a segment's positions, each of about ``most_bytes`` of its log."""
-        index = self.index(segment, start, end)
-        if len(index) == 0:
-            return
-        begin_offset = int(index["offset"][0])
-        whole = segment.end - begin_offset if end >= segment.next else int(index["offset"][-1]) - begin_offset + 1
-        pieces = max(1, -(-whole // most_bytes))
-        edges = [begin_offset + whole * number // pieces for number in range(1, pieces)]
-        cuts = [0, *numpy.searchsorted(index["offset"], edges).tolist(), len(index)]
-        for low, high in itertools.pairwise(cuts):
+        entries = None if segment.gaps else self._entries(segment)
+        if entries is None or len(entries) < end - segment.first:
+            entries = self.index(segment, start, end)
+            if len(entries) == 0:
+                return
+            positions, offsets = entries["position"], entries["offset"]
+            place: Callable[[int], int] = lambda at: start if at == 0 else int(positions[at])  # noqa: E731
+            count = len(entries)
+        else:  # a few looks at a mapped file; where it is wrong, pieces are uneven, not wrong
+            offsets = entries["offset"][start - segment.first : end - segment.first]
+            place = lambda at: start + at  # noqa: E731
+            count = end - start
+        begin = int(offsets[0])
+        whole = max(1, (segment.end if end >= segment.next else int(offsets[-1]) + 1) - begin)
+        pieces = min(count, max(1, math.ceil(whole / max(1.0, most_bytes))))
+        edges = [begin + whole * number // pieces for number in range(1, pieces)]
+        cuts = sorted(bisect.bisect_left(range(count), edge, key=lambda at: int(offsets[at])) for edge in edges)
+        for low, high in itertools.pairwise([0, *cuts, count]):
             if high > low:
-                piece_end = end if high == len(index) else int(index["position"][high])
-                yield int(index["position"][low]), piece_end, whole // pieces
+                yield place(low), end if high == count else place(high), whole // pieces
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def index(self, segment: Segment, start: int, end: int) -> Array:
         """The entries of positions ``start`` to ``end - 1``, mapped."""
-        path = self.file(segment, "index")
         start, end = max(start, segment.first), min(end, segment.next)
         if end <= start:
             return numpy.empty(0, INDEX)
-        try:
-            count = path.stat().st_size // INDEX.itemsize
-            entries = numpy.memmap(path, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
-        except FileNotFoundError:
+        entries = self._entries(segment)
+        if entries is None:
             return self._scanned(segment, start, end)
         if segment.gaps:
             return self._between(entries, start, end)
         entries = entries[start - segment.first : end - segment.first]
         whole = len(entries) == end - start and bool((numpy.diff(entries["position"]) == 1).all())
         return entries if whole and int(entries["position"][0]) == start else self._scanned(segment, start, end)
+
+    def _entries(self, segment: Segment) -> Array | None:
+        """All of a segment's index file, mapped and unchecked; None when there is none."""
+        path = self.file(segment, "index")
+        try:
+            count = path.stat().st_size // INDEX.itemsize
+            return numpy.memmap(path, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
+        except FileNotFoundError:
+            return None
 
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
         """The entries made anew from the log: slow, and only where the index is missing or stale."""

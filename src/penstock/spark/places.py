@@ -52,6 +52,11 @@ class Reading:
     check: bool = True
     batch_bytes: int = BATCH_BYTES
 
+    @property
+    def needs_log(self) -> bool:
+        """Whether a column is asked for that is not in the index."""
+        return any(name not in IN_INDEX for name in self.schema.names)
+
 
 class Place(Protocol):
     """A journal, wherever it is."""
@@ -66,8 +71,8 @@ class Place(Protocol):
     def frontier(self) -> int:
         """The position after the last one that can be read."""
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
-        """What can match in these positions, in pieces of about ``most_bytes``."""
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
+        """What can match in these positions, in pieces of about ``most_bytes``; without ``log`` indexes alone count."""
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         """The matching messages of these positions."""
@@ -143,21 +148,23 @@ class DirectoryPlace:
     def frontier(self) -> int:
         return self.directory.frontier
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         for segment in self.directory.wanted(bounds):
             low, high = max(start, segment.first), min(end, segment.next)
             if high <= low:
                 continue
-            if segment.end <= most_bytes and (low, high) == (segment.first, segment.next):
-                yield Range(self.path, self.uuid, low, high, segment.end)  # a whole one needs no look at its index
+            share = self.directory.share(segment, bounds, log)
+            if segment.end * share <= most_bytes and (low, high) == (segment.first, segment.next):
+                size = int(segment.end * share)
+                yield Range(self.path, self.uuid, low, high, size)  # a whole one needs no look at its index
                 continue
-            for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes):
-                yield Range(self.path, self.uuid, piece_start, piece_end, size)
+            for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes / share):
+                yield Range(self.path, self.uuid, piece_start, piece_end, int(size * share))
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
-        needs_log = any(name not in IN_INDEX for name in names)
+        needs_log = reading.needs_log
         for stretch in self.directory.stretches(start, end, reading.bounds, log=needs_log):
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):

@@ -97,7 +97,7 @@ class BrokerPlace:
         with connect(self.text) as client:
             return client.frontier
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int) -> Iterator[Range]:
+    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         if end <= start:
             return

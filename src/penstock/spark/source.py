@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
 
-PARTITION_BYTES = 64 << 20
+PARTITION_BYTES = 128 << 20
 LEAST_PARTITION_BYTES = 1 << 20
+PIECES = 8  # of a task at least, so that tasks are even to about a sixteenth
 MAX_PARTITIONS = 100_000
 OPTIONS = (
     "path", "paths", "topics", "topic",
@@ -113,26 +114,50 @@ class Part(InputPartition):
         self.ranges = ranges
 
 
+def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str], how: Reading) -> list[InputPartition]:
+    """(place, start, end) spans as tasks of even bytes."""
+
+    def pieces(most_bytes: int) -> Iterator[Range]:
+        for place, start, end in spans:
+            yield from place.ranges(start, end, how.bounds, most_bytes, log=how.needs_log)
+
+    most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
+    return list(plan(pieces(max(1, most // PIECES)), most))
+
+
 def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
-    """Ranges put together into tasks of about ``most_bytes``."""
+    """Ranges put together into tasks of about ``most_bytes``; neighbours become one."""
     parts: list[Part] = []
-    filled = most_bytes
+    reached, number = 0, -1
     for piece in ranges:
-        if filled + piece.size > most_bytes:
+        middle = (reached + piece.size // 2) // most_bytes  # by the sum, so that what one has too much the next has not
+        reached += piece.size
+        if middle != number:
             parts.append(Part([]))
-            filled = 0
-        parts[-1].ranges.append(piece)
-        filled += piece.size
+            number = middle
+        taken = parts[-1].ranges
+        if taken and (taken[-1].place, taken[-1].end) == (piece.place, piece.start):
+            joined = taken.pop()
+            taken.append(Range(piece.place, piece.journal, joined.start, piece.end, joined.size + piece.size))
+        else:
+            taken.append(piece)
         if len(parts) > MAX_PARTITIONS:
             raise InvalidArgument(f"more than {MAX_PARTITIONS} tasks: raise partitionBytes above {most_bytes}")
     return parts
 
 
 def partition_bytes(options: Mapping[str, str], total_bytes: int) -> int:
-    """How much one task reads: what the option says, or so little that every core has something to do."""
+    """How much one task reads: at most what the option says, or so that every core has as much to do as the others."""
     if "partitionBytes" in options:
-        return max(1, integer(options["partitionBytes"], "partitionBytes"))
-    return max(LEAST_PARTITION_BYTES, min(PARTITION_BYTES, -(-total_bytes // (os.cpu_count() or 1))))
+        most = max(1, integer(options["partitionBytes"], "partitionBytes"))
+        return max(1, _even(total_bytes, most, 1))
+    return max(LEAST_PARTITION_BYTES, _even(total_bytes, PARTITION_BYTES, os.cpu_count() or 1))
+
+
+def _even(total: int, most: int, multiple: int) -> int:
+    """The size of a part when ``total`` is parted evenly into so many times ``multiple`` that none is over ``most``."""
+    rounds = max(1, -(-total // (most * multiple)))
+    return -(-total // (rounds * multiple))
 
 
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
@@ -155,16 +180,9 @@ class JournalReader(DataSourceReader):
             self.pushFilters = _Push(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        opened = [(place, open_place(place)) for place in self.places]
-        spans = [(place, place.first, self._end(place)) for _, place in opened]
-        whole = [piece for place, first, end in spans for piece in place.ranges(first, end, self.bounds, 1 << 62)]
-        most = partition_bytes(self.options, sum(piece.size for piece in whole))
-        pieces = (
-            smaller
-            for piece in whole
-            for smaller in ([piece] if piece.size <= most else _cut(opened, piece, self.bounds, most))
-        )
-        return list(plan(pieces, most)) or [Part([])]
+        opened = [open_place(place) for place in self.places]
+        spans = [(place, place.first, self._end(place)) for place in opened]
+        return planned(spans, self.options, self.how) or [Part([])]
 
     def _end(self, place: Place) -> int:
         """Where this frame ends: noted when it was loaded, or now. A journal that came later is not part of it."""
@@ -182,11 +200,6 @@ def _ends(options: Mapping[str, str]) -> dict[str, int] | None:
         return {str(uuid): int(end) for uuid, end in json.loads(options["ends"]).items()}
     except (ValueError, TypeError, AttributeError):
         raise InvalidArgument(f"ends={options['ends']!r} is not of the form {{journal UUID: position}}") from None
-
-
-def _cut(opened: list[tuple[str, Any]], piece: Range, bounds: Bounds, most: int) -> Iterator[Range]:
-    place = next(place for text, place in opened if text == piece.place)
-    return place.ranges(piece.start, piece.end, bounds, most)  # type: ignore[no-any-return]
 
 
 class _Push:

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import from_options, integer, time_ns
 from penstock.spark.places import Place, Range, open_place, resolve, shown
-from penstock.spark.source import check_options, choice, folded, partition_bytes, plan, read_part, reading
+from penstock.spark.source import check_options, choice, folded, planned, read_part, reading
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -115,14 +115,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for uuid, stop in end.items()
             if uuid in places
         ]
-        most = partition_bytes(self.options, self._bytes(spans))
-        pieces = (piece for place, first, stop in spans for piece in place.ranges(first, stop, self.bounds, most))
-        return list(plan(pieces, most))
-
-    def _bytes(self, spans: list[tuple[Place, int, int]]) -> int:
-        return sum(
-            piece.size for place, first, stop in spans for piece in place.ranges(first, stop, self.bounds, 1 << 62)
-        )
+        return planned(spans, self.options, self.how)
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
         return read_part(partition, self.how)
