@@ -161,6 +161,29 @@ class Penstock(Side):
         self.publisher.close()
 
 
+class PenstockStalled(Penstock):
+    """Beside a subscriber that never reads: its queue is full, every message is dropped for it."""
+
+    def open(self) -> int:
+        from penstock import tcp
+
+        self.publisher = tcp.Publisher(overflow="drop_oldest", depth=1000)
+        self.back = tcp.Subscriber()
+        self.stalled = socket.create_connection(("127.0.0.1", self.publisher.port))
+        self.stalled.sendall(HEADER.pack(12, 1, 0, 1) + bytes(1))
+        self.publisher.wait_ready(1, 30)
+        while not self.publisher.ledger.lost:
+            self.publisher.publish(bytes(10_000))
+        return self.publisher.port
+
+    def connected(self) -> None:
+        assert self.publisher.wait_ready(1 + len(self.children), 30)
+
+    def close(self) -> None:
+        self.stalled.close()
+        super().close()
+
+
 class PenstockBatched(Penstock):
     kind = "penstock-batched"
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 
-from harness import Candidate, compare, options, pinned
+from harness import Candidate, Result, compare, options, pinned
 from peers_tcp import CFloor, Penstock, PenstockBatched, Pynng, Raw, RawBuffered, Side, Zenoh, Zmq
 
 
@@ -22,6 +23,16 @@ def available(name: str, kind: type[Side], *arguments: object) -> Side | None:
         return None
 
 
+def ahead_of_every(results: list[Result], names: Sequence[str], times: float = 1.0) -> None:
+    """A wish that is about several candidates: the line that ``compare`` has no room for."""
+    ours = next((result for result in results if result.name == "penstock"), None)
+    for other in results:
+        if ours is not None and other.name in names:
+            ratio = ours.ratio / other.ratio
+            verdict = "reached" if ratio >= times else "NOT reached"
+            print(f"penstock wanted >= {times:g} x {other.name}; got {ratio:.2f} x {verdict}", flush=True)
+
+
 def peers(count: int, size: int, quantity: float = 1.0) -> list[Candidate]:
     found = []
     for name, kind, share in (("pyzmq", Zmq, 1), ("zenoh", Zenoh, 1), ("pynng", Pynng, 2)):
@@ -33,7 +44,7 @@ def peers(count: int, size: int, quantity: float = 1.0) -> list[Candidate]:
 
 def small(arguments: Namespace) -> None:
     size, count = 64, 500_000
-    compare(
+    results = compare(
         "64 B one way, one by one",
         [
             candidate("penstock", Penstock(), count, size, wanted="> pyzmq", wanted_ratio=1.0, wanted_of="pyzmq"),
@@ -44,7 +55,8 @@ def small(arguments: Namespace) -> None:
         "pyzmq",
         arguments,
     )
-    compare(
+    ahead_of_every(results, ("pyzmq", "zenoh", "pynng"))
+    results = compare(
         "64 B one way, batched",
         [
             candidate(
@@ -52,7 +64,7 @@ def small(arguments: Namespace) -> None:
                 PenstockBatched(),
                 count * 2,
                 size,
-                wanted=">= 0.9 x raw buffered and >= 2 x pyzmq",
+                wanted=">= 0.9 x raw buffered",
                 wanted_ratio=0.9,
                 wanted_of="raw buffered",
             ),
@@ -62,6 +74,7 @@ def small(arguments: Namespace) -> None:
         "pyzmq",
         arguments,
     )
+    ahead_of_every(results, ("pyzmq",), 2.0)
 
 
 def large(arguments: Namespace) -> None:

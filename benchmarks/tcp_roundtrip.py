@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 
 from harness import Candidate, compare, options, pinned
-from peers_tcp import CFloor, Penstock, Pynng, Raw, Zenoh, Zmq
-from tcp_rates import available
+from peers_tcp import CFloor, Penstock, PenstockStalled, Pynng, Raw, Zenoh, Zmq
+from tcp_rates import ahead_of_every, available
 
 
 def roundtrip(title: str, core: int, arguments: Namespace) -> None:
@@ -28,12 +28,26 @@ def roundtrip(title: str, core: int, arguments: Namespace) -> None:
         if isinstance(side, Penstock):
             run.wanted, run.wanted_ratio, run.wanted_of = "<= 1.15 x raw sockets", 1 / 1.15, "raw sockets"
         candidates.append(run)
-    compare(title, candidates, "raw sockets", arguments, unit="s")
+    results = compare(title, candidates, "raw sockets", arguments, unit="s")
+    ahead_of_every(results, ("pyzmq", "zenoh", "pynng"))
+
+
+def stalled(title: str, arguments: Namespace) -> None:
+    """A slow subscriber does not slow a fast one: its full queue costs a drop a message."""
+    data = bytes(64)
+    alone, beside = Penstock(1), PenstockStalled(1)
+    candidates = [
+        Candidate("beside a stalled one", lambda n: beside.echo(n, data), 5000, latency=True, close=beside.close,
+                  wanted="<= 1.15 x alone", wanted_ratio=1 / 1.15),
+        Candidate("alone", lambda n: alone.echo(n, data), 5000, latency=True, close=alone.close),
+    ]  # fmt: skip
+    compare(title, candidates, "alone", arguments, unit="s")
 
 
 def main() -> None:
     arguments = options()
     with pinned(0):
+        stalled("64 B round trip with a fast subscriber, two cores", arguments)
         roundtrip("64 B round trip, two cores", 1, arguments)
         roundtrip("64 B round trip, one core", 0, arguments)
 

@@ -76,7 +76,9 @@ bool read_number(PyObject *dictionary, const char *key, long long low, long long
     int overflow = 0;
     value = PyLong_AsLongLongAndOverflow(object, &overflow);
     if (overflow || value < low || value > high) {
-        raise_error("InvalidArgument", "%s=%R must be between %lld and %lld", key, object, low, high);
+        PyObject *name = PyDict_GetItemString(dictionary, "name");
+        raise_error("InvalidArgument", "channel %R: %s=%R must be between %lld and %lld", name ? name : Py_None, key, object,
+                    low, high);
         return false;
     }
     return true;

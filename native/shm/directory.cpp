@@ -142,7 +142,7 @@ void view_vchans(const std::string &name, ChannelView &view, const Header &heade
         auto *vchans = reinterpret_cast<Vchan *>(memory.data());
         for (std::uint32_t id = 0; id < max_vchans; ++id)
             if (vchans[id].used.load())
-                view.vchans.emplace_back(id, std::string(vchans[id].name, strnlen(vchans[id].name, sizeof vchans[id].name)));
+                view.vchans.emplace_back(id, read_text(vchans[id].name, sizeof vchans[id].name));
     } catch (const Error &error) {
         view.problem = error.what();
     }
@@ -163,7 +163,7 @@ std::vector<ChannelView> list_channels() {
         if (look.problem == "gone") continue;
         if (look.problem.empty()) {
             const Header &header = *look.channel.header;
-            view.type = std::string(header.type, strnlen(header.type, sizeof header.type));
+            view.type = read_text(header.type, sizeof header.type);
             view.slots = header.slots.load();
             view.metadata_size = header.metadata_size.load();
             view.flags = header.flags.load();

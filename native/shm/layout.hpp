@@ -31,6 +31,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <string>
 
 namespace penstock::shm {
 
@@ -76,14 +78,14 @@ inline constexpr std::uint32_t message_checksummed = 2;
 struct alignas(64) Slot {
     Word state;                              //  0
     Word holders;                            //  8  subscribers 0..63; the others' words stand apart
-    Atomic<std::int64_t> timestamp_ns;  // 16
+    Atomic<std::int64_t> timestamp_ns;       // 16
     Word ordinal;                            // 24
     Word size;                               // 32
-    Atomic<std::uint32_t> segment;      // 40
-    Atomic<std::int32_t> vchan;         // 44  -1: none
-    Atomic<std::uint32_t> checksum;     // 48
-    Atomic<std::uint32_t> flags;        // 52
-    Atomic<std::uint32_t> skipped;      // 56  a publisher passed it by while held: whoever releases it says so
+    Atomic<std::uint32_t> segment;           // 40
+    Atomic<std::int32_t> vchan;              // 44  -1: none
+    Atomic<std::uint32_t> checksum;          // 48
+    Atomic<std::uint32_t> flags;             // 52
+    Atomic<std::uint32_t> skipped;           // 56  a publisher passed it by while held: whoever releases it says so
     std::uint32_t zero;                      // 60
 };
 static_assert(sizeof(Slot) == 64);
@@ -138,14 +140,14 @@ struct alignas(64) Header {
     char name[216];                            //  40
     // Written under the file lock:
     char type[120];                            // 256  of an ordinary channel; virtual channels have their own
-    Atomic<std::uint32_t> flags;          // 376
-    Atomic<std::uint32_t> ready;          // 380  1: the tables are there
-    Atomic<std::uint32_t> slots;          // 384
-    Atomic<std::uint32_t> metadata_size;  // 388
-    Atomic<std::uint32_t> max_publishers; // 392
-    Atomic<std::uint32_t> max_subscribers;// 396
-    Atomic<std::uint32_t> vchans_ready;   // 400
-    Atomic<std::uint32_t> segments;       // 404  how many there have been
+    Atomic<std::uint32_t> flags;               // 376
+    Atomic<std::uint32_t> ready;               // 380  1: the tables are there
+    Atomic<std::uint32_t> slots;               // 384
+    Atomic<std::uint32_t> metadata_size;       // 388
+    Atomic<std::uint32_t> max_publishers;      // 392
+    Atomic<std::uint32_t> max_subscribers;     // 396
+    Atomic<std::uint32_t> vchans_ready;        // 400
+    Atomic<std::uint32_t> segments;            // 404  how many there have been
     Word takings;                              // 408
     std::uint64_t zero[12];                    // 416
     Segment segment[max_segments];             // 512
@@ -161,20 +163,27 @@ struct alignas(64) Tables {
     std::uint32_t metadata_stride;
     std::uint32_t zero;
     alignas(64) Word tail;                         //  64  sequences start at 1
-    Atomic<std::int64_t> last_timestamp_ns;   //  72
+    Atomic<std::int64_t> last_timestamp_ns;        //  72
     Word oldest;                                   //  80
 };
 static_assert(sizeof(Tables) == 128 && offsetof(Tables, tail) == 64);
 
 struct alignas(128) Vchan {
     Word tail;                               //   0  last ordinal
-    Atomic<std::uint32_t> used;         //   8
-    Atomic<std::uint32_t> published;    //  12  1: it has had a publisher, who has said what type it carries
+    Atomic<std::uint32_t> used;              //   8
+    Atomic<std::uint32_t> published;         //  12  1: it has had a publisher, who has said what type it carries
     char name[112];                          //  16
     char type[120];                          // 128  written under the file lock
     std::uint64_t zero;                      // 248
 };
 static_assert(sizeof(Vchan) == 256 && offsetof(Vchan, type) == 128);
+
+// Text in a field of fixed size, filled up with zeros.
+inline void copy_text(char *to, std::size_t room, const std::string &text) {
+    std::memset(to, 0, room);
+    std::memcpy(to, text.data(), text.size() < room ? text.size() : room - 1);
+}
+inline std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
 
 constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { return (value + step - 1) / step * step; }
 

@@ -1,5 +1,6 @@
 #include "tcp/inlet.hpp"
 
+#include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -21,6 +22,7 @@ constexpr std::size_t first_growth_bytes = 16 * 1024 * 1024;
 constexpr std::uint32_t fills_between_polls = 16;
 constexpr std::size_t streams_that_keep_chunks = 8;
 constexpr std::size_t max_counted_vchans = 65536;
+constexpr long receive_wait_ms = 8;  // at most so long a knock waits for a reader whose messages come briskly
 
 std::int64_t now_ns(clockid_t clock) noexcept {
     timespec time;
@@ -74,34 +76,37 @@ void Inlet::lock() {
     turn_.lock();
 }
 
-std::uint64_t Inlet::attach(std::uint32_t session, int fd, bool extended, bool fresh, std::uint64_t next_ordinal) {
+void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
+                   std::uint64_t next_ordinal) {
     auto stream = std::make_unique<Stream>();
+    stream->serial = serial;
     stream->fd = fd;
     stream->session = session;
     stream->extended = extended;
+    stream->fresh = fresh || !extended;
+    stream->next_ordinal = next_ordinal;
     knock();
-    std::uint64_t serial = stream->serial = ++serial_;
     if (!closed()) {
-        SessionCount &count = counts_[session];
-        if (fresh || !extended) {
-            count = SessionCount{};
-            if (next_ordinal) {
-                count.known = true;
-                count.last_ordinal = next_ordinal - 1;
-            }
-        }
-        stream->count = &count;
         auto &queue = sessions_[session];
         bool first = queue.empty();
         if (first) activate(std::move(stream));
         else queue.push_back(std::move(stream));
     }
     turn_.unlock();
-    return serial;
 }
 
 void Inlet::activate(std::unique_ptr<Stream> stream) {
     Stream *raw = stream.get();
+    raw->count = &counts_[raw->session];
+    if (raw->fresh) {  // now, not when it was attached: the connection before may have been read until now
+        *raw->count = SessionCount{};
+        raw->count->known = raw->next_ordinal != 0;
+        raw->count->last_ordinal = raw->next_ordinal ? raw->next_ordinal - 1 : 0;
+    }
+    timeval wait{0, receive_wait_ms * 1000};
+    int flags = ::fcntl(raw->fd, F_GETFL);
+    raw->can_wait = flags >= 0 && ::setsockopt(raw->fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait) == 0 &&
+                    ::fcntl(raw->fd, F_SETFL, flags & ~O_NONBLOCK) == 0;
     sessions_[raw->session].push_front(std::move(stream));
     epoll_event event{};
     event.events = EPOLLIN | EPOLLRDHUP;
@@ -220,6 +225,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
         out.properties = header.properties_size ? at + plain_header_size + full_extension_size : nullptr;
         out.chunk = stream.chunk;
         out.session = stream.session;
+        out.serial = stream.serial;
         stream.chunk->references.fetch_add(1, std::memory_order_relaxed);
         if (stream.extended && header.ordinal) {
             note_gap(*stream.count, header);
@@ -252,15 +258,16 @@ bool Inlet::make_room(Stream &stream) {
     return true;
 }
 
-Read Inlet::fill(Stream &stream) {
+Read Inlet::fill(Stream &stream, bool wait) {
     if (!make_room(stream)) return Read::full;
     std::size_t room = stream.chunk->capacity - stream.end;
     std::size_t held = stream.end - stream.begin;
     if (stream.want >= big_frame_bytes) room = std::min<std::uint64_t>(room, stream.want - held);
     else if (stream.after_big && !stream.want) room = std::min(room, header_look_bytes);
     ssize_t n;
-    do n = ::recv(stream.fd, stream.chunk->data() + stream.end, room, MSG_DONTWAIT);
-    while (n < 0 && errno == EINTR);
+    do n = ::recv(stream.fd, stream.chunk->data() + stream.end, room, wait ? 0 : MSG_DONTWAIT);
+    while (n < 0 && errno == EINTR && !wait);
+    if (n < 0 && errno == EINTR) return Read::interrupted;
     if (n > 0) {
         stream.end += static_cast<std::size_t>(n);
         stream.drained = static_cast<std::size_t>(n) < room;
@@ -305,8 +312,9 @@ Read Inlet::fetch(std::int64_t deadline_ns, Received &out) {
         if (knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
         if (ready_.empty()) {
             if (ended_ && sessions_.empty()) return Read::ended;
-            Read polled = poll(deadline_ns);
-            if (polled != Read::message) return polled;
+            Stream *sole = sole_stream(deadline_ns);
+            Read waited = sole ? wait_in_receive(*sole) : poll(deadline_ns);
+            if (waited != Read::message) return waited;
             continue;
         }
         Stream &stream = *ready_.front();
@@ -334,6 +342,30 @@ Read Inlet::fetch(std::int64_t deadline_ns, Received &out) {
     }
 }
 
+// The one stream there is, if a reader may wait in its receive.
+Stream *Inlet::sole_stream(std::int64_t deadline_ns) {
+    if (streams_ != 1 || deadline_ns == 0) return nullptr;
+    Stream *stream = sessions_.begin()->second.front().get();
+    if (!stream->can_wait || !stream->brisk) return nullptr;
+    if (deadline_ns > 0 && deadline_ns - monotonic_ns() < 2 * receive_wait_ms * 1'000'000) return nullptr;
+    return stream;
+}
+
+// Waits in recv itself, a system call less than asking first. That cannot be woken by a knock, so it is done for a moment
+// only and where messages come briskly; a quiet stream is waited for in poll.
+Read Inlet::wait_in_receive(Stream &stream) {
+    Read filled = fill(stream, true);
+    if (filled == Read::nothing) {
+        stream.brisk = false;
+        return Read::message;  // look again: for knocks, then by poll
+    }
+    if (filled != Read::message) return filled;
+    stream.in_ready = true;
+    ready_.push_back(&stream);
+    polled_ = true;
+    return Read::message;
+}
+
 // Asks which sockets have something. message: at least one has; they stand in ready_.
 Read Inlet::poll(std::int64_t deadline_ns) {
     epoll_event events[64];
@@ -355,6 +387,7 @@ Read Inlet::poll(std::int64_t deadline_ns) {
             continue;
         }
         any = true;
+        stream->brisk = true;
         stream->drained = false;
         if (stream->in_ready) continue;
         stream->in_ready = true;

@@ -5,6 +5,7 @@
 //   - One thread reads at a time; others that try wait for it. attach, detach, close and the counts may be called by
 //     any thread: they knock, and a sleeping reader steps aside.
 //   - The sockets belong to the caller: the inlet only reads them, and tells (Lost) when one has nothing more to give.
+//     It makes them blocking and gives them a short receive time-out, to wait in recv itself (see wait_in_receive).
 //   - Nothing here knows Python. Nothing here is called with a lock of this file held but its own.
 #pragma once
 
@@ -33,6 +34,7 @@ struct Received {
     const std::uint8_t *properties;
     Chunk *chunk;
     std::uint32_t session;
+    std::uint64_t serial;  // of the connection
 };
 
 struct Lost {
@@ -57,9 +59,13 @@ struct Stream {
     std::uint32_t session = 0;
     std::uint64_t serial = 0;
     bool extended = false;
+    bool fresh = false;             // another publisher than the session's last one
+    std::uint64_t next_ordinal = 0; // as its handshake said; 0: not known
     bool in_ready = false;
     bool drained = false;    // the last receive gave less than it could
     bool after_big = false;  // the last frame was large: look at the next header before taking more
+    bool can_wait = false;   // recv may wait for it, for receive_wait_ms
+    bool brisk = true;       // what it waited for last came soon
     SessionCount *count = nullptr;
     Chunk *chunk = nullptr;
     std::size_t begin = 0, end = 0;  // bytes not yet given out
@@ -77,9 +83,12 @@ class Inlet {
     Inlet &operator=(const Inlet &) = delete;
 
     int descriptor() const noexcept { return epoll_; }
+    // A number for the next connection.
+    std::uint64_t next_serial() noexcept { return ++serial_; }
     // The session's next connection; read once the one before has ended. `fresh`: another publisher than before, whose
     // next ordinal is `next_ordinal` (0: not known).
-    std::uint64_t attach(std::uint32_t session, int fd, bool extended, bool fresh, std::uint64_t next_ordinal);
+    void attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
+                std::uint64_t next_ordinal);
     // After this the inlet does not touch the session's sockets any more.
     void detach(std::uint32_t session);
     // No session will ever be connected again: once all is read, reading ends.
@@ -115,7 +124,9 @@ class Inlet {
 
    private:
     Read scan(Stream &stream, Received &out);
-    Read fill(Stream &stream);
+    Read fill(Stream &stream, bool wait = false);
+    Stream *sole_stream(std::int64_t deadline_ns);
+    Read wait_in_receive(Stream &stream);
     bool make_room(Stream &stream);
     Read lose(Stream *stream, const char *reason, int error);
     void activate(std::unique_ptr<Stream> stream);
@@ -136,7 +147,7 @@ class Inlet {
     std::unordered_map<std::uint32_t, std::deque<std::unique_ptr<Stream>>> sessions_;  // front: the one being read
     std::unordered_map<std::uint32_t, SessionCount> counts_;
     std::deque<Stream *> ready_;
-    std::uint64_t serial_ = 0;
+    std::atomic<std::uint64_t> serial_{0};
     std::uint32_t fills_ = 0;
     bool polled_ = false;  // the next message is measured
     std::size_t streams_ = 0;

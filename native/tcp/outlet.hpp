@@ -19,6 +19,7 @@
 #include "counters/counters.hpp"
 #include "tcp/frame.hpp"
 #include "tcp/loop.hpp"
+#include "tcp/store.hpp"
 
 namespace penstock::tcp {
 
@@ -32,34 +33,6 @@ enum class OverflowChoice : std::uint8_t { block, drop_oldest, drop_newest };
 enum class Sent { done, closed, timed_out, interrupted };
 enum class Quick { done, flush, slow, closed };
 
-// One message, stored once.
-struct Frame {
-    std::uint32_t references;
-    std::uint32_t vchan_plus_one;
-    std::uint32_t properties_size;
-    std::uint32_t pooled;
-    std::uint64_t size;
-    std::uint64_t capacity;
-    std::uint64_t ordinal;
-    std::int64_t timestamp_ns;
-    std::uint64_t drops;  // lost before it reached this publisher, as far as told
-    Frame *next;
-    std::uint8_t *payload() noexcept { return reinterpret_cast<std::uint8_t *>(this + 1); }
-    std::uint8_t *properties() noexcept { return payload() + capacity; }
-};
-
-// What the caller says of a message besides its bytes. ordinal 0: the next one; timestamp 0: now.
-struct Outgoing {
-    const std::uint8_t *data = nullptr;
-    std::uint64_t size = 0;
-    std::uint64_t ordinal = 0;
-    std::int64_t timestamp_ns = 0;
-    std::uint64_t drops = 0;
-    std::uint32_t vchan_plus_one = 0;
-    const std::uint8_t *properties = nullptr;
-    std::uint32_t properties_size = 0;
-};
-
 // A stretch of an outbox: in its staging memory, or in a frame that it holds.
 struct Part {
     const std::uint8_t *base;  // null: the staging
@@ -72,7 +45,7 @@ struct Peer {
     bool extended = false;
     std::deque<Frame *> queue;
     std::uint64_t queued_bytes = 0;
-    // The outbox: what is on its way and can no longer be dropped.
+    // The outbox: what is on its way and can no longer be dropped; its frames are held until all of it is sent.
     std::vector<std::uint8_t> staging;
     std::vector<Part> parts;
     std::size_t part = 0;
@@ -92,6 +65,7 @@ struct Gone {
     std::uint64_t id;
     int error;  // errno; 0: closed by the peer
     std::uint64_t lost;
+    std::uint64_t dropped_overflow;
 };
 
 struct PeerCount {
@@ -150,10 +124,6 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     using Lock = std::unique_lock<std::mutex>;
     using PeerPtr = std::shared_ptr<Peer>;
 
-    Frame *frame_new(std::uint64_t size, std::uint32_t properties_size);
-    void frame_drop(Frame *frame) noexcept;
-    Frame *frame_of(const Outgoing &message);
-    static void fill(Frame *frame, const Outgoing &message);
     bool full(const Peer &peer, std::uint64_t size) const noexcept;
     bool any_full(std::uint64_t size) const noexcept;
     Outgoing stamped(const Outgoing &message, std::int64_t now);
@@ -177,6 +147,7 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     const std::uint64_t queue_messages_, queue_bytes_;
     const std::int64_t block_timeout_ns_;
     Counters *counters_;
+    Store store_;
     std::uint32_t generation_ = 0;
     int gone_event_ = -1, wake_ = -1;
     std::mutex turn_;    // one caller at a time
@@ -184,9 +155,6 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     std::condition_variable sent_;  // a sender has stopped
     std::vector<PeerPtr> peers_;
     std::vector<Gone> gone_;
-    Frame *free_frames_ = nullptr;
-    std::uint32_t free_count_ = 0;
-    std::uint64_t frame_bytes_ = 0;
     std::uint64_t last_ordinal_ = 0;
     std::int64_t last_timestamp_ns_ = 0;
     std::int64_t last_publish_ns_ = 0, first_unsent_ns_ = 0;

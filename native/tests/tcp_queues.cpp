@@ -1,6 +1,6 @@
 // An outlet and an inlet joined by a socket pair, in threads: every message arrives once and in order; peers come, stall
 // and go while others publish; nothing races.
-// sources: tcp/chunk.cpp tcp/inlet.cpp tcp/loop.cpp tcp/outlet.cpp counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp
+// sources: tcp/chunk.cpp tcp/inlet.cpp tcp/loop.cpp tcp/outlet.cpp tcp/sending.cpp tcp/store.cpp counters/counters.cpp platform/shared_directory.cpp platform/liveness.cpp
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -54,7 +54,7 @@ void everything_arrives() {
     Inlet inlet(1 << 24, 1 << 28, "test");
     Pair pair;
     outlet->add(pair.ends[0], true, "", 0);
-    inlet.attach(1, pair.ends[1], true, true, 1);
+    inlet.attach(inlet.next_serial(), 1, pair.ends[1], true, true, 1);
     std::thread publisher([&] {
         for (std::uint64_t i = 0; i < count; ++i) send(*outlet, i, i % 500 == 0 ? 100'000 : 8 + i % 300);
     });

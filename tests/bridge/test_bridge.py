@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,7 +98,7 @@ def test_vchan_maps(tmp_path: Path) -> None:
         path.write_text(f"# cameras\n1 = 10\n2 = tcp://127.0.0.1:{port}\n\n")
         with Bridge(first.address, "tcp://127.0.0.1:0", vchans=read_map(path)).start() as bridge:
             assert first.wait_ready(1, LONG)
-            other = bridge._others[f"tcp://127.0.0.1:{port}"]
+            other = bridge.others[f"tcp://127.0.0.1:{port}"]
             with (
                 penstock.subscriber(bridge.publisher.address) as main,  # type: ignore[attr-defined]
                 penstock.subscriber(f"tcp://127.0.0.1:{port}") as aside,
@@ -139,18 +141,196 @@ def test_a_bridge_that_cannot_open_closes_what_it_had() -> None:
         Bridge("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_losses_of_two_bridges() -> None:
+    """What was lost before and on the first link is one gap behind the second; the last link's losses are told apart."""
+    few = {"overflow": "drop_oldest", "depth": 4}
+    with (
+        tcp.Publisher() as camera,
+        Bridge(camera.address, "tcp://127.0.0.1:0", sink_options=few).start() as first,
+        Bridge(first.publisher.address, "tcp://127.0.0.1:0", sink_options=few) as second,  # type: ignore[attr-defined]
+        penstock.subscriber(second.publisher.address) as reader,  # type: ignore[attr-defined]
+    ):
+        assert camera.wait_ready(1, LONG) and first.publisher.wait_ready(1, LONG)
+        assert second.publisher.wait_ready(1, LONG)
+        camera.publish(b"1", ordinal=1)
+        camera.publish(b"11", ordinal=11)  # as if 9 had been lost before
+        sent = 0
+        while first.publisher.ledger.lost < 20:  # nobody reads the first link yet
+            camera.publish(bytes(60_000))
+            sent += 1
+            assert sent < 10_000
+        second.start()
+        while second.publisher.ledger.lost < 20:  # and now nobody the second
+            camera.publish(bytes(60_000))
+            sent += 1
+            assert sent < 20_000
+        camera.publish(b"last")
+        while (message := reader.read(LONG)) is not None and message != b"last":
+            del message
+        ledger, on_first, on_second = reader.ledger, first.publisher.ledger.lost, second.publisher.ledger.lost
+        assert ledger.balanced and ledger.matched == 11 + sent + 1
+        assert ledger.dropped == {"gap": 9 + on_first, "overflow": on_second}
+        assert second.subscriber.ledger.dropped == {"gap": 9, "overflow": on_first}
+
+
+def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
+    """Ids travel, names come from a file that is the same on both machines."""
+    shm.write_vchans(tmp_path / "names", {3: "/front", 40: "/back"})
+    names = shm.read_vchans(tmp_path / "names")
+    here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
+    options = {"reliable": True, "slots": 64}
+    with (
+        shm.Publisher("/front", mux=here, vchan_id=3, **options) as front,
+        shm.Publisher("/back", mux=here, vchan_id=40, **options) as back,
+        shm.Publisher("/other", mux=here, vchan_id=7, **options) as other,
+        Bridge(f"shm:{here}", "tcp://127.0.0.1:0", source_options={"reliable": True}).start() as out,
+        Bridge(out.publisher.address, f"shm:{there}?slots=64", names=names, sink_options={"reliable": True}) as into,  # type: ignore[attr-defined]
+        shm.Subscriber("/front", mux=there, reliable=True) as of_front,
+        shm.Subscriber("/back", mux=there, reliable=True) as of_back,
+        shm.Subscriber(there, reliable=True) as of_all,
+    ):
+        into.start()
+        assert out.publisher.wait_ready(1, LONG)
+        for i in range(20):
+            for publisher, name in ((front, b"front"), (back, b"back"), (other, b"other")):
+                publisher.publish(b"%s %d" % (name, i))
+        for subscriber, name, vchan_id in ((of_front, b"front", 3), (of_back, b"back", 40)):
+            found = [(bytes(m), m.vchan_id) for _ in range(20) if (m := subscriber.read(LONG))]
+            assert found == [(b"%s %d" % (name, i), vchan_id) for i in range(20)]
+            assert subscriber.vchan_id == vchan_id
+        named = {(bytes(m).split()[0], m.vchan_id) for _ in range(60) if (m := of_all.read(LONG))}
+        assert named == {(b"front", 3), (b"back", 40), (b"other", 7)}
+        (channel,) = (channel for channel in shm.channels() if channel.name == there)
+        assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: "/vchan-7"}
+        eventually(lambda: into.ledger == penstock.Ledger(60, 60))
+
+
+def test_what_has_no_place_is_refused_and_the_rest_goes_on() -> None:
+    there = f"/there-{time.time_ns()}"
+    with (
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, f"shm:{there}", names={1: "/one"}).start() as bridge,
+        shm.Subscriber(there, reliable=True) as subscriber,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish(b"first", vchan_id=1)
+        publisher.publish(b"no virtual channel")
+        publisher.publish(b"no such id", vchan_id=shm.MAX_VCHAN_ID + 1)
+        publisher.publish(b"last", vchan_id=1)
+        assert [bytes(subscriber.read(LONG) or b"") for _ in range(2)] == [b"first", b"last"]
+        eventually(lambda: bridge.ledger == penstock.Ledger(4, 2, {"refused": 2}))
+        assert bridge.failure is None
+
+
+def test_a_message_too_large_for_the_sink_is_refused_alone() -> None:
+    """In a batch that is handed over whole: those before and after it arrive."""
+    there = f"shm:/there-{time.time_ns()}?slots=64&slot_size=64&fixed_size=true&reliable=true"
+    with (
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, there) as bridge,
+        penstock.subscriber(there.partition("?")[0], reliable=True) as subscriber,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish_many([b"1", b"2", bytes(100_000), b"3", b"4"])
+        assert bridge.run(5) == 5
+        assert [bytes(subscriber.read(LONG) or b"") for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+        assert bridge.ledger == penstock.Ledger(5, 4, {"refused": 1})
+
+
+def test_a_sink_that_stays_full_costs_the_rest_of_the_batch_and_is_counted() -> None:
+    there = f"shm:/there-{time.time_ns()}?slots=8&reliable=true&timeout=0.05"
+    with (
+        tcp.Publisher() as publisher,
+        Bridge(publisher.address, there) as bridge,
+        penstock.subscriber(there.partition("?")[0], reliable=True) as subscriber,
+    ):
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish_many([b"%d" % i for i in range(30)])
+        assert bridge.run(30) == 30
+        found = []
+        while (message := subscriber.read(0)) is not None:
+            found.append(bytes(message))
+        ledger = bridge.ledger
+        assert 0 < len(found) < 30 and found == [b"%d" % i for i in range(len(found))]
+        assert (ledger.matched, ledger.delivered, dict(ledger.dropped)) == (30, len(found), {"overflow": 30 - len(found)})
+
+
+class Broken(tcp.Publisher):
+    """A sink whose disk is full, as it were."""
+
+    def forward(self, batch: object) -> int:
+        raise OSError(28, "No space left on device")
+
+
+def test_an_error_in_the_thread_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(tcp, "open_publisher", lambda address: Broken())
+    with tcp.Publisher() as publisher, Bridge(publisher.address, "tcp://127.0.0.1:0").start() as bridge:
+        assert publisher.wait_ready(1, LONG)
+        assert bridge.wait(0) is False and bridge.failure is None
+        publisher.publish(b"x")
+        with pytest.raises(OSError, match="No space left"):
+            bridge.wait(LONG)
+        assert isinstance(bridge.failure, OSError) and "No space left" in caplog.text
+        assert bridge.ledger == penstock.Ledger(1, 0, {}, 0, 1)  # taken from the source, nowhere yet
+
+
+class Command:
+    """``penstock bridge`` in a process of its own."""
+
+    def __init__(self, source: str, *options: str, sink: str = "tcp://127.0.0.1:0") -> None:
+        command = [sys.executable, "-m", "penstock", "bridge", source, sink, *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        line = self.process.stderr.readline()
+        assert line.startswith(f"bridge: {source} > "), line + self.process.stderr.read()
+        self.sink = line.split(" > ")[1].strip()
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def end(self) -> tuple[int, str]:
+        _, text = self.process.communicate(timeout=LONG)
+        return self.process.returncode, text
+
+
 def test_the_command() -> None:
-    with tcp.Publisher() as publisher:
-        command = [sys.executable, "-m", "penstock", "bridge", publisher.address, "tcp://127.0.0.1:0", "--count", "3"]
-        child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        assert child.stderr is not None
-        line = child.stderr.readline()
-        assert line.startswith(f"bridge: {publisher.address} > tcp://127.0.0.1:"), line + child.stderr.read()
-        with penstock.subscriber(line.split(" > ")[1].strip()) as subscriber:
-            assert publisher.wait_ready(1, LONG)
-            time.sleep(0.2)  # the subscriber may join later than this: then it gets fewer, which is not what is tested
-            publisher.publish_many([b"1", b"2", b"3"])
-            assert child.wait(LONG) == 0
-            assert "carried 3, lost here 0" in child.stderr.read()
-            assert subscriber is not None
-        child.stderr.close()
+    with (
+        tcp.Publisher() as publisher,
+        Command(publisher.address, "--count", "3") as command,
+        tcp.Subscriber() as subscriber,
+    ):
+        assert subscriber.add_session("127.0.0.1", int(command.sink.rpartition(":")[2])).wait_connected(LONG)
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish_many([b"1", b"2", b"3"])
+        assert [bytes(subscriber.read(LONG) or b"") for _ in range(3)] == [b"1", b"2", b"3"]
+        assert subscriber.ledger == penstock.Ledger(3, 3)
+        code, text = command.end()
+        assert code == 0 and "carried 3, lost here 0, lost before 0" in text and "by one" in text
+
+
+def test_the_command_ends_on_ctrl_c() -> None:
+    with tcp.Publisher() as publisher, Command(publisher.address) as command:
+        assert publisher.wait_ready(1, LONG)
+        command.process.send_signal(signal.SIGINT)
+        code, text = command.end()
+        assert code == 0 and "carried 0" in text
+
+
+def test_the_command_fails_when_its_bridge_does() -> None:
+    """A local channel that comes after the bridge: refused by the thread, told by the command."""
+    name = f"shm:/local-{time.time_ns()}"
+    with Command(name) as command, penstock.publisher(name, local=True) as publisher:
+        publisher.publish(b"secret")
+        code, text = command.end()
+        assert code == 1 and "local=True" in text and "Traceback" not in text

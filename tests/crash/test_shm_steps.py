@@ -22,7 +22,7 @@ from penstock import shm
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "native"
 SOURCES = [
-    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/payload.cpp", "shm/bells.cpp",
+    "tests/programs/shm_victim.cpp", "shm/membership.cpp", "shm/joining.cpp", "shm/payload.cpp", "shm/bells.cpp",
     "shm/publisher.cpp", "shm/subscriber.cpp", "shm/files.cpp",
     "shm/checksum.cpp", "shm/directory.cpp", "platform/liveness.cpp", "platform/shared_directory.cpp",
     "counters/counters.cpp",

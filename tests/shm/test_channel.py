@@ -98,7 +98,7 @@ def test_the_limit_of_held_messages(name: str) -> None:
 
 @pytest.mark.parametrize("bad", [0, -1])
 def test_max_active_messages_must_be_positive(name: str, bad: int) -> None:
-    with pytest.raises(penstock.InvalidArgument, match="max_active_messages"):
+    with pytest.raises(penstock.InvalidArgument, match=f"channel '{name}': max_active_messages"):
         shm.Subscriber(name, max_active_messages=bad)
 
 
@@ -394,7 +394,7 @@ def test_odd_names(odd: str) -> None:
 
 def test_bad_options(name: str) -> None:
     for options in ({"slots": 1}, {"slots": 0}, {"slot_size": 0}, {"slot_size": -4}, {"slots": 1 << 30}, {"spin_us": -1}):
-        with pytest.raises(penstock.InvalidArgument):
+        with pytest.raises(penstock.InvalidArgument, match=f"channel '{name}': {next(iter(options))}"):
             shm.Publisher(name, **options)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         shm.Publisher(name, slots="many")  # type: ignore[arg-type]

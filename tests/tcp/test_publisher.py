@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +20,14 @@ from penstock import tcp
 
 from .plain import LONG, PlainSubscriber
 from .test_sessions import eventually
+
+
+def counters_of(publisher: tcp.Publisher) -> dict[str, Any]:
+    """What the monitor sees of it."""
+    from penstock import _core
+
+    (row,) = (row for row in _core.counters_read() if row["kind"] == "publisher" and row["name"] == publisher.address)
+    return dict(row)
 
 
 @pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest"])
@@ -186,8 +196,57 @@ def test_no_subscriber_no_work() -> None:
     with tcp.Publisher() as publisher:
         assert [publisher.publish(b"x"), publisher.send([b"x", b"y"]), publisher.publish_many([b"x"] * 3)] == [1, 2, 3]
         assert publisher.memory_bytes == 0
-        assert publisher.ledger == penstock.Ledger()
+        assert publisher.ledger == penstock.Ledger(5, 5)  # published; nobody was there to miss them
         assert publisher.subscriber_count == 0
+
+
+def test_a_message_counts_once_however_many_subscribers() -> None:
+    sizes = [0, 64, 5_000, 40_000] * 25  # every way of sending
+    with tcp.Publisher() as publisher, contextlib.ExitStack() as opened:
+        subscribers = [opened.enter_context(penstock.subscriber(publisher.address)) for _ in range(3)]
+        assert publisher.wait_ready(3, LONG)
+        for size in sizes:
+            publisher.publish(bytes(size))
+        for subscriber in subscribers:
+            found = [subscriber.read(LONG) for _ in sizes]
+            assert [len(message) for message in found if message is not None] == sizes
+        eventually(lambda: publisher.ledger.in_flight == 0)
+        assert publisher.ledger == penstock.Ledger(100, 100)
+        assert [one.ledger for one in publisher.subscribers] == [penstock.Ledger(100, 100)] * 3
+        row = counters_of(publisher)
+        assert (row["matched"], row["bytes"], row["depth"], row["peers"]) == (100, sum(sizes), 0, 3)
+
+
+def test_a_large_message_is_stored_once_for_ten_subscribers() -> None:
+    size = 24 << 20  # more than sockets take
+    with tcp.Publisher(close_timeout=0.0) as publisher:
+        stalled = [PlainSubscriber(publisher.port) for _ in range(10)]
+        assert publisher.wait_ready(10, LONG)
+        publisher.publish(bytes(size))
+        assert size <= publisher.memory_bytes < size + (4 << 20)
+        for one in stalled:
+            one.close()
+        eventually(lambda: publisher.memory_bytes == 0)
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_newest"])
+def test_a_message_that_one_subscriber_lost_is_lost_once(overflow: str) -> None:
+    with tcp.Publisher(overflow=overflow, depth=10) as publisher, penstock.subscriber(publisher.address) as fast:
+        stalled = [PlainSubscriber(publisher.port) for _ in range(2)]
+        assert publisher.wait_ready(3, LONG)
+        count = 0
+        while publisher.ledger.lost < 50:
+            publisher.publish(bytes(30_000))
+            count += 1
+            assert fast.read(LONG) is not None
+        lost = [one.ledger.lost for one in publisher.subscribers]
+        assert sorted(lost)[0] == 0 and max(lost) <= publisher.ledger.lost <= sum(lost)
+        for one in stalled:
+            one.close()
+        eventually(lambda: publisher.subscriber_count == 1 and publisher.ledger.in_flight == 0)
+        ledger = publisher.ledger
+        assert ledger.matched == count and ledger.balanced and set(ledger.dropped) == {"overflow", "closed"}
+        assert counters_of(publisher)["depth"] == 0
 
 
 def test_several_threads_publish() -> None:

@@ -85,6 +85,26 @@ def test_what_was_missed_between_two_connections_is_counted() -> None:
         assert subscriber.ledger == penstock.Ledger(5, 2, {"gap": 3})
 
 
+def test_what_the_publisher_before_had_sent_keeps_its_address_and_its_count() -> None:
+    """It is read after the session has gone on to another publisher, whose ordinals begin anew."""
+    with tcp.Publisher() as second, tcp.Subscriber() as subscriber:
+        first = tcp.Publisher()
+        addresses = (first.address, second.address)
+        session = subscriber.add_session([("127.0.0.1", first.port), ("127.0.0.1", second.port)])
+        assert first.wait_ready(1, LONG)
+        first.publish_many([b"1"] * 5)
+        first.close()
+        assert second.wait_ready(1, LONG)
+        eventually(lambda: session.connections == 2)
+        second.publish(b"2")
+        found = [subscriber.read(LONG) for _ in range(6)]
+        assert [(message.ordinal, message.channel) for message in found if message is not None] == [
+            *((ordinal, addresses[0]) for ordinal in range(1, 6)),
+            (1, addresses[1]),
+        ]
+        assert subscriber.ledger == penstock.Ledger(6, 6)
+
+
 def test_a_host_list_goes_on_after_any_failure() -> None:
     with tcp.Publisher() as publisher, tcp.Subscriber() as subscriber:
         hosts: list[str | tuple[str, int]] = [

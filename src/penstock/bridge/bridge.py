@@ -2,11 +2,13 @@
 
 Rules:
 
-- What the sink can say of a message it says: over TCP ordinals, times, virtual channels and properties are those of
-  the source, so that whoever reads behind the bridge counts what was lost before it (``gap``) apart from what was lost
-  on the link (``overflow``). A sink that numbers its own messages (shared memory, a journal) does so.
+- What the sink can say of a message it says (``carrier``): over TCP ordinals, times, virtual channels and properties
+  are those of the source, so that whoever reads behind the bridge, or behind several, counts what was lost before the
+  last link (``gap``) apart from what was lost on it (``overflow``). A sink that numbers its own messages (shared
+  memory, a journal) does so: what was lost before it stands in this bridge's ``subscriber.ledger``.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
-  have passed; ``start`` does it in a thread of its own.
+  have passed; ``start`` does it in a thread of its own. An error that ends that thread is logged, stands in ``failure``
+  and is raised by ``wait``.
 - A shared-memory channel that was opened with ``local=True`` is not carried to where other machines may read.
 - Latency is shown with both clocks: what the difference of the two reads, and what it is when the other clock's offset,
   as the handshake showed it (to within its own travel time), is taken out.
@@ -15,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import inspect
 import threading
 import time
 from collections.abc import Mapping
@@ -23,10 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import address as addresses
+from penstock.bridge.carrier import Carrier, logger
+from penstock.bridge.multiplexer import Multiplexer
 from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, RefusedError
 
-CARRIED = ("ordinal", "timestamp_ns", "vchan_id", "properties")
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
 
@@ -53,37 +55,42 @@ class Bridge:
         sink: str,
         *,
         vchans: Mapping[int, int | str] | None = None,
+        names: Mapping[int, str] | None = None,
         source_options: Mapping[str, Any] | None = None,
         sink_options: Mapping[str, Any] | None = None,
         most: int = 1024,
     ) -> None:
+        """``vchans`` maps virtual channels; ``names`` makes the sink a multiplexer with a channel for each of them."""
         from penstock import _core
 
         self.source, self.sink = source, sink
-        self._vchans = dict(vchans or {})
         self._most = most
         self._closing = threading.Event()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
         self._latency: Latency | None = None
         with contextlib.ExitStack() as opened:
-            self.publisher: Publisher = opened.enter_context(addresses.publisher(sink, **dict(sink_options or {})))
-            self._others: dict[str, Publisher] = {}
-            for target in self._vchans.values():
-                if isinstance(target, str) and target not in self._others:
-                    self._others[target] = opened.enter_context(addresses.publisher(target))
+            self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, dict(sink_options or {})))
+            others: dict[str, Publisher] = {}
+            for target in (vchans or {}).values():
+                if isinstance(target, str) and target not in others:
+                    others[target] = opened.enter_context(addresses.publisher(target))
+            self.others: Mapping[str, Publisher] = others
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
-            self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *self._others))
+            self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local()
+            self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
+            opened.callback(self._counters.close)
             self._stack = opened.pop_all()
-        self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
-        self._carries = _carried(self.publisher)
+        self._carrier = Carrier(self.publisher, vchans or {}, others, self._counters)
 
     # -- working
 
     def run(self, count: int | None = None) -> int:
-        """Carry messages until closed, or so many; gives how many were carried."""
+        """Carry messages until closed, or so many; gives how many were taken from the source."""
         carried = 0
         while not self._closing.is_set() and (count is None or carried < count):
             most = self._most if count is None else min(self._most, count - carried)
@@ -97,7 +104,7 @@ class Bridge:
                 self._refuse_local()
             self._note(batch)
             try:
-                carried += self._carry(batch)
+                carried += self._carrier.carry(batch)
             except ClosedError:
                 if not self._closing.is_set():
                     raise
@@ -107,7 +114,7 @@ class Bridge:
     def start(self) -> Bridge:
         """``run`` in a thread of its own."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self.run, name="penstock-bridge", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="penstock-bridge", daemon=True)
             self._thread.start()
         return self
 
@@ -115,35 +122,27 @@ class Bridge:
         if self._leaves_machine and getattr(self.subscriber, "local", False):
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
-    def _carry(self, batch: Any) -> int:
-        before = self._counters.get("delivered")
-        self._counters.add("matched", len(batch))
-        forward = getattr(self.publisher, "forward", None)
+    def _work(self) -> None:
         try:
-            if not self._vchans and forward is not None and not isinstance(batch, list):
-                self._counters.add("delivered", forward(batch))
-            elif not self._vchans and not self._carries:
-                self._counters.add("delivered", self.publisher.publish_many(batch))
-            else:
-                for message in batch:
-                    self._carry_one(message)
-        except TimeoutError:  # the sink stayed full for the time its options allow
-            gone = self._counters.get("delivered") - before
-            self._counters.drop("overflow", len(batch) - gone)
-        return len(batch)
+            self.run()
+        except BaseException as error:
+            self._failure = error
+            self._counters.add("errors", 1)
+            logger.error("%r ended: %s: %s", self, type(error).__name__, error)
+        finally:
+            self._ended.set()
 
-    def _carry_one(self, message: Any) -> None:
-        target = self._vchans.get(message.vchan_id) if message.vchan_id is not None else None
-        if isinstance(target, str):
-            self._others[target].publish(message)
-        else:
-            known = {name: getattr(message, name) for name in self._carries}
-            if "properties" in known:
-                known["properties"] = dict(known["properties"])
-            if target is not None and "vchan_id" in known:
-                known["vchan_id"] = target
-            self.publisher.publish(message, **known)
-        self._counters.add("delivered", 1)
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until what ``start`` began has ended: True, or the error that ended it; False when the time is over."""
+        ended = self._ended.wait(timeout)
+        if self._failure is not None:
+            raise self._failure
+        return ended
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the thread of ``start``, if it was an error."""
+        return self._failure
 
     def _note(self, batch: Any) -> None:
         last = batch[len(batch) - 1]
@@ -176,7 +175,6 @@ class Bridge:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         self._stack.close()
-        self._counters.close()
 
     def __enter__(self) -> Bridge:
         return self
@@ -188,10 +186,5 @@ class Bridge:
         return f"<Bridge {self.source} > {self.sink}>"
 
 
-def _carried(publisher: Publisher) -> tuple[str, ...]:
-    """What this sink's ``publish`` takes besides the bytes."""
-    try:
-        takes = inspect.signature(type(publisher).publish).parameters
-    except ValueError:  # a native method that does not say
-        return ()
-    return tuple(name for name in CARRIED if name in takes)
+def _open_sink(sink: str, names: Mapping[int, str] | None, options: dict[str, Any]) -> Publisher:
+    return addresses.publisher(sink, **options) if names is None else Multiplexer(sink, names, **options)

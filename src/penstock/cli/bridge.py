@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.bridge import Bridge, read_map
+from penstock.shm import read_vchans
 
 app = typer.Typer()
 
@@ -20,6 +20,10 @@ def bridge(
     sink: Annotated[str, typer.Argument(help="Where they go: any address.")],
     vchans: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Lines 'ID = ID' or 'ID = ADDRESS'.")
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="The sink is a multiplexer; lines 'ID /NAME', the same on all."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
     report: Annotated[float, typer.Option(min=0.0, help="Seconds between lines that tell what passed; 0: none.")] = 5.0,
@@ -33,7 +37,9 @@ def bridge(
     Example: [green]penstock bridge shm:/camera tcp://0.0.0.0:1588[/], and where it is wanted:
     [green]penstock bridge tcp://robot:1588 shm:/camera[/]
     """
-    with Bridge(source, sink, vchans=read_map(vchans) if vchans else None) as opened:
+    with Bridge(
+        source, sink, vchans=read_map(vchans) if vchans else None, names=read_vchans(names) if names else None
+    ) as opened:
         if not quiet:
             place = getattr(opened.publisher, "address", sink)
             print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
@@ -49,9 +55,9 @@ def bridge(
 
 
 def _serve(opened: Bridge, report: float) -> None:
+    """Until Ctrl-C, the end of the source, or an error, which ends the command."""
     opened.start()
-    while True:
-        time.sleep(report or 60.0)
+    while not opened.wait(report or 60.0):
         if report:
             _tell(opened)
 

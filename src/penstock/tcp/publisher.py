@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 import threading
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
 MAX_JOINING = 1024
 BACKLOG = 1024
+LOG_DROPS_S = 1.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -111,6 +113,9 @@ class Publisher(PublisherContract):
         self._pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
         self._closing = False
         self._watch_silence()
+        self._dropped: dict[int, int] = {}  # told in the log so far
+        if logger.isEnabledFor(logging.DEBUG):
+            self._watch_drops()
         self._executor.handles.add(self)
         self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
         self._executor.watch(self._listener.fileno(), READ, self._accept)
@@ -210,6 +215,10 @@ class Publisher(PublisherContract):
 
     @property
     def ledger(self) -> Ledger:
+        """Each message once: delivered when all who were there have been sent it, lost when one of them was not.
+
+        What each subscriber got stands in ``subscribers``.
+        """
         matched, delivered, dropped, in_flight = self._outlet.ledger()
         return Ledger(matched, delivered, dropped, 0, in_flight)
 
@@ -290,13 +299,35 @@ class Publisher(PublisherContract):
 
     def _note_gone(self) -> None:
         with self._changed:
-            for number, error, lost in self._outlet.take_gone():
+            for number, error, lost, dropped in self._outlet.take_gone():
+                self._log_dropped(number, dropped)
+                self._dropped.pop(number, None)
                 name = self._names.pop(number, "?")
                 why = os.strerror(error) if error else "closed by it"
                 logger.debug("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
             self._changed.notify_all()
             if not self._closing:
                 self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
+
+    def _watch_drops(self) -> None:
+        """Tells of drops, now and then; begun only where somebody listens."""
+        self._log_drops()
+        if not self._closing:
+            with contextlib.suppress(ClosedError):
+                self._executor.call_later(LOG_DROPS_S, self._watch_drops)
+
+    def _log_drops(self) -> None:
+        with self._changed:
+            for number, _, _, _, dropped, _, _, _ in self._outlet.peers():
+                self._log_dropped(number, dropped)
+
+    def _log_dropped(self, number: int, dropped: int) -> None:
+        """What was dropped for one subscriber since it was told of last."""
+        more = dropped - self._dropped.get(number, 0)
+        if more and logger.isEnabledFor(logging.DEBUG):
+            self._dropped[number] = dropped
+            name = self._names.get(number, "?")
+            logger.debug("%s: %d messages dropped for %s: its queue was full", self.address, more, name)
 
     def _watch_silence(self) -> None:
         """Peers that have not acknowledged anything for too long, though something was sent: a cut cable."""
@@ -333,6 +364,9 @@ class Publisher(PublisherContract):
         deadline = time.monotonic() + (self._close_timeout if timeout is None else timeout)
         flushed = self._outlet.drain(max(0.0, deadline - time.monotonic()))
         self._executor.unwatch(self._outlet.gone_fileno())
+        self._note_gone()
+        if logger.isEnabledFor(logging.DEBUG):
+            self._log_drops()
         self._outlet.close()
         for pump in list(self._pumps):
             pump.done.wait(max(0.0, deadline - time.monotonic()))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import logging
 import os
 import random
 import socket
@@ -174,6 +175,9 @@ class Session:
             connection.close()
             if messages:
                 self._failures = 0
+            if logger.isEnabledFor(logging.DEBUG):
+                lost = dict(self._subscriber.ledger.dropped)
+                logger.debug("session to %s: %d messages came, lost so far: %s", self._address, messages, lost or 0)
             self._tell(reason, error)
             if serial == self._current:
                 self._current = 0

@@ -1,0 +1,274 @@
+// How a member comes into a channel: what is there already must be sound and agree with its options; then it gets a
+// place. All of it under the file lock.
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "platform/shared_directory.hpp"
+#include "shm/membership.hpp"
+
+namespace penstock::shm {
+
+void Membership::check_header() const {
+    const Header &header = *channel.header;
+    std::string path = shared_directory_path() + "/" + encoded_ + ".channel";
+    if (header.magic != control_magic)
+        throw Error(Fault::corruption, describe() + ": " + path + " is no channel of Penstock; remove it");
+    if (header.version != layout_version)
+        throw Error(Fault::refused, describe() + ": " + path + " has layout " + std::to_string(header.version) +
+                                        ", this is " + std::to_string(layout_version));
+    std::uint32_t p = header.publisher_capacity, s = header.subscriber_capacity;
+    bool sane = p && s && p % 64 == 0 && s % 64 == 0 && p <= max_members && s <= max_members &&
+                control_.size() == ControlPlaces(p, s).total &&
+                read_text(header.name, sizeof header.name) == channel_name() && header.segments.load() <= max_segments &&
+                header.slots.load() <= max_slots && header.metadata_size.load() <= max_metadata_bytes;
+    if (!sane) throw Error(Fault::corruption, describe() + ": the control block in " + path + " is damaged; remove it");
+}
+
+void Membership::check_agreement() {
+    Header &header = *channel.header;
+    bool is_virtual = !options.mux.empty();
+    std::uint32_t flags = header.flags.load();
+    bool ready = header.ready.load();
+    if (is_virtual && !(flags & channel_mux)) {
+        if (ready || count_members(true))
+            throw Error(Fault::refused, describe() + ": '" + options.mux + "' is an ordinary channel, not a multiplexer");
+        header.flags.fetch_or(channel_mux);
+    }
+    if (!is_virtual && (flags & channel_mux) && is_publisher)
+        throw Error(Fault::refused, describe() + " is a multiplexer: publish on a virtual channel of it (mux='" +
+                                        options.name + "')");
+    if (!is_virtual) agree_on_type(header.type, sizeof header.type, ready);
+    auto refuse = [&](const char *option, std::uint64_t given, std::uint64_t there) {
+        throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + " but the channel has " +
+                                        std::to_string(there));
+    };
+    if (ready && is_publisher) {
+        if (options.slots && options.slots != header.slots.load()) refuse("slots", options.slots, header.slots.load());
+        if (is_virtual && options.slot_size && options.slot_size != header.segment[0].slot_size.load())
+            refuse("slot_size", options.slot_size, header.segment[0].slot_size.load());
+        if (options.metadata_size != not_given && options.metadata_size != header.metadata_size.load())
+            refuse("metadata_size", options.metadata_size, header.metadata_size.load());
+        if (options.fixed_size != bool(flags & channel_fixed_size))
+            refuse("fixed_size", options.fixed_size, !options.fixed_size);
+        if (options.local != bool(flags & channel_local)) refuse("local", options.local, !options.local);
+    }
+    auto limit = [&](std::atomic<std::uint32_t> &place, std::uint32_t given, std::uint32_t capacity, const char *option) {
+        if (!given) return;
+        if (!place.load()) place.store(std::min(given, capacity));
+        if (place.load() != given) refuse(option, given, place.load());
+    };
+    limit(header.max_publishers, options.max_publishers, channel.publisher_capacity, "max_publishers");
+    limit(header.max_subscribers, options.max_subscribers, channel.subscriber_capacity, "max_subscribers");
+}
+
+void Membership::agree_on_type(char *type, std::size_t room, bool has_publisher) {
+    if (options.type.empty()) return;
+    std::string there = read_text(type, room);
+    if (there.empty() && (is_publisher || !has_publisher)) copy_text(type, room, options.type);
+    else if (there != options.type)
+        throw Error(Fault::refused, describe() + " carries type '" + there + "', not '" + options.type + "'");
+}
+
+std::string Membership::type() const {
+    if (vchan >= 0 && channel.vchans) return read_text(channel.vchans[vchan].type, sizeof channel.vchans[vchan].type);
+    return read_text(channel.header->type, sizeof channel.header->type);
+}
+
+void Membership::make_tables() {
+    Header &header = *channel.header;
+    std::uint32_t slots = options.slots ? options.slots : default_slots;
+    std::uint32_t metadata = options.metadata_size == not_given ? 0 : options.metadata_size;
+    auto stride = std::uint32_t(round_up(metadata, 16));
+    if (held_by_others() + std::max(1u, options.most_held) >= slots)
+        throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
+                                         who_holds_what() + "; give more slots");
+    TablePlaces at(slots, channel.subscriber_words(), stride);
+    remove_file(file_name("tables"));  // left by a publisher that died before it said ready
+    File file = make_file(file_name("tables"), at.total, options.access, [&](std::uint8_t *memory) {
+        Channel fresh = channel;
+        fresh.attach_tables(memory, slots, stride);
+        fresh.format_tables();
+    });
+    PENSTOCK_STEP("join.after_tables");
+    header.slots.store(slots);
+    header.metadata_size.store(metadata);
+    header.flags.fetch_or((options.fixed_size ? channel_fixed_size : 0) | (options.local ? channel_local : 0));
+    std::uint64_t slot_size = options.slot_size ? options.slot_size : default_slot_size;
+    try {
+        make_segment(0, round_up(std::max<std::uint64_t>(slot_size, 1), 64));
+    } catch (...) {
+        remove_file(file_name("tables"));
+        throw;
+    }
+    header.segment[0].slot_size.store(round_up(std::max<std::uint64_t>(slot_size, 1), 64));
+    header.segments.store(1);
+    PENSTOCK_STEP("join.before_ready");
+    header.ready.store(1);
+    PENSTOCK_STEP("join.after_ready");
+    attach_tables(true);
+}
+
+bool Membership::attach_tables(bool locked) {
+    Header &header = *channel.header;
+    if (!header.ready.load()) return false;
+    std::uint32_t slots = header.slots.load(), metadata = header.metadata_size.load();
+    auto damaged = [&](const std::string &what) {
+        throw Error(Fault::corruption, describe() + ": " + what + " is damaged; remove the channel's files");
+    };
+    if (slots < 2 || slots > max_slots || metadata > max_metadata_bytes) damaged("its control block");
+    auto stride = std::uint32_t(round_up(metadata, 16));
+    File file = open_file(file_name("tables"), options.access, true);
+    if (!file || file_size(file) != TablePlaces(slots, channel.subscriber_words(), stride).total) damaged("its table of slots");
+    Mapping memory(file.get(), file_size(file), true);
+    auto *tables = reinterpret_cast<Tables *>(memory.data());
+    if (tables->magic != tables_magic || tables->slots != slots || tables->metadata_stride != stride ||
+        tables->subscriber_words != channel.subscriber_words() || tables->ring_size != ring_size_for(slots))
+        damaged("its table of slots");
+    tables_memory_ = std::move(memory);
+    channel.attach_tables(tables_memory_.data(), slots, stride);
+    if (header.vchans_ready.load()) attach_vchans();
+    if (joined_ && !is_publisher && options.most_held == 0) {
+        if (locked) {
+            settle_most_held();
+        } else {
+            FileLock lock(control_file_, describe());
+            settle_most_held();
+        }
+        self().most_held = most_held;
+    }
+    return true;
+}
+
+void Membership::attach_vchans() {
+    if (channel.vchans) return;
+    File file = open_file(file_name("vchans"), options.access, true);
+    if (!file || file_size(file) != sizeof(Vchan) * max_vchans)
+        throw Error(Fault::corruption, describe() + ": its table of virtual channels is damaged");
+    vchans_memory_ = Mapping(file.get(), sizeof(Vchan) * max_vchans, true);
+    channel.vchans = reinterpret_cast<Vchan *>(vchans_memory_.data());
+}
+
+void Membership::choose_vchan() {
+    Header &header = *channel.header;
+    if (header.vchans_ready.load()) attach_vchans();
+    if (options.mux.empty()) return;
+    if (!channel.vchans) {
+        remove_file(file_name("vchans"));
+        make_file(file_name("vchans"), sizeof(Vchan) * max_vchans, options.access, nullptr);
+        PENSTOCK_STEP("join.after_vchans");
+        header.vchans_ready.store(1);
+        attach_vchans();
+    }
+    std::int32_t by_name = -1, first_free = -1;
+    for (std::int32_t id = 0; id < std::int32_t(max_vchans); ++id) {
+        bool used = channel.vchans[id].used.load();
+        if (used && read_text(channel.vchans[id].name, sizeof channel.vchans[id].name) == options.name) by_name = id;
+        if (!used && first_free < 0) first_free = id;
+    }
+    std::int32_t wanted = options.vchan_id;
+    if (by_name >= 0) {
+        if (wanted >= 0 && wanted != by_name)
+            throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
+                                            std::to_string(wanted));
+        vchan = by_name;
+    } else if (wanted >= 0 && channel.vchans[wanted].used.load()) {
+        throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +
+                                        read_text(channel.vchans[wanted].name, sizeof channel.vchans[wanted].name) + "'");
+    } else {
+        vchan = wanted >= 0 ? wanted : first_free;
+    }
+    if (vchan < 0)
+        throw Error(Fault::capacity, describe() + ": all " + std::to_string(max_vchans) + " virtual channels are used");
+    Vchan &mine = channel.vchans[vchan];
+    if (by_name < 0) {  // somebody may have died while it took this id
+        mine.published.store(0);
+        copy_text(mine.type, sizeof mine.type, "");
+    }
+    agree_on_type(mine.type, sizeof mine.type, mine.published.load());
+    if (by_name < 0) {
+        copy_text(mine.name, sizeof mine.name, options.name);
+        mine.used.store(1);
+    }
+    if (is_publisher) mine.published.store(1);
+}
+
+void Membership::settle_most_held() {
+    most_held = std::max(1u, options.most_held);
+    if (!channel.tables) return;
+    std::uint64_t others = held_by_others(), slots = channel.slot_count;
+    std::uint64_t left = slots > others + 1 ? slots - others - 1 : 0;
+    if (options.most_held == 0 && !is_publisher)
+        most_held = std::uint32_t(std::clamp<std::uint64_t>((left + 2) / 3, 1, 256));
+    if (most_held > left)
+        throw Error(Fault::capacity,
+                    describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
+                        " more cannot be held: " + who_holds_what() +
+                        "; use more slots, a smaller max_active_messages or max_reserved");
+}
+
+void Membership::take_place() {
+    Header &header = *channel.header;
+    Member *members = is_publisher ? channel.publishers : channel.subscribers;
+    std::uint32_t capacity = is_publisher ? channel.publisher_capacity : channel.subscriber_capacity;
+    std::uint32_t limit = (is_publisher ? header.max_publishers : header.max_subscribers).load();
+    const char *option = is_publisher ? "max_publishers" : "max_subscribers";
+    if (limit == 0 || limit > capacity) limit = capacity;
+    if (count_members(is_publisher) >= limit)
+        throw Error(Fault::capacity, describe() + " has its " + std::to_string(limit) + " " +
+                                         (is_publisher ? "publishers" : "subscribers") + " (" + option + "): " +
+                                         who_holds_what());
+    for (index = 0; index < capacity && members[index].taken.load(); ++index) {
+    }
+    if (index >= capacity) throw Error(Fault::capacity, describe() + ": no place left");
+    if (is_publisher) channel.recover_publisher(index);  // a place left without a mark
+    else channel.recover_subscriber(index);
+    Member &me = members[index];
+    me.process.store(process_token());
+    me.pid = std::uint32_t(getpid());
+    me.most_held = most_held;
+    me.vchan = vchan;
+    me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0);
+    me.joined_ns = std::uint64_t(realtime_ns());
+    me.count.store(0);
+    me.bytes.store(0);
+    me.dropped.store(0);
+    me.cursor.store(1);
+    me.wanted_cursor.store(0);
+    PENSTOCK_STEP("join.before_taken");
+    taken_ = header.takings.fetch_add(1) + 1;
+    me.taken.store(taken_);
+    PENSTOCK_STEP("join.after_taken");
+    bells.belong_to(channel, file_name("wake"), is_publisher, index, taken_, options.access);
+    if (is_publisher) return;
+    std::uint64_t bit = 1ull << (index % 64);
+    if (channel.tables) {
+        channel.help();
+        me.cursor.store(channel.tail());
+    }
+    if (options.reliable) channel.reliable[index / 64].fetch_or(bit);
+    channel.active[index / 64].fetch_or(bit);
+    PENSTOCK_STEP("join.after_active");
+    if (channel.tables) {
+        do {
+            joined_tail = start = channel.tail();
+            if (vchan >= 0) start_ordinal = channel.vchans[vchan].tail.load();
+        } while (channel.tail() != start);
+        if (options.history && !options.reliable) {
+            std::uint64_t n = start > channel.ring_size ? start - channel.ring_size : 1;
+            for (; n < start; ++n) {
+                std::uint64_t entry = channel.entry_at(n).load();
+                std::uint32_t s = Channel::slot_in(entry);
+                if (Channel::lap_in(entry) == channel.lap_of(n) && s < channel.slot_count &&
+                    channel.slots[s].state.load() == live(n))
+                    break;
+            }
+            start = n;
+        }
+        me.cursor.store(start);
+    }
+    wake_publishers();
+}
+
+}  // namespace penstock::shm

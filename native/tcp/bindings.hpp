@@ -1,0 +1,109 @@
+// What the Python files of this room share: errors, time-outs, buffers, turns, counts.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "counters/counters.hpp"
+#include "message/message.hpp"
+#include "tcp/inlet.hpp"
+
+namespace penstock::tcp {
+
+namespace nb = nanobind;
+
+void bind_inlet(nb::module_ &module);
+void bind_outlet(nb::module_ &module);
+
+[[noreturn]] inline void fail(const char *name, const char *text) {
+    raise_error(name, "%s", text);
+    throw nb::python_error();
+}
+
+[[noreturn]] inline void fail_forked() {
+    fail("StateError", "this handle was opened before a fork; open a new one in the child process");
+}
+
+// Monotonic deadline: negative for ever, 0 at once.
+inline std::int64_t deadline_of(nb::handle timeout) {
+    if (timeout.is_none()) return -1;
+    if (PyBool_Check(timeout.ptr()) || !(PyFloat_Check(timeout.ptr()) || PyLong_Check(timeout.ptr()))) {
+        PyErr_Format(PyExc_TypeError, "timeout must be seconds as a number or None, not %s",
+                     Py_TYPE(timeout.ptr())->tp_name);
+        throw nb::python_error();
+    }
+    double seconds = PyFloat_AsDouble(timeout.ptr());
+    if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
+    if (!(seconds >= 0)) {
+        raise_error("InvalidArgument", "timeout=%R must be 0 or more seconds, or None to wait for ever", timeout.ptr());
+        throw nb::python_error();
+    }
+    if (seconds == 0) return 0;
+    if (seconds > 1e9) return -1;
+    return monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
+}
+
+// Holds an Inlet's or Outlet's turn. Never waits for it with the GIL: its holder may be waiting for that.
+template <typename Core>
+class Turn {
+   public:
+    explicit Turn(Core &core) : core_(core) { take(); }
+    ~Turn() { give(); }
+    Turn(const Turn &) = delete;
+    void take() {
+        if (!core_.try_lock()) {
+            nb::gil_scoped_release free;
+            core_.lock();
+        }
+        held_ = true;
+    }
+    void give() {
+        if (held_) core_.unlock();
+        held_ = false;
+    }
+
+   private:
+    Core &core_;
+    bool held_ = false;
+};
+
+struct Bytes {
+    Py_buffer buffer{};
+    const std::uint8_t *data;
+    std::uint64_t size;
+    explicit Bytes(PyObject *object) {
+        if (PyBytes_CheckExact(object)) {
+            data = reinterpret_cast<const std::uint8_t *>(PyBytes_AS_STRING(object));
+            size = static_cast<std::uint64_t>(PyBytes_GET_SIZE(object));
+            return;
+        }
+        if (PyObject_GetBuffer(object, &buffer, PyBUF_SIMPLE) != 0) {
+            if (PyUnicode_Check(object)) {
+                PyErr_Clear();
+                PyErr_SetString(PyExc_TypeError, "publish takes bytes or a buffer, not str; encode it first");
+            }
+            throw nb::python_error();
+        }
+        data = static_cast<const std::uint8_t *>(buffer.buf);
+        size = static_cast<std::uint64_t>(buffer.len);
+    }
+    ~Bytes() {
+        if (buffer.obj) PyBuffer_Release(&buffer);
+    }
+    Bytes(const Bytes &) = delete;
+};
+
+inline nb::dict drops_of(Counters *counters) {
+    nb::dict drops;
+    for (std::size_t i = 0; i < drop_reason_count; ++i)
+        if (std::uint64_t n = counters->dropped[i].get()) drops[drop_reason_names[i]] = n;
+    return drops;
+}
+
+inline nb::tuple ledger_of(Counters *counters, std::int64_t in_flight) {
+    return nb::make_tuple(counters->matched.get(), counters->delivered.get(), drops_of(counters), in_flight);
+}
+
+}  // namespace penstock::tcp

@@ -1,0 +1,342 @@
+// Outlet and Loop for Python: publishing out of any buffer, drafts, batches.
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+
+#include "tcp/bindings.hpp"
+#include "tcp/loop.hpp"
+#include "tcp/outlet.hpp"
+
+namespace penstock::tcp {
+
+namespace {
+
+struct LoopHandle {
+    std::shared_ptr<Loop> core = std::make_shared<Loop>();
+    ~LoopHandle() { core->stop(); }
+};
+
+struct OutletHandle {
+    std::shared_ptr<Outlet> core;
+};
+
+void check_usable(Outlet &core) {
+    if (core.forked()) fail_forked();
+    if (core.closed()) fail("ClosedError", "this publisher is closed");
+}
+
+// Calls `step`, which waits without the GIL, until it is done; true, or an error is raised.
+template <typename Step>
+void send_until_done(Outlet &core, Step step) {
+    std::int64_t timeout = core.block_timeout_ns();
+    std::int64_t deadline = timeout < 0 ? -1 : monotonic_ns() + timeout;
+    for (;;) {
+        Sent sent;
+        {
+            nb::gil_scoped_release free;
+            sent = step(deadline);
+        }
+        switch (sent) {
+            case Sent::done:
+                return;
+            case Sent::closed:
+                fail("ClosedError", "this publisher was closed");
+            case Sent::timed_out:
+                PyErr_Format(PyExc_TimeoutError,
+                             "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
+                             static_cast<long long>(timeout / 1'000'000));
+                throw nb::python_error();
+            case Sent::interrupted:
+                if (PyErr_CheckSignals() != 0) throw nb::python_error();
+        }
+    }
+}
+
+std::uint64_t send_one(Outlet &core, const Outgoing &message, bool more) {
+    std::uint64_t ordinal = 0;
+    switch (core.quick(message, ordinal, more)) {
+        case Quick::done:
+            return ordinal;
+        case Quick::flush: {
+            nb::gil_scoped_release free;
+            core.flush();
+            return ordinal;
+        }
+        case Quick::closed:
+            fail("ClosedError", "this publisher is closed");
+        case Quick::slow:
+            break;
+    }
+    send_until_done(core, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); });
+    return ordinal;
+}
+
+std::uint64_t outlet_publish(OutletHandle &self, nb::handle data) {
+    Outlet &core = *self.core;
+    if (core.forked()) fail_forked();
+    Bytes bytes(data.ptr());
+    Outgoing message;
+    message.data = bytes.data;
+    message.size = bytes.size;
+    Turn<Outlet> turn(core);
+    return send_one(core, message, false);
+}
+
+// key NUL value NUL ..., UTF-8.
+std::string encode_properties(nb::handle properties) {
+    std::string out;
+    if (properties.is_none()) return out;
+    if (!PyDict_Check(properties.ptr())) {
+        PyErr_Format(PyExc_TypeError, "properties must be a dict of str to str, not %s",
+                     Py_TYPE(properties.ptr())->tp_name);
+        throw nb::python_error();
+    }
+    PyObject *texts[2];
+    Py_ssize_t at = 0;
+    while (PyDict_Next(properties.ptr(), &at, &texts[0], &texts[1])) {
+        for (PyObject *text : texts) {
+            if (!PyUnicode_Check(text)) {
+                PyErr_Format(PyExc_TypeError, "properties are text to text, not %R", text);
+                throw nb::python_error();
+            }
+            nb::object bytes = nb::steal(PyUnicode_AsEncodedString(text, "utf-8", "surrogateescape"));
+            if (!bytes.is_valid()) throw nb::python_error();
+            std::string_view view(PyBytes_AS_STRING(bytes.ptr()), static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr())));
+            if (view.find('\0') != view.npos) fail("InvalidArgument", "a property holds no NUL character");
+            out.append(view);
+            out.push_back('\0');
+        }
+    }
+    if (out.size() > max_properties_size) {
+        raise_error("InvalidArgument", "encoded properties of %zu bytes do not fit a frame's header (at most %zu)",
+                    out.size(), max_properties_size);
+        throw nb::python_error();
+    }
+    return out;
+}
+
+std::int64_t number_or(nb::handle value, std::int64_t otherwise, std::int64_t most, const char *name) {
+    if (value.is_none()) return otherwise;
+    std::int64_t number = PyLong_AsLongLong(value.ptr());
+    if (number == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (number < 0 || number > most) {
+        raise_error("InvalidArgument", "%s=%R must be from 0 to %lld", name, value.ptr(), static_cast<long long>(most));
+        throw nb::python_error();
+    }
+    return number;
+}
+
+std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle properties, nb::handle vchan_id,
+                                nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops) {
+    Outlet &core = *self.core;
+    check_usable(core);
+    Bytes bytes(data.ptr());
+    std::string encoded = encode_properties(properties);
+    Outgoing message;
+    message.data = bytes.data;
+    message.size = bytes.size;
+    message.ordinal = static_cast<std::uint64_t>(number_or(ordinal, 0, INT64_MAX, "ordinal"));
+    message.timestamp_ns = number_or(timestamp_ns, 0, INT64_MAX, "timestamp_ns");
+    message.vchan_plus_one = static_cast<std::uint32_t>(number_or(vchan_id, -1, INT32_MAX - 1, "vchan_id") + 1);
+    message.properties = reinterpret_cast<const std::uint8_t *>(encoded.data());
+    message.properties_size = static_cast<std::uint32_t>(encoded.size());
+    message.drops = drops;
+    Turn<Outlet> turn(core);
+    return send_one(core, message, false);
+}
+
+// Flushes what publish_many has gathered, however it ends.
+struct FlushAtEnd {
+    Outlet &core;
+    ~FlushAtEnd() {
+        nb::gil_scoped_release free;
+        core.flush();
+    }
+};
+
+std::uint64_t send_batch(Outlet &core, PyObject *batch, bool carry) {
+    const std::vector<Envelope> *entries = batch_entries(batch);
+    if (!entries) throw nb::python_error();
+    FlushAtEnd flush{core};
+    for (const Envelope &entry : *entries) {
+        Outgoing message;
+        message.data = entry.data;
+        message.size = static_cast<std::uint64_t>(entry.size);
+        if (carry) {
+            message.ordinal = entry.ordinal;
+            message.timestamp_ns = entry.timestamp_ns;
+        }
+        message.vchan_plus_one = static_cast<std::uint32_t>(entry.vchan_id + 1);
+        if (entry.properties_size <= max_properties_size) {
+            message.properties = entry.properties;
+            message.properties_size = entry.properties_size;
+        }
+        send_one(core, message, true);
+    }
+    return entries->size();
+}
+
+std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {
+    Outlet &core = *self.core;
+    check_usable(core);
+    if (batch_check(batch.ptr())) {
+        Turn<Outlet> turn(core);
+        return send_batch(core, batch.ptr(), carry);
+    }
+    nb::object iterator = nb::steal(PyObject_GetIter(batch.ptr()));
+    if (!iterator.is_valid()) throw nb::python_error();
+    std::uint64_t count = 0;
+    FlushAtEnd flush{core};
+    for (;;) {  // the turn is taken anew for each: the iterator may be anybody's code
+        nb::object item = nb::steal(PyIter_Next(iterator.ptr()));
+        if (!item.is_valid()) break;
+        Bytes bytes(item.ptr());
+        Outgoing message;
+        message.data = bytes.data;
+        message.size = bytes.size;
+        Turn<Outlet> turn(core);
+        send_one(core, message, true);
+        ++count;
+    }
+    if (PyErr_Occurred()) throw nb::python_error();
+    return count;
+}
+
+struct FrameDraft final : DraftOwner {
+    std::shared_ptr<Outlet> outlet;
+    PyObject *publish(PyObject *, std::uint64_t token, std::int64_t size) override {
+        std::uint64_t ordinal = 0;
+        try {
+            check_usable(*outlet);
+            Turn<Outlet> turn(*outlet);
+            send_until_done(*outlet, [&](std::int64_t deadline) {
+                return outlet->publish_frame(reinterpret_cast<Frame *>(token), static_cast<std::uint64_t>(size),
+                                             ordinal, deadline);
+            });
+        } catch (nb::python_error &error) {
+            error.restore();
+            return nullptr;
+        }
+        delete this;
+        return PyLong_FromUnsignedLongLong(ordinal);
+    }
+    void cancel(std::uint64_t token) noexcept override {
+        if (!outlet->forked()) outlet->drop_frame(reinterpret_cast<Frame *>(token));
+        delete this;
+    }
+};
+
+nb::object outlet_reserve(nb::handle handle, nb::handle size_object) {
+    auto &self = *nb::inst_ptr<OutletHandle>(handle);
+    check_usable(*self.core);
+    Py_ssize_t size = PyNumber_AsSsize_t(size_object.ptr(), PyExc_OverflowError);
+    if (size == -1 && PyErr_Occurred()) throw nb::python_error();
+    if (size < 0) {
+        raise_error("InvalidArgument", "size=%zd must be 0 or more bytes", size);
+        throw nb::python_error();
+    }
+    auto *owner = new FrameDraft;
+    owner->outlet = self.core;
+    Frame *frame;
+    try {
+        frame = self.core->reserve(static_cast<std::uint64_t>(size));
+    } catch (const std::bad_alloc &) {
+        delete owner;
+        throw;
+    }
+    PyObject *draft = draft_new(frame->payload(), size, owner, reinterpret_cast<std::uint64_t>(frame), handle.ptr());
+    if (!draft) {
+        owner->cancel(reinterpret_cast<std::uint64_t>(frame));
+        throw nb::python_error();
+    }
+    return nb::steal(draft);
+}
+
+bool outlet_drain(OutletHandle &self, nb::handle timeout) {
+    std::int64_t deadline = deadline_of(timeout);
+    if (self.core->forked() || self.core->closed()) return true;
+    if (deadline == 0) deadline = 1;  // a moment long past: send what can be sent now
+    for (;;) {
+        Sent sent;
+        {
+            nb::gil_scoped_release free;
+            sent = self.core->drain(deadline);
+        }
+        if (sent != Sent::interrupted) return sent == Sent::done;
+        if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    }
+}
+
+nb::list outlet_peers(OutletHandle &self) {
+    nb::list list;
+    if (self.core->forked()) return list;
+    for (const PeerCount &count : self.core->peer_counts())
+        list.append(nb::make_tuple(count.id, count.extended, count.matched, count.delivered, count.dropped_overflow,
+                                   count.dropped_closed, count.depth, count.bytes));
+    return list;
+}
+
+nb::list outlet_take_gone(OutletHandle &self) {
+    nb::list list;
+    for (const Gone &gone : self.core->take_gone()) list.append(nb::make_tuple(gone.id, gone.error, gone.lost, gone.dropped_overflow));
+    return list;
+}
+
+std::shared_ptr<Outlet> make_outlet(LoopHandle &loop, const std::string &overflow, std::uint64_t messages,
+                                    std::uint64_t bytes, double block_timeout, const std::string &name) {
+    OverflowChoice choice = overflow == "block"         ? OverflowChoice::block
+                            : overflow == "drop_oldest" ? OverflowChoice::drop_oldest
+                                                        : OverflowChoice::drop_newest;
+    std::int64_t timeout = block_timeout < 0 || block_timeout > 1e9 ? -1 : static_cast<std::int64_t>(block_timeout * 1e9);
+    return std::make_shared<Outlet>(loop.core, choice, messages, bytes, timeout, name);
+}
+
+}  // namespace
+
+void bind_outlet(nb::module_ &module) {
+    nb::class_<LoopHandle>(module, "Loop").def(nb::init<>()).def("stop", [](LoopHandle &self) {
+        nb::gil_scoped_release free;
+        self.core->stop();
+    });
+
+    nb::class_<OutletHandle>(module, "Outlet")
+        .def("__init__",
+             [](OutletHandle *self, LoopHandle &loop, const std::string &overflow, std::uint64_t messages,
+                std::uint64_t bytes, double block_timeout, const std::string &name) {
+                 new (self) OutletHandle{make_outlet(loop, overflow, messages, bytes, block_timeout, name)};
+             })
+        .def("publish", outlet_publish, nb::arg("data"))
+        .def("publish", outlet_publish_as, nb::arg("data"), nb::kw_only(), nb::arg("properties").none() = nb::none(),
+             nb::arg("vchan_id").none() = nb::none(), nb::arg("ordinal").none() = nb::none(),
+             nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0)
+        .def("publish_many", outlet_publish_many, nb::arg("batch"), nb::arg("carry") = false)
+        .def("reserve", [](nb::handle self, nb::handle size) { return outlet_reserve(self, size); }, nb::arg("size"))
+        .def("drain", outlet_drain, nb::arg("timeout").none())
+        .def("add", [](OutletHandle &self, int fd, bool extended, nb::bytes answer, std::size_t ordinal_offset) {
+                 return self.core->add(fd, extended, std::string(answer.c_str(), answer.size()), ordinal_offset);
+             })
+        .def("drop_silent",
+             [](OutletHandle &self, double seconds) {
+                 return self.core->drop_silent(static_cast<std::uint32_t>(std::min(seconds * 1000, 4e9)));
+             })
+        .def("remove", [](OutletHandle &self, std::uint64_t id) { return self.core->remove(id); })
+        .def("close",
+             [](OutletHandle &self) {
+                 if (self.core->forked()) return;
+                 nb::gil_scoped_release free;
+                 self.core->close();
+             })
+        .def_prop_ro("closed", [](OutletHandle &self) { return self.core->closed(); })
+        .def_prop_ro("subscriber_count",
+                     [](OutletHandle &self) { return self.core->forked() ? 0 : self.core->peer_count(); })
+        .def_prop_ro("last_ordinal", [](OutletHandle &self) { return self.core->last_ordinal(); })
+        .def_prop_ro("memory_bytes", [](OutletHandle &self) { return self.core->memory_bytes(); })
+        .def("peers", outlet_peers)
+        .def("take_gone", outlet_take_gone)
+        .def("gone_fileno", [](OutletHandle &self) { return self.core->gone_descriptor(); })
+        .def("error", [](OutletHandle &self) { self.core->counters()->errors.add_shared(1); })
+        .def("ledger", [](OutletHandle &self) {
+            return ledger_of(self.core->counters(), self.core->counters()->in_flight());
+        });
+}
+
+}  // namespace penstock::tcp
