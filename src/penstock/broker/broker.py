@@ -30,7 +30,7 @@ KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELA
 DELAYED = "$delayed"
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
-OBSERVE_MESSAGES = 262_144  # looked at in one go, at most: some milliseconds
+OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
 
@@ -81,6 +81,7 @@ class Broker:
         self._dirty = False
         self._dirty_since = 0.0
         self._full_until = 0.0
+        self._pumped_ns = 0
         self._observed = 0  # where the next look at the queues begins
         self.store = make_store(self.snapshot)
         self._delayed = QueueState(1)
@@ -487,6 +488,7 @@ class Broker:
     def pump(self, now_ns: int) -> None:
         """Hand out what can be handed out."""
         exhausted: list[tuple[Queue, int]] = []
+        self._pumped_ns = now_ns
         self._ready.update(queue for queue in self._timed if queue.state.next_time_ns <= now_ns)
         ready, self._ready = self._ready, set()
         for queue in ready:
@@ -523,8 +525,11 @@ class Broker:
 
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""
+        # What was due at the last pump and still is has nobody with credit: an acknowledgement wakes its queue at once,
+        # and a hold that runs out is seen a little later.
         times = [queue.state.next_time_ns for queue in self._timed]
-        return min([*times, self._delayed.next_time_ns])
+        stalled_ns = self._pumped_ns + int(LAZY_S * 1e9)
+        return min([*(due if due > self._pumped_ns else stalled_ns for due in times), self._delayed.next_time_ns])
 
     def close(self) -> None:
         """Make state durable and let go of the store."""
