@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
-OBSERVE_MESSAGES = 262_144  # looked at in one go, at most: some milliseconds
+OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
 
@@ -67,6 +67,7 @@ class Broker:
         self._first_staged = 0
         self._dirty = False
         self._dirty_since = 0.0
+        self._pumped_ns = 0
         self._observed = 0  # where the next look at the queues begins
         self.store = make_store(self.snapshot)
         self.delayed = delayed.Delayed(self)
@@ -383,6 +384,7 @@ class Broker:
     def pump(self, now_ns: int) -> None:
         """Hand out what can be handed out."""
         exhausted: list[tuple[Queue, int, int]] = []
+        self._pumped_ns = now_ns
         self._ready.update(queue for queue in self._timed if queue.state.next_time_ns <= now_ns)
         ready, self._ready = self._ready, set()
         for queue in ready:
@@ -419,8 +421,12 @@ class Broker:
 
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""
+        # What was due at the last pump and still is has nobody with credit: an acknowledgement wakes its queue at once,
+        # and a hold that runs out is seen a little later.
         times = [queue.state.next_time_ns for queue in self._timed]
-        return min([*times, self.delayed.state.next_time_ns])
+        stalled_ns = self._pumped_ns + int(LAZY_S * 1e9)
+        later = [due if due > self._pumped_ns else stalled_ns for due in times]
+        return min([*later, self.delayed.state.next_time_ns])
 
     def close(self) -> None:
         """Make state durable and let go of the store."""

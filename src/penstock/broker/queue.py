@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core import Counters
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -210,14 +211,19 @@ class Queue:
             self._counted, self._counted_to = 0, end
         elif self._counted_to < state.cursor:
             self.recount()
-        while looked < most and self._counted_to < end:
-            batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
-            self._counted += state.count(batch, self._internal)
-            looked += following - self._counted_to
-            self._counted_to = following
+        said = ""
+        try:
+            while looked < most and self._counted_to < end:
+                batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
+                self._counted += state.count(batch, self._internal)
+                looked += max(1, following - self._counted_to)
+                self._counted_to = max(following, self._counted_to + 1)
+        except (PenstockError, OSError) as error:  # who consumes the queue is told; looking at it harms nobody
+            self._counted_to = end
+            said = f"failed to count what waits: {error}"
         self.counters.set("depth", self._counted + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
-        self._say(self._standstill(self._counted))
+        self._say(said or self._standstill(self._counted))
         return looked
 
     def _standstill(self, backlog: int) -> str:
