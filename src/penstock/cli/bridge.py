@@ -42,12 +42,12 @@ def bridge(
     with Bridge(
         source, sink, vchans=read_map(vchans) if vchans else None, names=read_vchans(names) if names else None
     ) as opened:
-        place = getattr(opened.publisher, "address", sink)
-        if as_json and not quiet:
-            show.print_json({"from": source, "to": str(place)})
-        elif not quiet:
-            print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
         try:
+            place = getattr(opened.publisher, "address", sink)
+            if as_json and not quiet:
+                show.print_json({"from": source, "to": str(place)})
+            elif not quiet:
+                print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
             if count is not None:
                 opened.run(count)
             else:

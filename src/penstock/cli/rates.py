@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument
-from penstock.monitor.rates import PRODUCERS, copies, flow
+from penstock.monitor.rates import PRODUCERS, flow
 from penstock.monitor.snapshot import Block, live, matching
 
 hz_app = typer.Typer()
@@ -50,7 +50,7 @@ class Meter:
     def __init__(self, address: str) -> None:
         self.address = address
         self._known: dict[tuple[int, int, int], tuple[int, int]] = {}
-        self.messages = self.bytes = 0.0
+        self.messages = self.bytes = 0
         self.role = "nobody"
 
     def look(self) -> None:
@@ -60,8 +60,8 @@ class Meter:
         for block in chosen:
             now = (flow(block), block.bytes)
             before = self._known.get(block.key, now)
-            self.messages += max(0, now[0] - before[0]) / copies(block)
-            self.bytes += max(0, now[1] - before[1]) / copies(block)
+            self.messages += max(0, now[0] - before[0])
+            self.bytes += max(0, now[1] - before[1])
             fresh[block.key] = now
         self._known = fresh
 

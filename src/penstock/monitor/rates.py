@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.monitor.snapshot import Block, Key
 
-__all__ = ["Rate", "between", "copies", "flow"]
+__all__ = ["Rate", "between", "flow"]
 
 PRODUCERS = ("publisher", "source")
 
@@ -28,11 +28,6 @@ def flow(block: Block) -> int:
     return max(block.matched, block.delivered) if block.kind in PRODUCERS else block.delivered
 
 
-def copies(block: Block) -> int:
-    """How often a message is counted: a publisher over TCP counts it once for each subscriber that it has now."""
-    return max(1, block.peers) if (block.room, block.kind) == ("tcp", "publisher") else 1
-
-
 def between(before: Iterable[Block], after: Iterable[Block]) -> dict[Key, Rate]:
     """The rate of every block of ``after``; one that was not there before has been counted from its opening."""
     known = {block.key: block for block in before}
@@ -45,10 +40,9 @@ def _rate(old: Block | None, new: Block) -> Rate:
     if seconds <= 0:
         return Rate()
     dropped = {name: n - (old.dropped.get(name, 0) if old else 0) for name, n in new.dropped.items()}
-    spread = seconds * copies(new)
     return Rate(
-        messages_hz=max(0, flow(new) - (flow(old) if old else 0)) / spread,
-        bytes_hz=max(0, new.bytes - (old.bytes if old else 0)) / spread,
+        messages_hz=max(0, flow(new) - (flow(old) if old else 0)) / seconds,
+        bytes_hz=max(0, new.bytes - (old.bytes if old else 0)) / seconds,
         lost_hz=max(0, new.lost - (old.lost if old else 0)) / seconds,
         dropped={name: n for name, n in dropped.items() if n > 0},
         errors=max(0, new.errors - (old.errors if old else 0)),
