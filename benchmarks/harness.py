@@ -94,6 +94,7 @@ def compare(
     """Run all candidates in turn, round after round; print the table; give the results."""
     arguments = arguments or options([])
     if arguments.only and not any(part in question for part in arguments.only):
+        _close(candidates)
         return []
     repeats = arguments.repeats or (3 if arguments.quick else 7)
     samples: dict[str, list[float]] = {candidate.name: [] for candidate in candidates}
@@ -117,9 +118,7 @@ def compare(
             seconds = elapsed if took is None else took
             if round_:
                 samples[candidate.name].append(seconds if candidate.latency else candidate.quantity * count / seconds)
-    for candidate in candidates:
-        if candidate.close:
-            candidate.close()
+    _close(candidates)
     results = _results(candidates, samples, reference, unit)
     for result in results:
         result.distribution = distribution(each[result.name])
@@ -127,6 +126,12 @@ def compare(
     if arguments.json:
         _write(arguments.json, question, results, failed, reference, curve)
     return results
+
+
+def _close(candidates: list[Candidate]) -> None:
+    for candidate in candidates:
+        if candidate.close:
+            candidate.close()
 
 
 def distribution(seconds: list[float]) -> dict[str, float]:
