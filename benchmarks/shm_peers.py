@@ -13,7 +13,6 @@ import ctypes
 import multiprocessing
 import os
 import shutil
-import statistics
 import subprocess
 import tempfile
 import threading
@@ -74,10 +73,10 @@ def one_way(pair: Pair, send: Callable[[int], Any]) -> Callable[[int], float]:
     return run
 
 
-def round_trip(once: Callable[[], Any], core: int = FIRST) -> Callable[[int], float]:
-    """The median of ``count`` round trips."""
+def round_trip(once: Callable[[], Any], core: int = FIRST) -> Callable[[int], list[float]]:
+    """The times of ``count`` round trips."""
 
-    def run(count: int) -> float:
+    def run(count: int) -> list[float]:
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {core})
         try:
@@ -86,7 +85,7 @@ def round_trip(once: Callable[[], Any], core: int = FIRST) -> Callable[[int], fl
                 began = time.perf_counter()
                 once()
                 times.append(time.perf_counter() - began)
-            return statistics.median(times)
+            return times
         finally:
             os.sched_setaffinity(0, before)
 
@@ -161,7 +160,7 @@ def penstock_echo(pipe: Connection, name: str, spin_us: int, size: int) -> None:
 
 def penstock_round_trip(
     core: int, spin_us: int, size: int = SMALL
-) -> tuple[Callable[[int], float], Callable[[], None]]:
+) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     from penstock import shm
 
     name = f"/bench/{os.getpid()}/{core}/{spin_us}/{size}"
@@ -233,7 +232,7 @@ def zmq_echo(pipe: Connection, address: str) -> None:
         socket.send(socket.recv())
 
 
-def zmq_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+def zmq_round_trip(core: int) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     import zmq
 
     directory = tempfile.mkdtemp()
@@ -273,7 +272,7 @@ def pipe_echo(pipe: Connection, other: Connection) -> None:
         other.send_bytes(other.recv_bytes())
 
 
-def pipe_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+def pipe_round_trip(core: int) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     ours, theirs = context.Pipe()
     pair = Pair(pipe_echo, theirs, core=core)
     data = bytes(SMALL)
@@ -331,7 +330,7 @@ def iceoryx_echo(pipe: Connection, name: str, polling: bool) -> None:
         notifier.notify()
 
 
-def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], float], Callable[[], None]]:
+def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     name = f"bench/{os.getpid()}/{core}/{polling}"
     there, back = Iceoryx(name + "/there"), Iceoryx(name + "/back")
     send, receive = there.publisher(), back.subscriber()
@@ -351,7 +350,7 @@ def iceoryx_round_trip(core: int, polling: bool) -> tuple[Callable[[int], float]
 
     timed = round_trip(awake if polling else asleep)
 
-    def run(count: int) -> float:
+    def run(count: int) -> list[float]:
         if polling:
             pair.tell(count)
         return timed(count)
@@ -414,7 +413,7 @@ def zenoh_echo(pipe: Connection, place: str) -> None:
         subscriber.undeclare()
 
 
-def zenoh_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+def zenoh_round_trip(core: int) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     place = f"penstock-bench-zenoh-{os.getpid()}-echo-{core}"
     session = zenoh_session(place, listens=True)
     publisher, back = zenoh_publisher(session, "there"), threading.Semaphore(0)
@@ -485,7 +484,7 @@ def ecal_echo(pipe: Connection, topic: str) -> None:
     os._exit(0)
 
 
-def ecal_round_trip(core: int) -> tuple[Callable[[int], float], Callable[[], None]]:
+def ecal_round_trip(core: int) -> tuple[Callable[[int], list[float]], Callable[[], None]]:
     topic, back = f"penstock-bench-{os.getpid()}-echo-{core}", threading.Semaphore(0)
     publisher, data = ecal_publisher(topic), bytes(SMALL)
     subscriber = ecal_subscriber(topic + "-back", back.release)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::size_t chunk_bytes = 64 * 1024;
 constexpr std::size_t most_pieces = 1024;  // IOV_MAX
-constexpr std::size_t header_numbers = 4 * 21 + 12 + 16;
+constexpr std::size_t header_numbers = 4 * 21 + 12 + 16 + 12;
 
 char *put(char *at, std::string_view text) {
     std::memcpy(at, text.data(), text.size());
@@ -49,6 +49,15 @@ void Outbox::add_text(const char *data, std::size_t bytes) {
     pieces_.push_back({start, bytes, nullptr, -1, chunks_.back().number});
 }
 
+// Bytes that a hold added later keeps in place; run on where they follow the last ones, as properties follow data.
+void Outbox::refer(const std::uint8_t *data, std::size_t bytes) {
+    if (!bytes) return;
+    pending_ += bytes;
+    Piece *last = pieces_.empty() ? nullptr : &pieces_.back();
+    if (last && !last->hold && !last->chunk && last->position < 0 && last->data + last->size == data) last->size += bytes;
+    else pieces_.push_back({data, bytes, nullptr, -1, 0});
+}
+
 void Outbox::text(std::string_view bytes) {
     if (bytes.empty()) return;
     char *at = room(bytes.size());
@@ -69,12 +78,15 @@ void Outbox::framed(std::string_view queue, const Delivery *deliveries, std::siz
         at = put_number(at, message.timestamp_ns);
         at = put_number(at, message.deliveries);
         at = put_number(at, message.size);
+        if (message.properties_size) {
+            char *const blank = at;
+            at = put_number(at, message.properties_size);
+            *blank = '+';
+        }
         *at++ = '\n';
         add_text(start, static_cast<std::size_t>(at - start));
-        if (message.size) {
-            pieces_.push_back({message.data, message.size, nullptr, -1, 0});
-            pending_ += message.size;
-        }
+        refer(message.data, message.size);
+        refer(message.properties, message.properties_size);
         char *newline = room(1);
         *newline = '\n';
         add_text(newline, 1);

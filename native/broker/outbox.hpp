@@ -27,6 +27,8 @@ struct Delivery {
     std::uint64_t ordinal;
     std::int64_t timestamp_ns;
     std::uint32_t deliveries;
+    const std::uint8_t *properties = nullptr;  // encoded
+    std::size_t properties_size = 0;
 };
 
 class Outbox {
@@ -77,6 +79,7 @@ class Outbox {
 
     char *room(std::size_t bytes);
     void add_text(const char *data, std::size_t bytes);
+    void refer(const std::uint8_t *data, std::size_t bytes);
     void note_sent(std::int64_t position);
 
     Release release_;

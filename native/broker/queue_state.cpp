@@ -148,6 +148,18 @@ void QueueState::wait(Entry &entry, std::int64_t due_ns) {
     waiting_.emplace(due_ns, entry.position);
 }
 
+void QueueState::put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns) {
+    if (live(position) || position >= cursor_) return;
+    const std::size_t at = find(position);
+    const Entry entry{position, due_ns, 0, deliveries, static_cast<std::uint8_t>(Place::waiting)};
+    if (at < entries_.size() && entries_[at].position == position) entries_[at] = entry;
+    else entries_.insert(entries_.begin() + static_cast<std::ptrdiff_t>(at), entry);
+    ++live_;
+    waiting_.emplace(due_ns, position);
+    floor_ = std::min(floor_, position);
+    changed_ = true;
+}
+
 bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns) {
     Entry *entry = live(position);
     if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight)) return false;

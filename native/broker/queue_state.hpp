@@ -63,6 +63,8 @@ class QueueState {
     // ends at one that was read covers only what was read before it; a message delivered again may be on its way while
     // the range is, so it counts only where it is the first or last one, or where the range is known to be `exact`.
     std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
+    // Undoes what was acknowledged or looked past and could not be stored: it waits again.
+    void put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns);
     bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
     std::size_t expire(std::int64_t now_ns);

@@ -1,6 +1,6 @@
 #include "broker/scanner.hpp"
 
-#include <charconv>
+#include <algorithm>
 #include <cstring>
 
 namespace penstock::broker {
@@ -37,6 +37,19 @@ bool number(std::string_view text, std::uint64_t &value) {
 bool starts(std::string_view text, std::string_view verb) {
     return text.size() >= verb.size() && std::memcmp(text.data(), verb.data(), verb.size()) == 0 &&
            (text.size() == verb.size() || text[verb.size()] == ' ');
+}
+
+// Whether these are pairs of key NUL value NUL, and none of the broker's own, which begin with '$'.
+bool good_properties(const std::uint8_t *data, std::size_t size) {
+    const auto *at = reinterpret_cast<const char *>(data);
+    const char *const end = at + size;
+    for (bool key = true; at < end; key = !key) {
+        if (key && *at == '$') return false;
+        const auto *nul = static_cast<const char *>(std::memchr(at, 0, static_cast<std::size_t>(end - at)));
+        if (!nul || (key && nul + 1 == end)) return false;
+        at = nul + 1;
+    }
+    return true;
 }
 
 }  // namespace
@@ -85,10 +98,22 @@ bool Scanner::find_line(const std::uint8_t *at, const std::uint8_t *end, std::st
     return true;
 }
 
+// <length> or, where messages have properties, <length>+<properties length>.
+bool Scanner::lengths_of(std::string_view text, Header &header) const {
+    const std::size_t plus = grammar_ == Grammar::raw ? std::string_view::npos : text.find('+');
+    if (plus == std::string_view::npos) return number(text, header.length);
+    return number(text.substr(0, plus), header.length) && number(text.substr(plus + 1), header.properties);
+}
+
+bool Scanner::too_large(const Header &header) const {
+    const std::uint32_t most = grammar_ == Grammar::deliveries ? max_message_bytes_ : max_properties_bytes;
+    return header.length > max_message_bytes_ || header.properties > most;
+}
+
 Scanner::Kind Scanner::publish_header(std::string_view text, Header &header) {
     text.remove_prefix(3);
     if (grammar_ == Grammar::hello) header.topic = word(text);
-    if (!number(word(text), header.length)) return Kind::bad;
+    if (!lengths_of(word(text), header)) return Kind::bad;
     strip_front(text);
     header.shared = text;
     if (grammar_ == Grammar::raw && !text.empty()) return Kind::bad;
@@ -99,24 +124,22 @@ Scanner::Kind Scanner::stage_header(std::string_view text, Header &header) {
     text.remove_prefix(5);
     header.shared = word(text);
     header.topic = word(text);
-    if (!number(word(text), header.length)) return Kind::bad;
+    if (!lengths_of(word(text), header)) return Kind::bad;
     return word(text).empty() ? Kind::data : Kind::bad;
 }
 
 Scanner::Kind Scanner::delivery_header(std::string_view text, Header &header) {
-    const char *line = text.data();
     text.remove_prefix(3);
     header.shared = word(text);
     header.topic = word(text);
     std::uint64_t numbers[4];
     for (std::uint64_t &value : numbers)
         if (!number(word(text), value)) return Kind::bad;
-    if (!number(word(text), header.length) || numbers[3] > 0xffffffff) return Kind::bad;
+    if (!lengths_of(word(text), header) || numbers[3] > 0xffffffff) return Kind::bad;
     header.range.position = static_cast<std::int64_t>(numbers[0]);
     header.range.ordinal = numbers[1];
     header.range.timestamp_ns = static_cast<std::int64_t>(numbers[2]);
     header.range.deliveries = static_cast<std::uint32_t>(numbers[3]);
-    header.range.properties = reinterpret_cast<const std::uint8_t *>(line);
     return Kind::data;
 }
 
@@ -201,36 +224,34 @@ Event Scanner::next(std::size_t most) {
                 topic = allow(header.topic);
             }
         }
-        const bool too_large = header.length > max_message_bytes_;
-        if (topic == refused_topic || too_large) {
+        if (topic == refused_topic || too_large(header)) {
             if (!ranges_.empty()) break;
-            if (grammar_ != Grammar::hello || header.length > 0xffffffff) return fail("message too large");
-            skip_ = header.length;
-            head_.assign(too_large ? "too_large " : "denied ").append(text);
+            if (grammar_ != Grammar::hello || std::max(header.length, header.properties) > 0xffffffff)
+                return fail("message too large");
+            skip_ = header.length + header.properties;
+            head_.assign(too_large(header) ? "too_large " : "denied ").append(text);
             inbox_.consume(skipped + consumed);
             after_data_ = true;
             skip_rest();
             return Event::refused;
         }
         const std::uint8_t *data = start + consumed;
-        if (static_cast<std::uint64_t>(end - data) < header.length) {
-            wanted_ = header.length - static_cast<std::size_t>(end - data);
+        const std::uint64_t whole = header.length + header.properties;
+        if (static_cast<std::uint64_t>(end - data) < whole) {
+            wanted_ = whole - static_cast<std::size_t>(end - data);
             break;
+        }
+        if (header.properties && grammar_ == Grammar::hello && !good_properties(data + header.length, header.properties)) {
+            if (!ranges_.empty()) break;
+            return fail("bad properties");
         }
         if (ranges_.empty()) run_.assign(verb).append(1, ' ').append(header.shared);
         header.range.data = data;
         header.range.size = static_cast<std::uint32_t>(header.length);
         header.range.topic = topic;
-        if (header.range.properties) {  // the header line has been read: its place takes the encoded properties
-            auto *place = const_cast<char *>(reinterpret_cast<const char *>(header.range.properties));
-            constexpr char name[] = "deliveries";
-            std::memcpy(place, name, sizeof name);
-            char *stop = std::to_chars(place + sizeof name, place + sizeof name + 10, header.range.deliveries).ptr;
-            *stop++ = 0;
-            header.range.properties_size = static_cast<std::uint32_t>(stop - place);
-        }
+        header.range.properties_size = static_cast<std::uint32_t>(header.properties);
         ranges_.push_back(header.range);
-        at = data + header.length;
+        at = data + whole;
         after_data_ = true;
         if (alone) break;
     }

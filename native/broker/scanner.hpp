@@ -1,10 +1,11 @@
 // Scanner: the broker's text protocol, from bytes to runs of messages and command lines. No I/O, no Python.
 //
 //   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
-//   HELLO mode     PUB <topic> <length> [options]\n<data>      STAGE <transaction> <topic> <length>\n<data>
+//   HELLO mode     PUB <topic> <lengths> [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
 //                  any other verb: a line
-//   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <length>\n<data>
+//   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <lengths>\n<data>
 //                  DATA <length>\n<data>          any other verb: a line
+//   <lengths> is <length> or <length>+<properties length>: encoded properties follow the data to the byte
 //
 // One '\n' after data is passed over; blanks and '\r' at a line's end too. A run is a row of publishes (or deliveries of
 // one queue) with the same options: one step gives thousands of them as ranges of the inbox. A topic seen for the first
@@ -30,7 +31,7 @@ struct Range {
     std::int64_t timestamp_ns;
     std::int64_t position;
     std::uint32_t deliveries;
-    const std::uint8_t *properties;  // encoded in place of the header line
+    // Right behind the data.
     std::uint32_t properties_size;
 };
 
@@ -51,6 +52,8 @@ class Scanner {
         : grammar_(grammar), max_message_bytes_(max_message_bytes), max_line_bytes_(max_line_bytes) {
         if (grammar == Grammar::raw) allow("default");
     }
+
+    static constexpr std::uint32_t max_properties_bytes = 65535;
 
     Inbox &inbox() noexcept { return inbox_; }
     Event next(std::size_t most = 16384);
@@ -74,6 +77,7 @@ class Scanner {
         std::string_view shared;  // what a run has in common: STAGE's transaction, PUB's options, MSG's queue
         std::string_view topic;
         std::uint64_t length = 0;
+        std::uint64_t properties = 0;  // their length
         Range range{};
     };
     enum class Kind : std::uint8_t { line, data, bad };
@@ -86,6 +90,8 @@ class Scanner {
     bool skip_rest();
     bool find_line(const std::uint8_t *at, const std::uint8_t *end, std::string_view &text, std::size_t &consumed);
     Kind header_of(std::string_view text, Header &header);
+    bool lengths_of(std::string_view text, Header &header) const;
+    bool too_large(const Header &header) const;
     Kind publish_header(std::string_view text, Header &header);
     Kind stage_header(std::string_view text, Header &header);
     Kind delivery_header(std::string_view text, Header &header);

@@ -174,7 +174,7 @@ void detach_wake(SubscriberObject *subscriber);
 void forward_queued(BusObject *bus, SubscriberObject *subscriber);
 void forget_sleepers(SubscriberObject *subscriber);  // in a forked child
 
-// ---- the bus (bindings_bus.cpp)
+// ---- the bus (dispatch.cpp; its Python type: bindings_bus.cpp)
 
 struct Route {
     std::uint32_t users, count;
@@ -218,6 +218,14 @@ struct BusObject {
 };
 extern PyTypeObject *bus_type;
 
+// The frame of this thread's dispatch on the bus, if there is one; beginning and ending one.
+Frame *frame_of(BusObject *bus);
+void enter(Frame *frame);
+void leave(Frame *frame);
+void keep_own_frames(BusObject *bus);  // in a forked child: those of other threads are gone
+void drop_route(Route *route);
+// Delivers up to `most` of what is queued, in the frame; how many.
+std::size_t drain(BusObject *bus, Frame *frame, std::size_t most);
 // Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
 // message went out even so (a time-out at one subscriber, Ctrl-C while waiting).
 std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns = 0);
@@ -238,6 +246,7 @@ void bus_remove(BusObject *bus, SubscriberObject *subscriber);
 void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids
 // Hands an item (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.
 void forward(BusObject *bus, SubscriberObject *subscriber, Item item);
+bool check_set_up(BusObject *bus);
 bool check_bus_open(BusObject *bus);
 
 // ---- small things (bindings.cpp)

@@ -216,14 +216,20 @@ class BoundWriter {
     }
 
     // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
-    // Python for each. Properties and message id, where given, are those of every message.
-    nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id) {
+    // Python for each. Properties, where given, and the message id are those of every message; with None each keeps its
+    // own. `more` (encoded too) is added to them.
+    nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id,
+                          nb::handle more) {
         if (!batch_check(batch.ptr())) throw nb::type_error("stage_batch takes a Batch");
         const std::vector<Envelope> *entries = batch_entries(batch.ptr());
         if (!entries) throw nb::python_error();
-        View topic_view(topic_ids), encoded(properties), identity(message_id);
+        const nb::bytes nothing("", 0);
+        View topic_view(topic_ids), encoded(properties.is_none() ? nb::handle(nothing) : properties), identity(message_id),
+            added(more);
+        const bool own = properties.is_none();
         auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
-        const std::uint64_t more = encoded.size() + identity.size();
+        const std::uint64_t common = encoded.size() + identity.size() + added.size();
+        bool bare = common == 0;
         std::vector<std::uint32_t> topics(entries->size());
         std::vector<std::uint64_t> addresses(entries->size()), lengths(entries->size());
         std::uint64_t total = 0;
@@ -235,16 +241,23 @@ class BoundWriter {
             addresses[i] = reinterpret_cast<std::uint64_t>(entry.data);
             lengths[i] = static_cast<std::uint64_t>(entry.size);
             check_length(lengths[i]);
-            total += padded(sizeof(RecordHeader) + lengths[i] + more);
+            const std::uint64_t extra = common + (own ? entry.properties_size : 0);
+            bare = bare && extra == 0;
+            total += padded(sizeof(RecordHeader) + lengths[i] + extra);
         }
         std::lock_guard lock(writer_->staging_lock());
         check_room(total);
         for (std::size_t i = 0; i < id_count; ++i) check_topic(ids[i]);
         std::uint64_t first = writer_->next_position();
-        if (more) {
-            for (std::size_t i = 0; i < lengths.size(); ++i)
-                put(topics[i], {reinterpret_cast<const std::uint8_t *>(addresses[i]), lengths[i], encoded.text(), identity.text(),
-                                {}, 0});
+        if (!bare) {
+            std::string joined;
+            for (std::size_t i = 0; i < lengths.size(); ++i) {
+                const Envelope &entry = (*entries)[i];
+                std::string_view chosen = encoded.text();
+                if (own) chosen = {reinterpret_cast<const char *>(entry.properties), entry.properties_size};
+                if (added.size()) chosen = joined.assign(chosen).append(added.text());
+                put(topics[i], {entry.data, lengths[i], chosen, identity.text(), {}, 0});
+            }
         } else {
             first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());
         }
@@ -664,8 +677,11 @@ nb::bytes sums_of(nb::handle data, std::uint64_t end) {
 
 nb::bytes summary_of(nb::handle index) {
     View view(index);
-    std::vector<std::uint8_t> bytes =
-        summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry));
+    std::vector<std::uint8_t> bytes;
+    {
+        nb::gil_scoped_release released;
+        bytes = summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry));
+    }
     return nb::bytes(bytes.data(), bytes.size());
 }
 
@@ -712,7 +728,8 @@ void bind_journal(nb::module_ &module) {
              nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0, nb::arg("commit") = false)
         .def("stage_many", &BoundWriter::stage_many, nb::arg("topic_ids"), nb::arg("buffer"), nb::arg("offsets"), nb::arg("lengths"))
         .def("stage_batch", &BoundWriter::stage_batch, nb::arg("batch"), nb::arg("topic_ids"),
-             nb::arg("properties") = nb::bytes("", 0), nb::arg("message_id") = nb::bytes("", 0))
+             nb::arg("properties").none() = nb::none(), nb::arg("message_id") = nb::bytes("", 0),
+             nb::arg("more") = nb::bytes("", 0))
         .def("stage_all", &BoundWriter::stage_all, nb::arg("messages"), nb::arg("states"))
         .def("stage_state", &BoundWriter::stage_state, nb::arg("kind"), nb::arg("data"), nb::arg("flags") = 0)
         .def("commit", &BoundWriter::commit, nb::arg("ticket") = 0)

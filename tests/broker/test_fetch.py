@@ -22,7 +22,7 @@ def test_ranges_come_whole_and_in_order(server: Server, client: Client) -> None:
         assert [message.position for message in found] == list(range(1, 504))
         assert [message.data for message in found[:500]] == [b"%d" % i * 10 for i in range(500)]
         assert (found[502].topic, found[502].ordinal, found[502].data) == ("a.z", 1, b"last")
-        assert set(found[502].properties) == {"expires_ns"}
+        assert set(found[502].properties) == {"$expires_ns"}
         assert [m.position for part in reader.ranges(10, 20) for m in part] == list(range(10, 20))
         assert [m.topic for part in reader.ranges(1, 504, topics=["b"]) for m in part] == ["b", "b"]
         assert reader.fetch(504).next == 504

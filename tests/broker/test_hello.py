@@ -104,32 +104,6 @@ def test_a_client_that_never_reads_its_confirms_is_not_read_from(server: Server,
     wire().hello().send(b"PING\n").line()
 
 
-def test_many_connections_are_held(server: Server, client: Client) -> None:
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
-    half = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(500)]
-    for sock in half:
-        sock.sendall(b"PUB 1000000\nhalf of it")
-    busy = [Wire(server.port).hello() for _ in range(100)]
-    for number, connection in enumerate(busy):
-        connection.send(b"QUEUE q%d topics=t\n" % number + b"PUB t 4\ndata" * 50)
-    for connection in busy:
-        assert connection.line() == "OK"
-        confirmed = 0
-        while confirmed < 50:
-            first, _, last = connection.line().removeprefix("OK ").partition("-")
-            confirmed += int(last or first) - int(first) + 1
-    assert client.statistics()["connections"] >= 1100
-    assert client.statistics()["published"] == 5000
-    held = sum(connection.scanner.held_bytes for connection in server.connections.values())
-    assert held < 200 << 20
-    for sock in idle + half:
-        sock.close()
-    for connection in busy:
-        connection.close()
-    until(lambda: client.statistics()["connections"] == 1)
-    assert client.statistics()["next"] == 5001
-
-
 def test_the_rate_of_a_connection_is_limited(serve: Callable[..., Server]) -> None:
     server = serve(connection_limits=ConnectionLimits(max_rate=200))
     connection = Wire(server.port).hello()
@@ -159,3 +133,49 @@ def test_listing_is_json(wire: Callable[[], Wire]) -> None:
     assert len(text) == size
     (entry,) = json.loads(text)
     assert (entry["queue"], entry["topics"], entry["max_deliveries"]) == ("q", ["a", "b"], 3)
+
+
+ABSURD = "9223372036854775807"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"QUEUE new ack_timeout_ms={ABSURD}",
+        f"QUEUE new ttl_ms={ABSURD}",
+        f"QUEUE new from_position={ABSURD}",
+        f"QUEUE new from_time_ns={ABSURD}",
+        f"SEEK q from_position={ABSURD}",
+        f"NACK q {ABSURD}",
+        f"NACK q 1 delay_ms={ABSURD}",
+        f"ACK q 1-{ABSURD}",
+        f"CREDIT q {ABSURD}",
+        f"FETCH {ABSURD} 1",
+        f"FETCH 1 {ABSURD}",
+        f"PUB t 0 delay_ms={ABSURD}",
+        f"PUB t 0 at_ns={ABSURD}",
+        f"PUB t 0 ttl_ms={ABSURD}",
+        "QUEUE new dead_letter=$mine max_deliveries=1",
+        "QUEUE new dead_letter=new max_deliveries=1",
+        f"QUEUE {'n' * 250} max_deliveries=1",
+    ],
+)
+def test_absurd_numbers_and_names_are_refused_where_they_are_said(wire: Callable[[], Wire], line: str) -> None:
+    connection = wire().hello().send(b"SUB q\n")
+    assert connection.line() == "OK"
+    connection.send(line.encode() + b"\nPING\n")
+    assert connection.line().startswith("ERR bad_")
+    assert connection.line() == "PONG"
+
+
+def test_the_largest_numbers_are_taken(wire: Callable[[], Wire]) -> None:
+    largest = 1 << 62
+    connection = wire().hello().send(b"SUB q topics=t credit=%d\n" % largest)
+    assert connection.line() == "OK"
+    connection.send(b"QUEUE late topics=t from_position=%d ack_timeout_ms=%d\n" % (largest, 10**12))
+    connection.send(b"ACK q 1-%d confirm\nNACK q %d delay_ms=%d\n" % (largest, largest, 10**12))
+    connection.send(b"PUB t 1 delay_ms=%d\nxPUB t 1 at_ns=%d\nyPING\n" % (10**12, largest))
+    assert [connection.line() for _ in range(4)] == ["OK", "OK 0", "OK 1-2", "PONG"]
+    connection.send(b"PUB t 1\nz")
+    assert connection.line() == "OK 3"
+    assert connection.line().split()[:4] == ["MSG", "q", "t", "3"]

@@ -71,6 +71,32 @@ def test_messages_due_again_wait_while_paused_without_a_busy_loop(serve: Callabl
             assert [bytes(message or b"") for message in again] == [b"1", b"2"]
 
 
+def test_a_message_due_again_that_nobody_has_credit_for_costs_no_busy_loop(serve: Callable[..., Server]) -> None:
+    server = serve()
+    turns = 0
+    pump = server.broker.pump
+
+    def counted(now_ns: int) -> None:
+        nonlocal turns
+        turns += 1
+        pump(now_ns)
+
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.publish_many("t", [b"1", b"2"])
+        with client.subscribe("q", ack="manual", credit=1) as consumer:
+            held = consumer.read(LONG)
+            assert held is not None
+            with client.subscribe("q", ack="manual", credit=1) as other:
+                assert other.read(LONG) is not None
+            until(lambda: next(entry for entry in client.queues() if entry["queue"] == "q")["ready"] == 1)
+            server.broker.pump = counted  # type: ignore[method-assign]
+            assert consumer.read(0.4) is None
+            assert turns < 100, "about one look in 50 ms, not one after the other"
+            consumer.ack(held)
+            assert bytes(consumer.read(LONG) or b"") == b"2"
+
+
 def test_pausing_needs_the_queue_to_be_there(client: Client) -> None:
     with pytest.raises(RefusedError, match="no queue none"):
         client.pause("none")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker import Client, Server
+from penstock.broker import Client, Limits, Server
 from penstock.errors import RefusedError
 
 from .conftest import LONG, Wire, until
@@ -58,14 +58,14 @@ def test_nack_with_delay(client: Client) -> None:
     client.publish_many("t", [b"a", b"b"])
     with client.subscribe("q", ack="manual") as consumer:
         first = consumer.read(LONG)
-        assert first is not None and first.properties["deliveries"] == "1"
+        assert first is not None and consumer.deliveries(first) == 1
         began = time.monotonic()
         consumer.nack(first, delay_s=0.3)
         second = consumer.read(LONG)
         assert second is not None and bytes(second) == b"b"
         consumer.ack(second)
         again = consumer.read(LONG)
-        assert again is not None and bytes(again) == b"a" and again.properties["deliveries"] == "2"
+        assert again is not None and bytes(again) == b"a" and consumer.deliveries(again) == 2
         assert time.monotonic() - began >= 0.3
         consumer.ack(again)
         assert consumer.read(0.2) is None
@@ -77,7 +77,7 @@ def test_redelivery_after_a_timeout(client: Client) -> None:
     with client.subscribe("q", ack="manual") as consumer:
         assert consumer.read(LONG) is not None
         again = consumer.read(LONG)
-        assert again is not None and again.properties["deliveries"] == "2"
+        assert again is not None and consumer.deliveries(again) == 2
 
 
 def test_dead_letters_and_redrive(client: Client) -> None:
@@ -257,7 +257,7 @@ def test_everything_survives_a_restart(serve: Callable[..., Server]) -> None:
         with client.subscribe("q") as consumer:
             found = [consumer.read(LONG) for _ in range(8)]
             assert [bytes(m) for m in found if m] == [b"0", b"3", b"4", b"5", b"6", b"7", b"8", b"9"]
-            assert [m.properties["deliveries"] for m in found if m] == ["2"] * 6 + ["1"] * 2
+            assert [consumer.deliveries(m) for m in found if m] == [2] * 6 + [1] * 2
 
 
 def test_state_survives_many_segments(serve: Callable[..., Server], tmp_path: Path) -> None:
@@ -317,3 +317,30 @@ def test_what_every_queue_has_passed_is_freed_when_asked_for(
         client.publish("t", b"still works")
         with client.subscribe("slow") as consumer:
             assert bytes(consumer.read(LONG) or b"") == b"still works"
+
+
+def test_dead_letters_go_to_a_queue_that_is_there_for_other_topics(client: Client) -> None:
+    client.queue("graveyard", topics="other")
+    client.queue("q", topics="t", max_deliveries=1, dead_letter="graveyard")
+    client.publish("t", b"poison")
+    client.publish("other", b"its own")
+    with client.subscribe("q", ack="manual") as consumer, client.subscribe("graveyard") as grave:
+        assert bytes(grave.read(LONG) or b"") == b"its own"
+        message = consumer.read(LONG)
+        assert message is not None
+        consumer.nack(message)
+        assert bytes(grave.read(LONG) or b"") == b"poison"
+
+
+def test_dead_letters_are_kept_when_there_are_as_many_queues_as_allowed(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(max_queues=1))
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t", max_deliveries=1)
+        client.publish("t", b"poison")
+        with client.subscribe("q", ack="manual") as consumer:
+            message = consumer.read(LONG)
+            assert message is not None
+            consumer.nack(message)
+            until(lambda: len(client.queues()) == 2)
+        with client.subscribe("q.dead") as grave:
+            assert bytes(grave.read(LONG) or b"") == b"poison"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
-from penstock.cli import COMMANDS
+import penstock
+from penstock.cli import COMMANDS, Entry, load
 
-from .command import environment, run
+from .command import HERE, environment, run
 
 INSTALLED = [entry.name for entry in COMMANDS if entry.installed]
 
@@ -33,15 +38,9 @@ def test_version() -> None:
     assert done.returncode == 0 and done.stdout.startswith("penstock ")
 
 
-@pytest.mark.parametrize("name", INSTALLED)
-def test_each_command_has_help_with_an_example(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0, done.stderr
-    text = done.stdout
-    if "Commands" in text:  # a group: its commands carry the examples
-        return
-    assert "penstock " + name in text.replace("\n", " ").split("Usage", 1)[1].split("\n", 2)[0] + text
-    assert "xample" in text, f"{name} has no example"
+def test_help_of_one_command() -> None:
+    done = run("sub", "--help")
+    assert done.returncode == 0 and "Usage: penstock sub" in done.stdout and "Example:" in done.stdout, done.stderr
 
 
 def test_unknown_command_names_the_nearest() -> None:
@@ -87,3 +86,51 @@ def test_a_broken_file_is_told_with_its_line(tmp_path: Path) -> None:
 def test_a_variable_sets_a_default() -> None:
     done = run("sub", "shm:/x", PENSTOCK_SUB_FORMAT="nonsense")
     assert done.returncode == 2 and "nonsense" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": "penstock sub shm:/complete", "COMP_CWORD": "2"},
+        {"_PENSTOCK_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "penstock sub shm:/complete"},
+        {
+            "_PENSTOCK_COMPLETE": "complete_fish", "_TYPER_COMPLETE_ARGS": "penstock sub shm:/complete",
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        },
+    ],
+    ids=["bash", "zsh", "fish"],
+)  # fmt: skip
+def test_completion_gives_addresses_in_use(variables: dict[str, str]) -> None:
+    name = f"/complete-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"shm:{name}"):
+        done = run(**variables)
+    assert name in done.stdout and not done.stderr, (done.stdout, done.stderr)
+
+
+def test_completion_can_be_installed() -> None:
+    done = run("--show-completion", "bash", SHELL="/bin/bash")
+    assert "_PENSTOCK_COMPLETE=complete_bash" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["config", "show", "--all"], ["doctor"]], ids=" ".join)
+def test_a_closed_pipe_is_no_failure(arguments: list[str]) -> None:
+    shell = f"{' '.join([*HERE, *arguments])} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], text=True, capture_output=True, env=environment(), timeout=60)
+    assert done.returncode in (0, 4, 141) and not done.stderr, (done.returncode, done.stderr)
+
+
+def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if not hasattr(command, "commands"):
+        yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from leaves(inner, f"{path} {name}")
+
+
+@pytest.mark.parametrize("entry", COMMANDS, ids=lambda entry: entry.name)
+def test_every_command_speaks_json_and_shows_an_example(entry: Entry) -> None:
+    pytest.importorskip("pyspark" if entry.extra == "spark" else "typer")
+    for path, command in leaves(typer.main.get_command(load(entry)), entry.name):
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert "--json" in options, f"penstock {path} has no --json"
+        assert "Example" in (command.help or ""), f"penstock {path} shows no example"
+        assert all(parameter.help for parameter in command.params if parameter.param_type_name == "option"), path

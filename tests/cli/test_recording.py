@@ -288,3 +288,35 @@ def test_sub_from_an_ordinal_and_a_time(run1: Path) -> None:
     )
     assert done.stdout.splitlines()[-1].startswith(("a ", "b ", "_recording "))
     assert run("sub", f"journal:{run1}#>", "--from", "2").returncode == 2
+
+
+def test_split_by_time_makes_parts_that_play_as_one(tmp_path: Path) -> None:
+    source = f"journal:{tmp_path}/live#s"
+    publish = ["{count}", "--count", "60", "--rate", "40"]
+    out, err = record_while(tmp_path / "rec", source, publish, "--count", "60", "--split", "300ms")
+    told = json.loads(out)
+    assert told["parts"] >= 3 and len(recording.parts(tmp_path / "rec")) == told["parts"], err
+    assert [int(body) for body in bodies(tmp_path / "rec", "s")] == list(range(1, 61))
+    played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"s=journal:{tmp_path}/copy#s", "--json")
+    assert json.loads(played.stdout)["messages"] == 60
+    assert [int(body) for body in bodies(tmp_path / "copy", "s")] == list(range(1, 61))
+
+
+def test_play_again_and_again_until_ctrl_c(run1: Path, tmp_path: Path) -> None:
+    target = f"a=journal:{tmp_path}/loop#a"
+    playing = start("play", str(run1), "--loop", "--speed", "0", "--topic", "a", "--map", target, "--json")
+    try:
+        deadline = time.monotonic() + 60
+        while not recording.is_journal(tmp_path / "loop") or len(bodies(tmp_path / "loop", "a")) < 35:
+            assert time.monotonic() < deadline and playing.poll() is None
+            time.sleep(0.05)
+        playing.send_signal(signal.SIGINT)
+        out, err = playing.communicate(timeout=60)
+    finally:
+        playing.kill()
+        playing.wait()
+    told = json.loads(out)
+    again = [json.loads(body)["n"] for body in bodies(tmp_path / "loop", "a")]
+    assert playing.returncode == 0, err
+    assert told["messages"] in (len(again) - 1, len(again)), "the one under way at Ctrl-C may be stored and not counted"
+    assert again == [2 * (n % 10) for n in range(len(again))], "in order, from the start again"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import select
 import threading
 import time
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock._core import counters_read
 
 from .reaches import Reach
 
@@ -647,6 +649,19 @@ def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
         publisher.publish_many([bad])
     publisher.publish(b"fine")
     assert read_all(subscriber, 1) == [b"fine"]
+
+
+def test_a_reader_measures_latency_and_a_publisher_measures_nothing(reach: Reach) -> None:
+    began_ns = time.time_ns()
+    publisher, subscriber = reach.pair()
+    assert subscriber.read(0.05) is None
+    publisher.publish(b"x")
+    assert subscriber.read(LONG) is not None
+    mine = [b for b in counters_read() if b["pid"] == os.getpid() and b["opened_ns"] >= began_ns]
+    measured = [block for block in mine if block["latency_ns"]]
+    assert measured and not [block for block in measured if block["kind"] == "publisher"]
+    for block in measured:
+        assert block["latency_ns"] <= time.time_ns() - began_ns and began_ns < block["last_ns"] <= time.time_ns()
 
 
 def test_the_publisher_says_what_the_table_says_of_properties(reach: Reach) -> None:

@@ -72,7 +72,8 @@ class BrokerText(Target):
     """The text protocol: raw peers, peers that said HELLO, and what a client gets."""
 
     words = [b"PUB ", b"SUB ", b"STAGE ", b"HELLO 1", b"ACK ", b"NACK ", b"BYE", b"MSG ", b"DATA ", b" ", b"\n", b"\r\n", b"a.b", b"0",
-             b"-1", b"99999999999999999999", b"id=x", b"\0", b"\xff", b"5\nhello", b"q 1 1 1 1 1 3\nabc"]  # fmt: skip
+             b"-1", b"99999999999999999999", b"id=x", b"\0", b"\xff", b"5\nhello", b"q 1 1 1 1 1 3\nabc",
+             b"+", b"2+4\nhik\0v\0", b"1+0\n", b"3+99999\n", b"$k\0v\0", b"q t 1 1 1 1 1+4\nxk\0v\0"]  # fmt: skip
 
     def decode(self, data: bytes) -> None:
         from penstock._core.broker import Scanner
@@ -84,9 +85,13 @@ class BrokerText(Target):
                 scanner.feed(data[at : at + 4096])
                 for _ in range(len(data) + 1):
                     event = scanner.next(64)
-                    if event is None or event[0] == "#":
+                    if event is None or event[0] == words.BROKEN:
                         break
-                    if event[0] == "?":
+                    if event[2] is not None:
+                        for message in event[2]:
+                            with contextlib.suppress(PenstockError):
+                                dict(message.properties)
+                    if event[0] == words.NEW_TOPIC:
                         try:
                             scanner.allow(words.check_topic(event[1]))
                         except PenstockError:

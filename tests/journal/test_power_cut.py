@@ -19,6 +19,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.journal import Journal, layout
+from penstock.journal.upkeep import Full
 from tests.journal.simulated_disk import SimulatedDisk
 
 SEGMENT_BYTES = 65536
@@ -43,10 +44,23 @@ class Run:
     def snapshot(self) -> list[tuple[int, bytes]]:
         return [(1, self.steps.to_bytes(8, "little"))]
 
+    def seal_later(self, journal: Journal) -> None:
+        """Segments are sealed while appending goes on: here after some more batches, or when the next roll waits for it."""
+        upkeep, held = journal._upkeep, list[Full]()
+
+        def wait() -> None:
+            while held:
+                upkeep._work(held.pop(0))
+
+        upkeep.begin, upkeep.wait = held.append, wait  # type: ignore[method-assign]
+
     def work(self, journal: Journal, batches: int) -> None:
         """Append until done or until the disk says no."""
         journal.on_snapshot(self.snapshot)
+        self.seal_later(journal)
         for _ in range(batches):
+            if self.chance.random() < 0.3:
+                journal._upkeep.wait()
             batch = [self.message() for _ in range(self.chance.choice([1, 1, 1, 2, 5, 20]))]
             self.attempted = [batch]
             try:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
+from penstock.broker import Client, Server
 from penstock.monitor.service import Service
 from penstock.monitor.snapshot import live
 
@@ -97,6 +98,59 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     assert "stuck in receive" in troubles and f"{name}-stuck" in troubles
     nodes = browser.run("return [...document.querySelectorAll('.node')].map(n => [n.dataset.id, n.dataset.health])")
     assert [f"shm:{name}-stuck", "stuck"] in nodes
+
+
+KEY = """
+  const figure = document.querySelector(`canvas[data-plot="${arguments[0]}"]`).parentElement;
+  const key = [...figure.querySelectorAll('.keys > span')].find(one => one.dataset.name === arguments[1]);
+  return key ? key.dataset.value : null;"""
+
+
+def test_plots_and_processes_show_what_was_counted(
+    service: Service, browser: Browser, plant: Handles, name: str
+) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    (reader,) = [b for b in live() if b.pid == plant.pid and b.kind == "subscriber" and b.name == name]
+    (pipeline,) = [b for b in live() if b.pid == plant.pid and b.kind == "pipeline"]
+    browser.until("return document.querySelectorAll('canvas[data-plot=\"latency/\"] ~ .keys > span').length")
+    assert float(browser.run(KEY, "latency/", f"shm:{name}")) == reader.latency_ns / 1e3
+    assert float(browser.run(KEY, "depth/", f"shm:{name}")) == reader.depth
+    assert float(browser.run(KEY, "lag/", "spark:archive")) == pipeline.lag
+    dropped = sum(float(browser.run(KEY, "lost/", reason) or 0) for reason in ("overflow", "gap"))
+    assert dropped in (0, reader.lost), "counted at the look that saw them, and at no other"
+    process = browser.run(
+        "const row = document.querySelector(`#process-table tr[data-pid='${arguments[0]}']`);"
+        "return [...row.cells].map(cell => cell.dataset.value)", str(plant.pid),
+    )  # fmt: skip
+    assert (process[0], process[2]) == (str(plant.pid), "4") and "handles.py" in process[1]
+    assert int(process[3]) > 1_000_000 and int(process[5]) >= 1
+    flows = browser.run("return [...document.querySelectorAll('.node')].map(n => n.dataset.id)")
+    assert f"shm:{name}" in flows and "archive" in flows
+
+
+def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None:
+    with (
+        Server(str(tmp_path / "b"), 0).start() as server,
+        Client(port=server.port) as client,
+        Service(every_s=0.3, allow_actions=True) as acting,
+    ):
+        acting.start()
+        client.queue("work", topics="t")
+        client.publish_many("t", [b"x"] * 3)
+        browser.open(acting.url)
+        meter = "[...document.querySelectorAll('#queue-list .meter')].find(m => m.innerText.includes('broker:work'))"
+        button = f"[...({meter})?.querySelectorAll('button') ?? []].find(b => b.textContent === '%s')"
+        browser.run("window.alert = text => { window.said = text; }")
+        browser.until(f"return {button % 'pause'} && Number({meter}.dataset.depth) === 3")
+        assert browser.run(f"return !({button % 'resume'})")
+        browser.run(f"{button % 'pause'}.click()")
+        browser.until(f"return {meter}.innerText.includes('paused') && {button % 'resume'}")
+        assert "work is paused" in browser.until("return window.said")
+        with client.subscribe("work") as consumer:
+            assert consumer.read(0.2) is None
+            browser.run(f"{button % 'resume'}.click()")
+            assert bytes(consumer.read(30) or b"") == b"x"
 
 
 def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, plant: Handles, name: str) -> None:

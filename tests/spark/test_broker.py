@@ -99,7 +99,7 @@ def test_what_failed_attempts_left_is_forgotten(broker):
             staging.commit([names[0]], once=True, batch=None)
         else:
             staging.abort()
-        assert list(server.broker.staged) == [other], "only the other transaction is left"
+        assert list(server.broker.transactions.staged) == [other], "only the other transaction is left"
         open_staging(url, transaction + "1", {}).abort()
     assert server.broker.staged_bytes == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import subprocess
 import sys
 import tracemalloc
@@ -171,6 +172,10 @@ def test_a_frame_is_what_was_there_when_it_was_loaded(spark, tmp_path):
         extend(journal, 100)
         assert frame.count() == 100 and frame.filter("position > 50").count() == 50
         assert frame.union(frame).count() == 200 and load(spark, tmp_path / "j").count() == 200
+    shutil.rmtree(tmp_path / "j")
+    make(tmp_path / "j", 300)
+    with pytest.raises(PySparkException, match="made anew since this frame was loaded"):
+        frame.count()
 
 
 def test_gaps_that_compaction_left(spark, tmp_path):

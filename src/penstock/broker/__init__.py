@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.address import Address
 
 if TYPE_CHECKING:
-    from penstock.broker.broker import Limits
     from penstock.broker.client import AsyncClient, Client
     from penstock.broker.connection import ConnectionLimits
+    from penstock.broker.limits import Limits
     from penstock.broker.publisher import Publisher
     from penstock.broker.server import Server
     from penstock.broker.store import Store
@@ -25,7 +25,7 @@ _PLACES = {
     "AsyncClient": "client",
     "Client": "client",
     "ConnectionLimits": "connection",
-    "Limits": "broker",
+    "Limits": "limits",
     "Publisher": "publisher",
     "Server": "server",
     "Store": "store",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
+Properties = bytes | list[bytes] | None  #: encoded: of all messages, of each, or (None) those that a batch brings along
 
 
 class Pending:
@@ -107,11 +108,11 @@ class Dialogue:
         if self.ready:
             self._outgoing.append(data + b"\n")
 
-    def publish(self, topic: str, items: Any, options: str = "") -> Pending:
+    def publish(self, topic: str, items: Any, options: str = "", properties: Properties = b"") -> Pending:
         """Messages to one topic; settled when all of them are on disk."""
         head = self._heads.get(topic) or self._head_of(topic)
         tail = f" {options}".encode() if options else b""
-        data = publish_lines(head, items, tail, self.max_message_bytes)
+        data = publish_lines(head, items, tail, self.max_message_bytes, properties)
         count = len(items)
         return self._add(Pending(data, count, publishes=True))
 
@@ -122,10 +123,10 @@ class Dialogue:
         head = self._heads[topic] = f"PUB {topic}".encode()
         return head
 
-    def stage(self, transaction: str, topic: str, items: Any) -> Pending:
+    def stage(self, transaction: str, topic: str, items: Any, properties: Properties = b"") -> Pending:
         """Messages that are published when their transaction is committed. Not sent again on another connection."""
         head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
-        data = publish_lines(head, items, b"", self.max_message_bytes)
+        data = publish_lines(head, items, b"", self.max_message_bytes, properties)
         return self._add(Pending(data, len(items), repeat=False))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
@@ -334,7 +335,7 @@ class Dialogue:
         self._stored = max(self._stored, last)
 
 
-_LINE = re.compile(rb"(?:PUB \S+|STAGE \S+ \S+) (\d+)[^\n]*\n")
+_LINE = re.compile(rb"(?:PUB \S+|STAGE \S+ \S+) (\d+)(?:\+(\d+))?[^\n]*\n")
 
 
 def _offset(data: bytes, count: int) -> int:
@@ -343,5 +344,5 @@ def _offset(data: bytes, count: int) -> int:
     for _ in range(count):
         found = _LINE.match(data, at)
         assert found is not None
-        at = found.end() + int(found[1]) + 1
+        at = found.end() + int(found[1]) + int(found[2] or 0) + 1
     return at

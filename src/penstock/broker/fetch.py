@@ -16,9 +16,10 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
+from penstock.broker.words import encode_properties
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError, RefusedError, nearest
 
 ENTRY = struct.Struct("<qQqQIIII")  # position, ordinal, timestamp_ns, offset, length, topic, properties length, 0
@@ -165,15 +166,25 @@ class RangeClient:
 
     # --- staging
 
-    def stage(self, transaction: str, topic: str, batch: Iterable[bytes]) -> int:
-        """Keep messages at the broker until their transaction is committed; gives how many."""
+    def stage(
+        self,
+        transaction: str,
+        topic: str,
+        batch: Iterable[bytes],
+        *,
+        properties: Iterable[Mapping[str, str] | None] | None = None,
+    ) -> int:
+        """Keep messages (with the properties of each) at the broker until their transaction is committed; how many."""
         head = f"STAGE {transaction} {topic} ".encode()
         count, waiting = 0, 0
         pieces: list[bytes] = []
         size = 0
-        for data in batch:
-            pieces += (head, b"%d\n" % len(data), data, b"\n")
-            size += len(data) + 64
+        pairs = ((data, None) for data in batch) if properties is None else zip(batch, properties, strict=True)
+        for data, one in pairs:
+            more = encode_properties(one)
+            lengths = b"%d+%d\n" % (len(data), len(more)) if more else b"%d\n" % len(data)
+            pieces += (head, lengths, data, more, b"\n")
+            size += len(data) + len(more) + 64
             waiting += 1
             if size >= 1 << 18:
                 count += self._staged(pieces, waiting)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock._core.broker import batch_names, gather
 from penstock.broker import words
-from penstock.broker.broker import encode_properties
+from penstock.broker.records import encode_properties
 from penstock.broker.session import Session, need
 from penstock.broker.words import Disconnect, Refusal
 
@@ -32,7 +32,7 @@ class PublishVerbs(Session):
             self.scanner.refuse(name)
 
     def pub(self, options: str, batch: Batch) -> None:
-        """PUB <topic> <length> [options]: publish."""
+        """PUB <topic> <lengths> [options]: publish."""
         count = len(batch)
         try:
             if self.host.draining:
@@ -42,16 +42,19 @@ class PublishVerbs(Session):
             if options:
                 self.pub_with(options, batch)
                 return
-            span = self.broker.publish(batch)
+            positions = self.broker.publish(batch)
         except Refusal as refusal:
             if not self.hello:
                 raise Disconnect(refusal.text) from None
             self.refuse_publishes(count, refusal)
             return
         if self.hello:
-            self.confirm(*span)
+            self.confirm(positions)
             if self.producer:
                 self.broker.produced(self.producer, count)
+        else:
+            self.confirms = True  # nothing is told, but a commit that fails closes the connection
+            self.touched()
 
     def refuse_publishes(self, count: int, refusal: Refusal) -> None:
         """Tell each; a producer that numbers its messages is cut off, so that what is stored is always a first part."""
@@ -64,34 +67,35 @@ class PublishVerbs(Session):
         """Messages with options: an id, a time to live, a delay."""
         options = words.split_options(text.split(), _OPTIONS)
         now_ns = time.time_ns()
-        properties: dict[str, str] = {}
+        more: dict[str, str] = {}
         if options.get("ttl_ms"):
-            properties["expires_ns"] = str(now_ns + int(options["ttl_ms"]) * 1_000_000)
+            more["$expires_ns"] = str(now_ns + int(options["ttl_ms"]) * 1_000_000)
         due_ns = int(options.get("at_ns", 0)) or (
             now_ns + int(options["delay_ms"]) * 1_000_000 if options.get("delay_ms") else 0
         )
         identifier = str(options.get("id", ""))
         if identifier:
             words.check_name(identifier, "message id")
-            if len(batch) != 1:
-                raise Refusal("duplicate", "two messages in a row have the same id")
+        repeats = len(batch) if identifier else 1  # a row with one id is one message, sent again
+        batch = gather([batch[0]]) if repeats > 1 else batch
         names = batch_names(batch)
         for message in batch if due_ns else (None,):
             one = batch if message is None else gather([message])
             if due_ns and message is not None:
                 topic = message.channel or names[0]
-                found = self.broker.delay(one, topic, due_ns, properties=properties, identifier=identifier)
+                found = self.broker.delayed.add(one, topic, due_ns, more, identifier)
             else:
-                found = self.broker.publish_as(one, identifier, properties=encode_properties(properties))
-            self.confirm(*found)
+                found = self.broker.publish_as(one, identifier, more=encode_properties(more))
+            for _ in range(repeats):
+                self.confirm(found)
             if self.producer:
-                self.broker.produced(self.producer, found[1] - found[0] + 1)
+                self.broker.produced(self.producer, len(found) * repeats)
 
     def stage(self, transaction: str, batch: Batch) -> None:
-        """STAGE <transaction> <topic> <length>: keep a message until COMMIT."""
+        """STAGE <transaction> <topic> <lengths>: keep a message until COMMIT."""
         count = len(batch)
         try:
-            self.broker.stage(transaction, batch)
+            self.broker.transactions.stage(transaction, batch)
         except Refusal as refusal:
             for _ in range(count):
                 self.reply(words.error_line(refusal.code, refusal.text))
@@ -109,5 +113,5 @@ class PublishVerbs(Session):
     def abort(self, arguments: list[str]) -> None:
         """ABORT <transaction>: forget what was staged."""
         (transaction,) = need(arguments, 1, "ABORT <transaction>", most=1)
-        self.broker.abort(transaction)
+        self.broker.transactions.abort(transaction)
         self.reply(b"OK\n")

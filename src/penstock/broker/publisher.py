@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +21,15 @@ from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client import Client
-from penstock.broker.requests import publish_options
+from penstock.broker.requests import encode_many, publish_options
 from penstock.channel import Ledger, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
-    from penstock._core import Draft
-    from penstock.broker.dialogue import Pending
+    from penstock._core import Batch, Draft
+    from penstock.broker.dialogue import Pending, Properties
 
 CHUNK = 8192  # messages of publish_many that are made ready at a time
 LOOK_S = 0.02  # how often wait_ready looks
@@ -37,6 +37,8 @@ LOOK_S = 0.02  # how often wait_ready looks
 
 class Publisher(channel.Publisher):
     """A publisher to one topic of a broker."""
+
+    carries_properties = carries_properties_of_many = True
 
     def __init__(
         self,
@@ -72,23 +74,38 @@ class Publisher(channel.Publisher):
             self.close()
             raise
 
-    def publish(self, data: Buffer) -> int | None:
+    def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
         """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
         self._check()
-        self._send([data])
+        self._send([data], words.encode_properties(properties))
         self._settle(self._unconfirmed)
         return None
 
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Publish each of them, in order; gives how many were published."""
+    def publish_many(
+        self,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> int:
+        """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
+        return self._publish_all(batch, encode_many(properties))
+
+    def forward(self, batch: Batch) -> int:
+        """Publish messages of any reach with the properties they have; gives how many were published."""
+        return self._publish_all(batch, None)
+
+    def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
         self._check()
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
-        if len(items) <= CHUNK:
+        if isinstance(properties, list) and len(properties) != len(items):
+            raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
+        if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
             if len(items):
-                self._send(items)
+                self._send(items, properties)
         else:
             for begin in range(0, len(items), CHUNK):
-                self._send(items[begin : begin + CHUNK])
+                part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
+                self._send(items[begin : begin + CHUNK], part)
                 self._settle(max(self._unconfirmed, 4 * CHUNK))
         self._settle(self._unconfirmed)
         return len(items)
@@ -98,9 +115,9 @@ class Publisher(channel.Publisher):
         self._check()
         return reserve(self.publish, size)
 
-    def _send(self, items: Any) -> None:
+    def _send(self, items: Any, properties: Properties) -> None:
         dialogue = self._client._dialogue
-        pending = dialogue.publish(self.topic, items, self._options)
+        pending = dialogue.publish(self.topic, items, self._options, properties)
         self._under_way.append(pending)
         self._count += pending.count
         self._counters.add("matched", pending.count)

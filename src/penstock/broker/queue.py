@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core import Counters
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -119,7 +120,7 @@ class Queue:
         """Whether there is anybody to hand messages to, and nobody has told it to wait."""
         return bool(self.consumers) and not self.options.paused
 
-    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
         """Hand out what can be handed out. Messages delivered too often are put on ``exhausted``."""
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
@@ -140,12 +141,12 @@ class Queue:
         timeout_s = self.options.ack_timeout_s
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
-    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int]]) -> None:
+    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
         """What is due again: first to those with room, or off to the dead letters."""
         most = self.options.max_deliveries
         for position, deliveries in self.state.due(now_ns, TAKE_MESSAGES):
             if most and deliveries >= most:
-                exhausted.append((self, position))
+                exhausted.append((self, position, deliveries))
                 continue
             consumer = self._next()
             if consumer is None:
@@ -210,14 +211,19 @@ class Queue:
             self._counted, self._counted_to = 0, end
         elif self._counted_to < state.cursor:
             self.recount()
-        while looked < most and self._counted_to < end:
-            batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
-            self._counted += state.count(batch, self._internal)
-            looked += following - self._counted_to
-            self._counted_to = following
+        said = ""
+        try:
+            while looked < most and self._counted_to < end:
+                batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
+                self._counted += state.count(batch, self._internal)
+                looked += max(1, following - self._counted_to)
+                self._counted_to = max(following, self._counted_to + 1)
+        except (PenstockError, OSError) as error:  # who consumes the queue is told; looking at it harms nobody
+            self._counted_to = end
+            said = f"failed to count what waits: {error}"
         self.counters.set("depth", self._counted + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
-        self._say(self._standstill(self._counted))
+        self._say(said or self._standstill(self._counted))
         return looked
 
     def _standstill(self, backlog: int) -> str:

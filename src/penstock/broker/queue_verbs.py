@@ -7,12 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.broker import words
+from penstock.broker.dead_letters import redrive
 from penstock.broker.queue import Queue, QueueOptions
 from penstock.broker.session import Session, Subscription, need
 from penstock.broker.words import Disconnect, Refusal
 
 RAW_CREDIT = 16_384
 MAX_SUBSCRIPTIONS = 1024
+MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
 _QUEUE_OPTIONS = {
     "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
@@ -79,6 +81,7 @@ class QueueVerbs(Session):
         found = self.broker.queues.get(name)
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
+        self._check_dead_letters(name, wanted)
         if found is None:
             for pattern in wanted.topics:
                 self._check_pattern(pattern)
@@ -97,6 +100,17 @@ class QueueVerbs(Session):
             self._need_manage()
             self.broker.seek(found, start)
         return found
+
+    def _check_dead_letters(self, name: str, wanted: QueueOptions) -> None:
+        """The broker itself uses these names later, when nobody is there to be refused."""
+        if wanted.dead_letter:
+            self._check_queue(wanted.dead_letter)
+            if wanted.dead_letter == name:
+                raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
+        if wanted.max_deliveries and len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
+            raise Refusal(
+                "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
+            )
 
     @staticmethod
     def _options(given: dict[str, Any], old: QueueOptions) -> QueueOptions:
@@ -207,4 +221,4 @@ class QueueVerbs(Session):
         """REDRIVE <queue>: send its dead letters back to it."""
         (name,) = need(arguments, 1, "REDRIVE <queue>", most=1)
         self.confirms = True
-        self.reply(b"OK %d\n" % self.broker.redrive(self._managed(name)))
+        self.reply(b"OK %d\n" % redrive(self.broker, self._managed(name)))

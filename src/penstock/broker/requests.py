@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker import words
@@ -35,6 +35,7 @@ class Requests(ABC):
         topic: str,
         data: Buffer,
         *,
+        properties: Mapping[str, str] | None = None,
         message_id: str | None = None,
         ttl_s: float | None = None,
         delay_s: float | None = None,
@@ -42,17 +43,33 @@ class Requests(ABC):
     ) -> Any:
         """Publish one message; its position, once it is on disk."""
         options = publish_options(message_id, ttl_s, delay_s, at_ns)
-        return self._finish(self._dialogue.publish(topic, [data], options), lambda span: span[1])
+        pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties))
+        return self._finish(pending, lambda span: span[1])
 
-    def publish_many(self, topic: str, batch: Iterable[Buffer], *, ttl_s: float | None = None) -> Any:
-        """Publish them in order; first and last position, once all are on disk."""
+    def publish_many(
+        self,
+        topic: str,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        ttl_s: float | None = None,
+    ) -> Any:
+        """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return self._finish(self._dialogue.publish(topic, items, publish_options(None, ttl_s, None, None)), _same)
+        options = publish_options(None, ttl_s, None, None)
+        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties)), _same)
 
-    def stage(self, transaction: str, topic: str, batch: Iterable[Buffer]) -> Any:
+    def stage(
+        self,
+        transaction: str,
+        topic: str,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> Any:
         """Keep messages at the broker until ``commit``; how many."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return self._finish(self._dialogue.stage(transaction, topic, items), _same)
+        return self._finish(self._dialogue.stage(transaction, topic, items, encode_many(properties)), _same)
 
     def commit(self, transaction: str, parts: Iterable[str] = ()) -> Any:
         """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again)."""
@@ -98,7 +115,7 @@ class Requests(ABC):
         return self._finish(self._dialogue.ask(f"RESUME {name}"), _nothing)
 
     def redrive(self, name: str) -> Any:
-        """Send the queue's dead letters back to it; how many."""
+        """Send dead letters of the queue back to it, up to 65,536 at a time; how many."""
         return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False), _number)
 
     def seek(
@@ -115,6 +132,13 @@ class Requests(ABC):
         """End the broker."""
         self._dialogue.tell("SHUTDOWN")
         return self._finish(self._dialogue.ask("PING", repeat=False), _nothing)
+
+
+def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None) -> bytes | list[bytes]:
+    """Properties of all messages, or of each."""
+    if properties is None or isinstance(properties, Mapping):
+        return words.encode_properties(properties)
+    return [words.encode_properties(one) for one in properties]
 
 
 def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float | None, at_ns: int | None) -> str:

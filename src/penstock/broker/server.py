@@ -14,10 +14,8 @@ import errno
 import itertools
 import logging
 import os
-import resource
 import select
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -25,13 +23,15 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.broker import notify
-from penstock.broker.broker import LAZY_S, Broker, Limits
+from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import Connection, ConnectionLimits
+from penstock.broker.endpoint import descriptors, is_loopback, listen, tls_context
+from penstock.broker.limits import Limits
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session
 from penstock.broker.store import JournalStore, Store
 from penstock.broker.words import Disconnect
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError
 
 log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
@@ -39,8 +39,8 @@ HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
 TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
 TELL_FAILURE_S = 10.0
+COMMIT_BYTES = 64 << 20  # so much is not gathered further: a commit has a bound
 MAX_POLL_S = 5.0
-LOOPBACK = ("127.", "::1", "::ffff:127.")
 
 
 class Server:
@@ -65,7 +65,7 @@ class Server:
         **journal_options: Any,
     ) -> None:
         self.tokens = Tokens(Path(tokens) if tokens else None)
-        loopback = _is_loopback(host)
+        loopback = is_loopback(host)
         if not (loopback or self.tokens.required or insecure):
             raise RefusedError(
                 f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
@@ -74,13 +74,13 @@ class Server:
         self.limits = limits or Limits()
         self.connection_limits = connection_limits or ConnectionLimits(max_message_bytes=self.limits.max_message_bytes)
         self.drain_s = drain_s
-        self.max_connections = min(max_connections, _descriptors() - 64)
-        self._tls = _tls_context(certificate, key, client_authority)
+        self.max_connections = min(max_connections, descriptors() - 64)
+        self._tls = tls_context(certificate, key, client_authority)
         if store is None:
             if directory is None:
                 raise InvalidArgument("a broker needs a directory for its journal")
             store = lambda snapshot: JournalStore(directory, snapshot, **journal_options)  # noqa: E731
-        self._listener = _listen(host, port)
+        self._listener = listen(host, port)
         self.host = host
         self.port: int = self._listener.getsockname()[1]
         try:
@@ -109,6 +109,8 @@ class Server:
         self._thread: threading.Thread | None = None
         self._started = time.time()
         self.commits = 0
+        self.failures = 0  # commits that failed
+        self.turns = 0
         self.accepted = 0
 
     # --- life
@@ -189,14 +191,17 @@ class Server:
                 os.eventfd_read(self._wake)
             elif descriptor in self.connections:
                 self._event(self.connections[descriptor], mask)
+                if self.broker.staged_bytes > COMMIT_BYTES:
+                    self._commit()
             else:
                 self._accept()
+        self.turns += 1
         now = time.monotonic()
         if self._paused:
             self._resume()
         if now >= self._housekeeping:
             self._keep_house(now)
-        self.broker.release_delayed(time.time_ns())
+        self.broker.delayed.release(time.time_ns())
         self._commit()
         if not self.draining:  # an ending broker waits for what was handed out and hands out no more
             self.broker.pump(time.time_ns())
@@ -224,8 +229,14 @@ class Server:
                     self._watch(connection)
         except Disconnect as end:
             self._end(connection, end.reason)
+        except PenstockError as error:  # one connection's, never the end of all
+            log.error("%s: %s", connection.peer, error)
+            self._end(connection, str(error))
         except OSError as error:
             log.debug("%s: %s", connection.peer, error)
+            self._drop(connection)
+        except Exception:
+            log.exception("%s: a fault of the broker's; the connection is closed", connection.peer)
             self._drop(connection)
 
     def _resume(self) -> None:
@@ -260,6 +271,7 @@ class Server:
         if self.broker.store.failed:
             log.critical("the journal failed and must be opened again: %s", error)
             raise error
+        self.failures += 1
         now = time.monotonic()
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
@@ -267,7 +279,7 @@ class Server:
         code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
         for connection in list(self.connections.values()):
             connection.session.fail_replies(code, f"nothing was stored: {error.strerror or error}")
-            if connection.session.failed and connection.session.producer:
+            if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
     def _output(self) -> None:
@@ -326,7 +338,7 @@ class Server:
                 continue
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = Connection(
-                self, sock, f"{address[0]}:{address[1]}", _is_loopback(address[0]), self.connection_limits,
+                self, sock, f"{address[0]}:{address[1]}", is_loopback(address[0]), self.connection_limits,
                 self._numbers, self._touch, self._tls,
             )  # fmt: skip
             self.connections[connection.descriptor] = connection
@@ -346,7 +358,7 @@ class Server:
         if self._reload:
             self._reload = False
             self._reload_tokens()
-        self.broker.forget_staged()
+        self.broker.transactions.forget_idle()
         self.broker.observe()
         self._observed = True
         if now >= self._trim_at:
@@ -410,48 +422,8 @@ class Server:
             "next": stored.next,
             "stored_bytes": stored.stored_bytes,
             "quota_bytes": self.limits.quota_bytes,
-            "staged_bytes": self.broker.staged_bytes,
+            "staged_bytes": self.broker.transactions.staged_bytes,
         }
-
-
-def _is_loopback(host: str) -> bool:
-    return host.startswith(LOOPBACK) or host == "localhost"
-
-
-def _descriptors() -> int:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        soft = hard
-    return soft if soft != resource.RLIM_INFINITY else 1 << 20
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.setblocking(False)
-        listener.bind(address)
-        listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _tls_context(
-    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None
-) -> ssl.SSLContext | None:
-    if certificate is None:
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(certificate, key)
-    if authority is not None:
-        context.load_verify_locations(authority)
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
 
 
 __all__ = ["EVERYTHING", "Server"]

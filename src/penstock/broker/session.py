@@ -5,7 +5,7 @@ Replies are kept until the turn's commit is on disk, then they leave in the orde
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.broker import words
@@ -118,9 +118,14 @@ class Session:
         self.reply_bytes += len(line) if isinstance(line, bytes) else LARGE_REPLY_BYTES
         self.touched()
 
-    def confirm(self, first: int, last: int) -> None:
-        """Answer publishes: once the commit is on disk. Rows are told as one."""
+    def confirm(self, positions: Sequence[int]) -> None:
+        """Answer publishes: once the commit is on disk. Rows without gaps are told as one."""
         self.confirms = True
+        if not isinstance(positions, range):
+            for position in positions:
+                self.confirm(range(position, position + 1))
+            return
+        first, last = positions[0], positions[-1]
         row = self._last_ok
         if row is not None and row[1] + 1 == first:
             row[1] = last

@@ -1,6 +1,7 @@
 """The seam behind which messages are stored: a few methods, the embedded journal being the default.
 
-The broker knows messages by position alone, a number that grows; it never assumes that it comes from a local file.
+The broker knows messages by position alone, a number that grows, with or without gaps; it never assumes that it comes
+from a local file.
 A store is used by the broker's one loop thread.
 
 - ``stage`` takes messages and ``record`` takes state; ``commit`` makes all of it durable at once, or none of it.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -48,9 +49,19 @@ class Store(Protocol):
         """Whether it can store nothing any more until it is opened again."""
 
     def stage(
-        self, batch: Batch, *, topic: str | None = None, properties: bytes = b"", message_id: bytes = b""
-    ) -> tuple[int, int]:
-        """Take a batch (its channels are the topics, unless one is given); first and last position."""
+        self,
+        batch: Batch,
+        *,
+        topic: str | None = None,
+        properties: bytes | None = None,
+        more: bytes = b"",
+        message_id: bytes = b"",
+    ) -> Sequence[int]:
+        """Take a batch; the position of each message, as a ``range`` where there are no gaps.
+
+        Its channels are the topics, unless one is given. Each message keeps its properties, unless others are given;
+        ``more`` is added to them.
+        """
 
     def record(self, kind: int, data: bytes) -> None:
         """Take a piece of state that goes with what is staged."""
@@ -70,8 +81,8 @@ class Store(Protocol):
     def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
         """Position, message id and time of the messages from ``start`` on that were staged with an id."""
 
-    def trim(self, below: int) -> None:
-        """What lies below is needed by no queue; the store may free it if it was told to."""
+    def trim(self, below: int | None) -> None:
+        """Free what the store's rules let go; what lies below is needed by no queue (None: there are no queues)."""
 
     def statistics(self) -> StoreStatistics:
         """Counts and bounds."""
@@ -99,8 +110,14 @@ class JournalStore:
         self._stored_at = 0.0
 
     def stage(
-        self, batch: Batch, *, topic: str | None = None, properties: bytes = b"", message_id: bytes = b""
-    ) -> tuple[int, int]:
+        self,
+        batch: Batch,
+        *,
+        topic: str | None = None,
+        properties: bytes | None = None,
+        more: bytes = b"",
+        message_id: bytes = b"",
+    ) -> range:
         """Copy the messages into the journal's staging: the one copy between socket and segment."""
         names = batch_names(batch) if topic is None else (topic,)
         ids = self._ids.get(names)
@@ -109,8 +126,8 @@ class JournalStore:
                 self._ids.clear()
             numbers = [self._journal.topic_id(name) for name in names]
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
-        span: tuple[int, int] = self._writer.stage_batch(batch, ids, properties, message_id)
-        return span
+        first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
+        return range(first, last + 1)
 
     def record(self, kind: int, data: bytes) -> None:
         """State goes into the same batch as what is staged."""
@@ -161,10 +178,10 @@ class JournalStore:
                 return
             start = following
 
-    def trim(self, below: int) -> None:
-        """Retention is the journal's own rule; what the queues have passed is known here alone."""
+    def trim(self, below: int | None) -> None:
+        """Retention is the journal's own rule; what the queues have passed is known to the broker alone."""
         if self._retains:
-            self._journal.retain(passed=below - 1)
+            self._journal.retain(passed=None if below is None else below - 1, wait=False)
 
     @property
     def failed(self) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import Counters
-from penstock._core.broker import ack_words
+from penstock._core.broker import ack_words, delivery_count
 from penstock.broker.client import tls_context
 from penstock.broker.dialogue import Dialogue
 from penstock.broker.link import Link
@@ -222,6 +222,10 @@ class Subscriber(channel.Subscriber):
         position = message if isinstance(message, int) else message.position
         self._dialogue.tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
         self._link.send()
+
+    def deliveries(self, message: Message) -> int:
+        """How often a message read here was delivered, this time included."""
+        return delivery_count(message)
 
     # --- the rest
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from penstock.errors import RefusedError
+from penstock.errors import InvalidArgument, RefusedError
 
 MAX_NAME_BYTES = 255
+MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
+MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
+OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
 NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
 
 
@@ -105,15 +108,35 @@ def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str 
             raise Refusal("bad_option", f"option {key[:40]!r} is not known here; known: {', '.join(known) or 'none'}")
         if kind is int:
             options[key] = number(value if equals else "1", key)
+            if key.endswith("_ms") and int(options[key]) > MAX_MILLISECONDS:
+                raise Refusal("bad_number", f"{key} must be at most {MAX_MILLISECONDS}")
         else:
             options[key] = value
     return options
 
 
+def encode_properties(properties: Mapping[str, str] | None) -> bytes:
+    """``key NUL value NUL ...``, as they stand behind a message's data."""
+    if not properties:
+        return b""
+    parts = []
+    for key, value in properties.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError("properties must be a dict of str to str")
+        if "\0" in key or "\0" in value:
+            raise InvalidArgument(f"property {key!r} has a NUL in it")
+        if key in OWN_PROPERTIES:  # a message that came from a broker is published again
+            continue
+        if key.startswith("$"):
+            raise InvalidArgument(f"property {key!r}: names that begin with $ are the broker's own")
+        parts += [key, value]
+    return "\0".join([*parts, ""]).encode("utf-8", "surrogateescape")
+
+
 def number(text: str, what: str) -> int:
     """A decimal number of 0 or more; Refusal otherwise."""
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise Refusal("bad_number", f"{what} must be a number of 0 or more")
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > MAX_NUMBER:
+        raise Refusal("bad_number", f"{what} must be a number from 0 to {MAX_NUMBER}")
     return int(text)
 
 

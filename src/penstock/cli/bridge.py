@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.bridge import Bridge, read_map
+from penstock.cli import show
 from penstock.shm import read_vchans
 
 app = typer.Typer()
@@ -27,6 +28,7 @@ def bridge(
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
     report: Annotated[float, typer.Option(min=0.0, help="Seconds between lines that tell what passed; 0: none.")] = 5.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
     """Carry messages from one address to another: out of shared memory to the network, and back on another machine.
@@ -40,30 +42,38 @@ def bridge(
     with Bridge(
         source, sink, vchans=read_map(vchans) if vchans else None, names=read_vchans(names) if names else None
     ) as opened:
-        if not quiet:
-            place = getattr(opened.publisher, "address", sink)
-            print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
         try:
+            place = getattr(opened.publisher, "address", sink)
+            if as_json and not quiet:
+                show.print_json({"from": source, "to": str(place)})
+            elif not quiet:
+                print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
             if count is not None:
                 opened.run(count)
             else:
-                _serve(opened, 0.0 if quiet else report)
+                _serve(opened, 0.0 if quiet else report, as_json)
         except KeyboardInterrupt:
             pass
         if not quiet:
-            _tell(opened)
+            _tell(opened, as_json)
 
 
-def _serve(opened: Bridge, report: float) -> None:
+def _serve(opened: Bridge, report: float, as_json: bool) -> None:
     """Until Ctrl-C, the end of the source, or an error, which ends the command."""
     opened.start()
     while not opened.wait(report or 60.0):
         if report:
-            _tell(opened)
+            _tell(opened, as_json)
 
 
-def _tell(opened: Bridge) -> None:
+def _tell(opened: Bridge, as_json: bool) -> None:
     ledger, before = opened.ledger, opened.subscriber.ledger
+    if as_json:
+        measured = opened.latency
+        latency_ns = None if measured is None else measured.corrected_ns or measured.apparent_ns
+        counts = {"carried": ledger.delivered, "lost_here": ledger.lost, "lost_before": before.lost}
+        show.print_json({**counts, "latency_ns": latency_ns})
+        return
     text = f"carried {ledger.delivered}, lost here {ledger.lost}, lost before {before.lost}"
     latency = opened.latency
     if latency is not None:

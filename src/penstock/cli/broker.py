@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import show
+
 app = typer.Typer()
 
 
@@ -34,6 +36,7 @@ def broker(
     deduplication: Annotated[float, typer.Option(metavar="SECONDS", help="How long message ids are known.")] = 120.0,
     drain: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for consumers when ending.")] = 5.0,
     sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one JSON object.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
 ) -> None:
     """Run the durable broker.
@@ -70,6 +73,9 @@ def broker(
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
     signal.signal(signal.SIGHUP, lambda *_: server.reload())
-    print(f"listening on {server.host}:{server.port}", flush=True)
+    if as_json:
+        show.print_json({"host": server.host, "port": server.port, "directory": str(directory)})
+    else:
+        print(f"listening on {server.host}:{server.port}", flush=True)
     server.run()
     print("ended", file=sys.stderr)

@@ -91,6 +91,8 @@ def describe(error: BaseException) -> str:
 
 
 def _code(error: BaseException) -> int:
+    if isinstance(error.__context__, ModuleNotFoundError):  # a room said it in its own words
+        return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER
     return USAGE if isinstance(error, InvalidArgument) else FAILED

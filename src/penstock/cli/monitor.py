@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli import exits
+from penstock.cli import exits, show
 
 app = typer.Typer()
 
@@ -22,6 +22,7 @@ def monitor(
         str | None, typer.Option(help="What a visitor must show; made up when needed and not given.")
     ] = None,
     allow_actions: Annotated[bool, typer.Option(help="Let visitors purge, re-drive and pause.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the page is as one JSON object.")] = False,
     every: Annotated[float, typer.Option(min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Serve the page that shows the flow moving, with /metrics for Prometheus, /health and a JSON API.
@@ -33,6 +34,9 @@ def monitor(
     from penstock.monitor.service import Service
 
     with Service(host, port, token=token, allow_actions=allow_actions, every_s=every) as page:
-        print(f"monitor at {page.url}", flush=True)
+        if as_json:
+            show.print_json({"url": page.url, "token": page.token, "actions": allow_actions})
+        else:
+            print(f"monitor at {page.url}", flush=True)
         with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a service
             page.run()

@@ -45,6 +45,7 @@ def pipeline(
         list[str] | None, typer.Option("--set", help="KEY=VALUE for the pipeline; more than once.")
     ] = None,
     topics: Annotated[str | None, typer.Option(help="Topic patterns, separated by commas.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
 ) -> None:
     """Run a Spark pipeline over a journal.
 
@@ -59,7 +60,7 @@ def pipeline(
     pause = None if every is None else seconds(every)
     settings = dict(_pair(text) for text in option or ())
     run = _prepared(name, source, target, settings, topics)
-    with _session(master) as spark, _Progress(name) as progress:
+    with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
             progress.state("")
             with _told():
@@ -207,10 +208,11 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     if kind is Name.QUALITY:
         from penstock.spark.pipelines.report import report, terminal
 
-        progress.pause()
-        show.console().print(terminal(made))
-        show.console().print(f"report: {report(made, target / 'quality.html')}")
-    show.console().print(f"{made.count()} rows in {table}")
+        page = report(made, target / "quality.html")
+        progress.tell(terminal(made))
+        progress.tell(f"report: {page}", report=str(page))
+    written = made.count()
+    progress.tell(f"{written} rows in {table}", table=str(table), table_rows=written)
 
 
 def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
@@ -251,8 +253,11 @@ def _follow(query: Any, progress: _Progress) -> None:
 class _Progress:
     """A bar on the terminal (a line when piped), and the same counts where the monitor finds them."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, source: str | None, as_json: bool = False) -> None:
         self.name = name
+        self.source = source
+        self.as_json = as_json
+        self.told: dict[str, Any] = {}
         self.rows = self.payload_bytes = 0
         self.begun = time.monotonic()
         self.bar: Any = None
@@ -263,17 +268,23 @@ class _Progress:
 
         from penstock._core import Counters
 
-        self.counters = Counters("spark", "pipeline", self.name)
+        local = self.source is not None and "://" not in self.source
+        where = f"journal:{Path(self.source or '').resolve()}" if local else self.source or ""
+        self.counters = Counters("spark", "pipeline", f"{self.name} <- {where}" if where else self.name)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=show.console(stderr=True), transient=True)
         self.task = self.bar.add_task(self.name, total=None, text="")
         self.bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.bar.stop()
         self.counters.close()
         spent = max(1e-9, time.monotonic() - self.begun)
+        if self.as_json:
+            counts = {"rows": self.rows, "bytes": self.payload_bytes, "seconds": round(spent, 3)}
+            show.print_json({"pipeline": self.name, **counts, **self.told, "complete": kind is None})
+            return
         show.console(stderr=True).print(
             f"{self.name}: {show.count_text(self.rows)} rows, {show.bytes_text(self.payload_bytes)}, "
             f"{show.rate_text(self.rows / spent)}"
@@ -291,6 +302,7 @@ class _Progress:
             ("lag", lag),
         ):
             self.counters.set(field, value)
+        self.counters.state("running")
 
     def add(self, rows: int, payload_bytes: int, lag: int) -> None:
         """One run is done."""
@@ -298,9 +310,12 @@ class _Progress:
         self.payload_bytes += payload_bytes
         self.show(0, 0, lag)
 
-    def pause(self) -> None:
-        """Make room for something that is printed."""
-        self.bar.update(self.task, text="")
+    def tell(self, text: Any, **fields: Any) -> None:
+        """Something that was made: a line for people, fields of the closing object for machines."""
+        self.told.update(fields)
+        if not self.as_json:
+            self.bar.update(self.task, text="")
+            show.console().print(text)
 
     def state(self, text: str) -> None:
         """What the monitor shows beside the counts: whether it waits for its next run."""

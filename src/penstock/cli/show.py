@@ -20,8 +20,12 @@ def console(stderr: bool = False) -> Console:
     """A console that is as wide as the terminal, and wide enough for every column when there is none."""
     from rich.console import Console
 
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the process with code 1
+            raise BrokenPipeError
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return Piped(
         stderr=stderr, width=None if stream.isatty() else 200, highlight=False, soft_wrap=not stream.isatty()
     )
 

@@ -28,6 +28,7 @@ from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, read_all
 from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.transaction import Entry, Transaction
+from penstock.journal.upkeep import Full, Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -97,7 +98,7 @@ class Journal:
         self._deleted: dict[str, QueueState] = {}
         self._dirty: set[str] = set()
         self._failures = 0
-        self._unsealed: list[tuple[layout.SegmentHeader, int]] = []
+        self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll)
         self.recovery = recovery.Recovery()
         if mode == "write":
             self._open_writer(sync, making)
@@ -337,43 +338,31 @@ class Journal:
     def _roll(self) -> None:
         """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
         with self._roll_lock:
+            self._upkeep.wait()
+            full = None
             if not self.writer.take_lead(True):
                 return
             try:
-                self._begin_segment()
+                full = self._begin_segment()
             except OSError as error:
                 LOG.error("cannot begin a new segment, going on with the old one: %s", error)
             finally:
                 self.writer.give_lead()
+            if full is not None:
+                self._upkeep.begin(full)
 
-    def _begin_segment(self) -> None:
+    def _begin_segment(self) -> Full | None:
         old = self._segment
         first, end, tail = self.writer.committed_position, self.writer.end, self.writer.block_crc
         sums_whole = self.writer.sums_whole
         if old is None or first == old.header.first:
-            return  # nothing but state in it: two segments cannot begin at one position
+            return None  # nothing but state in it: two segments cannot begin at one position
         self._segment = segments.begin(
             self.directory, self.uuid, self.writer, first, self._state_for_roll(), self._disk
         )
         self.writer.publish_frontier(self._first_kept(), 1)
         old.close()
-        self._seal(old.header, first, end, tail if sums_whole else None)
-        if self._retain():
-            self.writer.publish_frontier(self._first_kept(), 1)
-
-    def _seal(self, full: layout.SegmentHeader, first: int, end: int, tail: int | None) -> None:
-        """Sync the caches of a segment that is full and say so in its header. What fails is made again later."""
-        try:
-            self._unsealed.append((full, first))
-            if len(self._unsealed) == 1 and tail is not None:
-                recovery.seal_written(self.directory, full, end, first, tail, self._disk)
-                self._unsealed.clear()
-            while self._unsealed:
-                header, following = self._unsealed[0]
-                recovery.seal_from_log(self.directory, (header.first, header.revision), header, following, self._disk)
-                self._unsealed.pop(0)
-        except OSError as error:
-            LOG.warning("cannot seal a segment yet: %s", error)
+        return Full(old.header, first, end, tail if sums_whole else None)
 
     def _first_kept(self) -> int:
         found = layout.latest_segments(os.listdir(self.directory))
@@ -428,9 +417,23 @@ class Journal:
             self.touch_queue(state)
         self.commit_staged()
 
-    def retain(self, *, passed: int | None = None) -> int:
-        """Remove the segments that retention lets go; gives how many. ``passed``: see docs/rooms/journal.md."""
+    def retain(self, *, passed: int | None = None, wait: bool = True) -> int:
+        """Remove the segments that retention lets go; gives how many.
+
+        ``passed``: every queue that is kept elsewhere is done with positions up to it. With ``wait=False`` nothing is
+        done while a segment is being sealed: ask again later.
+        """
         self._check_writing()
+        if wait:
+            self._upkeep.wait()
+        if not self._upkeep.lock.acquire(blocking=wait):
+            return 0
+        try:
+            return self._retain_at_roll(passed)
+        finally:
+            self._upkeep.lock.release()
+
+    def _retain_at_roll(self, passed: int | None = None) -> int:
         removed = self._retain(passed)
         if removed:
             self._announce()
@@ -452,14 +455,17 @@ class Journal:
             with self.queue_lock:
                 passed = min(state.floor for state in self.queue_states.values())
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
-        return apply(self.directory, limits, self._disk)
+        if limits == Limits():
+            return 0
+        with self._upkeep.lock:
+            return apply(self.directory, limits, self._disk)
 
     def compact(self) -> int:
         """Of topics compacted by key keep the last message of each key, in sealed segments; gives how many went."""
         from penstock.journal.compaction import compact
 
         self._check_writing()
-        with self._roll_lock:
+        with self._roll_lock, self._upkeep.idle():
             assert self._segment is not None
             asked = layout.FLAG_COMPACTED_TOPIC
             compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}
@@ -597,6 +603,7 @@ class Journal:
         for sleeper in list(self.sleepers):
             sleeper.wake()
         if self.mode == "write":
+            self._upkeep.wait()
             self.writer.close()
             if self._segment is not None:
                 self._segment.close()

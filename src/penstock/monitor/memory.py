@@ -15,7 +15,7 @@ from penstock.monitor.snapshot import Block, Key, live
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member
 
-__all__ = ["members_of", "with_memory", "seen"]
+__all__ = ["seen", "with_memory"]
 
 
 def seen() -> list[Block]:
@@ -31,21 +31,24 @@ def seen() -> list[Block]:
 def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
     """The blocks, those of shared memory with held slots as depth, and with lag and the time of the last message."""
     known: dict[Key, Block] = {}
+    handles: dict[tuple[int, str], list[Block]] = {}
+    for block in blocks:
+        if block.room == "shm":
+            handles.setdefault((block.pid, block.kind), []).append(block)
     for channel in channels:
-        for block, member in members_of(blocks, channel):
+        for block, member in _members(handles, channel):
             known[block.key] = _joined(block, channel, member)
     return [known.get(block.key, block) for block in blocks]
 
 
-def members_of(blocks: list[Block], channel: Channel) -> Iterator[tuple[Block, Member]]:
+def _members(handles: dict[tuple[int, str], list[Block]], channel: Channel) -> Iterator[tuple[Block, Member]]:
     """Which block is which member: the same process, side and name, in the order of opening."""
     groups: dict[tuple[int, str, str], list[Member]] = {}
     for member in channel.members:
         name = channel.name if member.vchan_id is None else channel.vchans.get(member.vchan_id, "")
         groups.setdefault((member.pid, member.kind, name), []).append(member)
     for (pid, kind, name), members in groups.items():
-        same = [block for block in blocks if (block.room, block.kind, block.pid) == ("shm", kind, pid)]
-        own = [block for block in same if block.name in (name, channel.name)]
+        own = [block for block in handles.get((pid, kind), ()) if block.name in (name, channel.name)]
         if len(own) == len(members):  # else one of them opens or closes just now
             own.sort(key=lambda block: block.opened_ns)
             yield from zip(own, sorted(members, key=lambda member: member.joined_ns), strict=True)

@@ -92,9 +92,11 @@ def _broker(parts: addresses.Address) -> Iterator[Finding]:
     yield from _network(parts)
     from penstock.broker import Client
 
-    told = {name: parts.options[name] for name in ("token", "tls") if name in parts.options}
+    tls: Any = parts.options.get("tls")
+    tls = True if tls in ("1", "true", "yes") else tls
+    token = parts.options.get("token")
     try:
-        with Client(parts.host, parts.port or 0, timeout=2.0, reconnect=False, **told) as client:
+        with Client(parts.host, parts.port or 0, timeout=2.0, reconnect=False, token=token, tls=tls) as client:
             known = client.queues()
     except (PenstockError, OSError) as error:
         yield Finding(f"the broker does not tell about its queues: {error}", "statistics is a right", grave=False)

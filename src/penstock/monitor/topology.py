@@ -26,7 +26,7 @@ _WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
 
 #: Kinds that are the channel itself, not one who uses it.
 PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
-ARROW = "->"
+ARROW, SOURCE = "->", "<-"
 
 #: The bus inside of a gateway: what flows there is told by the gateway's modules.
 _INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
@@ -86,7 +86,9 @@ def graph(state: State) -> dict[str, Any]:
             continue  # it holds what others are shown for
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
-        elif look.block.kind in ("module", "pipeline"):
+        elif look.block.kind == "pipeline":
+            _pipeline(look, places, nodes, edges)
+        elif look.block.kind == "module":
             _named(look.block.name, look, nodes).take(look)
         else:
             _use(look, places, state, nodes, edges)
@@ -166,6 +168,19 @@ def program_name(process: Process | None) -> str:
     return rest[0].rpartition("/")[2] if rest else ""
 
 
+def _pipeline(
+    look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+) -> None:
+    """A pipeline, named ``NAME <- SOURCE`` where it reads one place: an edge from there to it."""
+    name, _, source = (part.strip() for part in look.block.name.partition(SOURCE))
+    node = _named(name, look, nodes)
+    node.take(look)
+    if source:
+        if source not in places:
+            nodes.setdefault(source, _Node(source, "channel", source, source.partition(":")[0]))
+        _flow(edges, source, node.id, look)
+
+
 def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(f"queue {name}", _Node(f"queue {name}", "queue", name, "broker", "queue"))
 
@@ -178,8 +193,10 @@ def _use(
     bare = where.partition("?")[0]
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _place(parent, look, nodes)
-    own = where[len(parent) + 1 :] if parent != where else ""
-    name = own or program_name(state.processes.get(block.pid)) or block.program or block.kind
+    own = bare[len(parent) + 1 :] if parent != bare else ""
+    name = program_name(state.processes.get(block.pid)) or block.program or block.kind
+    if own:  # one of several topics at that place
+        name = f"{name}: {own}"
     node = nodes.setdefault(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
@@ -214,9 +231,10 @@ def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look)
 
 
 def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
-    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere)."""
+    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere); a
+    module that receives nothing does what it sends."""
     for node in nodes.values():
-        if node.type == "channel" and node.handles == 0:
+        if (node.type == "channel" and node.handles == 0) or (node.type == "module" and node.messages == 0):
             into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)
             out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
             node.rate_hz = into or out

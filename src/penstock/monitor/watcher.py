@@ -162,8 +162,9 @@ def _samples(state: State) -> dict[str, float]:
             add(f"lag/{where}", block.lag)
         for reason, count in look.rate.dropped.items():
             add(f"lost/{reason}", count)
+    programs = {look.block.pid: look.block.program for look in state.looks}
     for pid, found in state.processes.items():
-        values[f"memory/{pid}"] = found.resident_bytes / 1e6
+        values[f"memory/{programs.get(pid, '')} {pid}"] = found.resident_bytes / 1e6
     values["memory/shared"] = state.shared.get("penstock_bytes", 0) / 1e6
     return values
 

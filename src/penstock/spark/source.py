@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
 from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_place, resolve
@@ -181,6 +181,10 @@ class JournalReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         opened = [open_place(place) for place in self.places]
+        if gone := (self.ends or {}).keys() - {place.uuid for place in opened}:
+            raise StateError(
+                f"journal {min(gone)} went or was made anew since this frame was loaded; load the frame again"
+            )
         spans = [(place, place.first, self._end(place)) for place in opened]
         return planned(spans, self.options, self.how) or [Part([])]
 

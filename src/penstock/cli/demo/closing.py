@@ -61,6 +61,7 @@ def live_table(demo: Demo) -> RenderableType:
         archive = demo.parts["lake"].report.get("archive")
         tail.append(f"   Spark {show.count_text(archive['rows'])} rows" if archive else "   Spark is starting")
     tail.append(f"   memory {show.bytes_text(demo.most_memory)}")
+    tail.append("\nevery process reports twice a second: two columns may be half a second apart", style="dim")
     return Group(head, *lines, tail)
 
 
@@ -88,6 +89,8 @@ def closing(result: dict[str, Any]) -> RenderableType:
             ("quality", f"{found['missing']} missing, {found['duplicates']} twice, {found['out_of_order']} late")
         )
         facts.append(("report", found["page"]))
+    if result["page"]:
+        facts.append(("page", f"{result['page']} was served until now; 'penstock monitor' serves it for anything"))
     facts.append(("memory", f"{show.bytes_text(result['most_memory_bytes'])} at most, all processes together"))
     facts.append(("data", f"{result['data']}  (penstock play {result['data']}/recording --map '*=shm:/{{topic}}')"))
     if result["missing_reaches"]:

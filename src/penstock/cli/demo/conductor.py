@@ -194,6 +194,7 @@ class Demo:
             "seconds": round(self.flowed_s, 3), "reaches": counted, "recorded": recorded, "lost": lost,
             "spark": {key: lake[key] for key in ("archive", "parquet", "rollup", "quality") if key in lake},
             "most_memory_bytes": self.most_memory, "data": str(self.place),
+            "page": None if self.page is None else self.page.url,
             "missing_reaches": [reach for reach in SOURCES if reach not in self.reaches],
             "complete": bool(counted) and lost == 0 and recorded.get("lost") == 0 and archived,
         }  # fmt: skip

@@ -33,7 +33,7 @@ def run(stage: Stage) -> None:
     spark.sparkContext.setLogLevel("ERROR")
     stage.tell(ready=True, started_s=time.monotonic() - began)
     place = Path(stage.configuration["directory"])
-    counters = _core.Counters("spark", "pipeline", "archive")
+    counters = _core.Counters("spark", "pipeline", f"archive <- journal:{stage.configuration['recording']}")
     done = {"rows": 0, "rounds": 0}
     try:
         while not stage.stop.wait(EVERY_S):

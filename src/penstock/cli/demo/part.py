@@ -51,6 +51,7 @@ class Part:
                 [sys.executable, "-m", "penstock.cli.demo", role],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, **(environment or {})},
+                process_group=0,  # Ctrl-C on a terminal is for the parent alone, from the first instant on
             )  # fmt: skip
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(configuration) + "\n")

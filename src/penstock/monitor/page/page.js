@@ -4,8 +4,8 @@ import { draw, nodeUnder } from "/graph.js";
 
 const one = id => document.getElementById(id);
 const plots = [...document.querySelectorAll("canvas")].map(canvas => new Plot(canvas));
-const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books open" };
-const view = { state: null, times: [], series: {}, span: 300, paused: false, sort: "where", up: true, heard: 0 };
+const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
+const view = { state: null, times: [], series: {}, span: 60, chosen: false, paused: false, sort: "where", up: true, heard: 0 };
 const KEEP = 900;
 
 function text(id, value) { if (one(id).textContent !== value) one(id).textContent = value; }
@@ -66,7 +66,7 @@ function showQueues(state) {
   const bounded = state.handles.filter(h => h.capacity || h.depth || h.lag || h.kind === "queue").sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
   one("queue-empty").hidden = bounded.length > 0;
   one("queue-list").replaceChildren(...bounded.slice(0, 60).map(h => {
-    const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)}` : `${count(h.depth)} waiting`;
+    const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
     const made = meter(`${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity);
     made.dataset.key = h.key; made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
     if (h.state) made.append(element("small", "", h.state));
@@ -125,6 +125,7 @@ function show() {
   showSums(state); showStuck(state); showLedger(state); showQueues(state); showPipelines(state); showProcesses(state); showTailChoices(state);
   draw(state.graph, one("graph"));
   text("flow-note", state.graph.left_out ? `the busiest ${state.graph.nodes.length}; ${state.graph.left_out} more in the ledger` : "");
+  chooseByHistory();
   for (const plot of plots) plot.show(view.times, view.series, view.span);
   document.body.dataset.looked = state.time_s;
 }
@@ -155,7 +156,7 @@ async function begin() {
 
 one("pause").addEventListener("click", () => {
   view.paused = !view.paused;
-  one("pause").setAttribute("aria-pressed", view.paused); text("pause", view.paused ? "Paused" : "Pause");
+  one("pause").setAttribute("aria-pressed", view.paused); text("pause", view.paused ? "Frozen" : "Freeze");
 });
 one("theme").addEventListener("click", () => {
   const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -164,10 +165,17 @@ one("theme").addEventListener("click", () => {
   show();
 });
 try { const kept = localStorage.getItem("penstock-theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* private window */ }
-for (const button of document.querySelectorAll("[data-span]")) button.addEventListener("click", () => {
-  for (const other of document.querySelectorAll("[data-span]")) other.classList.toggle("on", other === button);
-  view.span = Number(button.dataset.span); text("span-text", view.span === 60 ? "minute" : `${view.span / 60} minutes`); show();
-});
+function choose(span) {
+  for (const button of document.querySelectorAll("[data-span]")) button.classList.toggle("on", Number(button.dataset.span) === span);
+  view.span = span; text("span-text", span === 60 ? "minute" : `${span / 60} minutes`);
+}
+// Until somebody chooses: the shortest span that holds all there is.
+function chooseByHistory() {
+  const seconds = view.times.length ? view.times[view.times.length - 1] - view.times[0] : 0;
+  const span = [60, 300, 900].find(one => seconds <= one) ?? 900;
+  if (!view.chosen && span !== view.span) choose(span);
+}
+for (const button of document.querySelectorAll("[data-span]")) button.addEventListener("click", () => { view.chosen = true; choose(Number(button.dataset.span)); show(); });
 for (const head of document.querySelectorAll("th[data-sort]")) head.addEventListener("click", () => {
   view.up = view.sort === head.dataset.sort ? !view.up : !head.classList.contains("n"); view.sort = head.dataset.sort;
   for (const other of document.querySelectorAll("th")) other.classList.remove("sorted", "up");

@@ -94,7 +94,8 @@ export class Plot {
       for (let at = Math.max(0, first - 1); at < this.times.length; at++) {
         const value = one.values[at];
         if (value === null || value === undefined) { drawing = false; continue; }
-        if (drawing) pen.lineTo(x(this.times[at]), y(value)); else pen.moveTo(x(this.times[at]), y(value));
+        if (drawing) pen.lineTo(x(this.times[at]), y(value));
+        else { pen.moveTo(x(this.times[at]) - 1, y(value)); pen.lineTo(x(this.times[at]), y(value)); }  // a lone sample is seen too
         drawing = true;
       }
       pen.stroke();
@@ -128,6 +129,7 @@ export class Plot {
       const key = element("span"), mark = element("i");
       mark.style.background = look(this, one.name).colour;
       const value = one.values[at];
+      key.title = one.name;
       key.append(mark, element("span", "", one.name), element("b", "", value === null || value === undefined ? "–" : this.unit(value)));
       key.dataset.name = one.name; key.dataset.value = value ?? "";
       return key;

@@ -1,0 +1,196 @@
+#include "broker/python.hpp"
+
+#include <charconv>
+#include <cstring>
+#include <memory>
+#include <string>
+
+namespace nb = nanobind;
+
+namespace penstock::broker {
+
+namespace {
+
+// The words of ACK for the messages begin to end of a batch of deliveries: a range for rows of first deliveries, a
+// position for each one that was delivered before.
+nb::bytes ack_words(nb::handle batch, std::size_t begin, std::size_t end) {
+    const std::vector<Envelope> &entries = entries_of(batch);
+    std::string words;
+    std::int64_t first = -1, last = -1;
+    const auto put = [&words](std::int64_t from, std::int64_t to) {
+        words.append(1, ' ').append(std::to_string(from));
+        if (to != from) words.append(1, '-').append(std::to_string(to));
+    };
+    for (std::size_t i = begin; i < end && i < entries.size(); ++i) {
+        const Envelope &entry = entries[i];
+        const bool fresh = entry.token == 1;
+        if (fresh && first >= 0 && entry.position > last) {
+            last = entry.position;
+            continue;
+        }
+        if (first >= 0) put(first, last);
+        first = last = -1;
+        if (fresh) first = last = entry.position;
+        else put(entry.position, entry.position);
+    }
+    if (first >= 0) put(first, last);
+    return nb::bytes(words.data(), words.size());
+}
+
+// How often a message that came by MSG was delivered, this time included.
+std::uint64_t delivery_count(nb::handle message) {
+    if (!message_check(message.ptr())) throw nb::type_error("a Message is needed");
+    return reinterpret_cast<Message *>(message.ptr())->envelope.token;
+}
+
+nb::object batch_names(nb::handle batch) {
+    if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
+    PyObject *channels = batch_channels(batch.ptr());
+    if (!channels) return nb::make_tuple();
+    if (PyTuple_Check(channels)) return nb::borrow(channels);
+    return nb::make_tuple(nb::borrow(channels));
+}
+
+// Keeps Python objects whose memory a batch made here refers to.
+struct ObjectOwner final : Owner {
+    explicit ObjectOwner(PyObject *object) : object(Py_NewRef(object)) {}
+    void release(std::uint64_t) noexcept override { give_back(); }
+    void release_many(const std::uint64_t *, std::size_t) noexcept override { give_back(); }
+    void give_back() noexcept {
+        Py_DECREF(object);
+        delete this;
+    }
+    PyObject *object;
+};
+
+// A tight copy of a batch, which holds nothing of the memory that the messages came in.
+struct CopyOwner final : Owner {
+    explicit CopyOwner(std::size_t bytes) : memory(new std::uint8_t[bytes ? bytes : 1]) {}
+    void release(std::uint64_t) noexcept override { delete this; }
+    void release_many(const std::uint64_t *, std::size_t) noexcept override { delete this; }
+    std::unique_ptr<std::uint8_t[]> memory;
+};
+
+// Bytes of data and properties.
+std::size_t batch_bytes(nb::handle batch) {
+    const std::vector<Envelope> &entries = entries_of(batch);
+    std::size_t total = 0;
+    for (const Envelope &entry : entries) total += static_cast<std::size_t>(entry.size) + entry.properties_size;
+    return total;
+}
+
+nb::object kept(nb::handle batch) {
+    const std::vector<Envelope> &entries = entries_of(batch);
+    auto *owner = new CopyOwner(batch_bytes(batch));
+    std::uint8_t *at = owner->memory.get();
+    std::vector<Envelope> copies(entries);
+    for (Envelope &entry : copies) {
+        if (entry.size) std::memcpy(at, entry.data, static_cast<std::size_t>(entry.size));
+        entry.data = at;
+        at += entry.size;
+        if (entry.properties_size) std::memcpy(at, entry.properties, entry.properties_size);
+        entry.properties = at;
+        at += entry.properties_size;
+    }
+    PyObject *made = batch_new(std::move(copies), owner, batch_channels(batch.ptr()));
+    if (!made) {
+        delete owner;
+        throw nb::python_error();
+    }
+    return nb::steal(made);
+}
+
+// A batch of messages that are at hand one by one.
+nb::object gather(nb::list messages) {
+    std::vector<Envelope> entries;
+    nb::list channels;
+    nb::dict known;
+    for (nb::handle item : messages) {
+        if (!message_check(item.ptr())) throw nb::type_error("gather takes messages");
+        auto *message = reinterpret_cast<Message *>(item.ptr());
+        if (message->released) throw nb::value_error("a message was released");
+        nb::object channel = nb::borrow(message->channel ? message->channel : Py_None);
+        if (!known.contains(channel)) {
+            known[channel] = nb::int_(nb::len(channels));
+            channels.append(channel);
+        }
+        entries.push_back(message->envelope);
+        entries.back().channel = nb::cast<std::uint32_t>(known[channel]);
+        entries.back().token = 0;
+    }
+    if (!nb::len(channels)) channels.append(nb::none());
+    return batch_over(std::move(entries), messages.ptr(), nb::tuple(channels).ptr());
+}
+
+}  // namespace
+
+nb::object text_of(std::string_view text) {
+    return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
+}
+
+const std::vector<Envelope> &entries_of(nb::handle batch) {
+    if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
+    const std::vector<Envelope> *entries = batch_entries(batch.ptr());
+    if (!entries) throw nb::python_error();
+    return *entries;
+}
+
+nb::object batch_over(std::vector<Envelope> &&entries, PyObject *keep, PyObject *channels) {
+    auto *owner = new ObjectOwner(keep);
+    PyObject *made = batch_new(std::move(entries), owner, channels);
+    if (!made) {
+        owner->give_back();
+        throw nb::python_error();
+    }
+    return nb::steal(made);
+}
+
+const char *property(const Envelope &entry, std::string_view wanted, std::size_t &size) {
+    const char *at = reinterpret_cast<const char *>(entry.properties);
+    const char *end = at + entry.properties_size;
+    while (at < end) {
+        std::string_view parts[2];
+        for (std::string_view &part : parts) {
+            const auto *nul = static_cast<const char *>(std::memchr(at, 0, static_cast<std::size_t>(end - at)));
+            if (!nul) return nullptr;
+            part = {at, static_cast<std::size_t>(nul - at)};
+            at = nul + 1;
+        }
+        if (parts[0] != wanted) continue;
+        size = parts[1].size();
+        return parts[1].data();
+    }
+    return nullptr;
+}
+
+std::string_view foreign_properties(const Envelope &entry) {
+    const char *at = reinterpret_cast<const char *>(entry.properties);
+    const char *const end = at + entry.properties_size;
+    const char *const begin = at;
+    for (bool key = true; at < end; key = !key) {
+        if (key && *at == '$') return {begin, static_cast<std::size_t>(at - begin)};  // the broker's own stand last
+        const auto *nul = static_cast<const char *>(std::memchr(at, 0, static_cast<std::size_t>(end - at)));
+        if (!nul || (key && nul + 1 == end)) return {};
+        at = nul + 1;
+    }
+    return {begin, entry.properties_size};
+}
+
+std::int64_t number_property(const Envelope &entry, std::string_view wanted) {
+    std::size_t size = 0;
+    const char *text = property(entry, wanted, size);
+    std::int64_t value = 0;
+    if (text) std::from_chars(text, text + size, value);
+    return value;
+}
+
+void bind_batches(nb::module_ &module) {
+    module.def("gather", &gather);
+    module.def("ack_words", &ack_words);
+    module.def("delivery_count", &delivery_count);
+    module.def("kept", &kept);
+    module.def("batch_bytes", &batch_bytes);
+    module.def("batch_names", &batch_names);
+}
+
+}  // namespace penstock::broker

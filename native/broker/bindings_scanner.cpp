@@ -1,0 +1,165 @@
+#include "broker/python.hpp"
+
+#include <nanobind/stl/string_view.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+#include <new>
+
+#include "broker/scanner.hpp"
+
+namespace nb = nanobind;
+
+namespace penstock::broker {
+
+namespace {
+
+// Keeps the block that a batch's messages lie in.
+struct BlockOwner final : Owner {
+    explicit BlockOwner(Block *block) : block(block) { block->keep(); }
+    void release(std::uint64_t) noexcept override { give_back(); }
+    void release_many(const std::uint64_t *, std::size_t) noexcept override { give_back(); }  // once a batch
+    void give_back() noexcept {
+        block->drop();
+        delete this;
+    }
+    Block *block;
+};
+
+class BoundScanner {
+   public:
+    BoundScanner(const char *grammar, std::uint32_t max_message_bytes, std::uint32_t max_line_bytes)
+        : scanner_(std::strcmp(grammar, "raw") == 0     ? Grammar::raw
+                   : std::strcmp(grammar, "hello") == 0 ? Grammar::hello
+                                                        : Grammar::deliveries,
+                   max_message_bytes, max_line_bytes) {}
+
+    // Bytes received, 0 at the end of the stream, None when there are none now.
+    nb::object receive(int descriptor) {
+        std::size_t room = 0;
+        std::uint8_t *place = scanner_.inbox().space(scanner_.wanted(), room);
+        if (!place) throw std::bad_alloc();
+        ssize_t got;
+        int error;
+        {
+            nb::gil_scoped_release unlocked;
+            do {
+                got = ::recv(descriptor, place, room, MSG_DONTWAIT);
+                error = errno;
+            } while (got < 0 && error == EINTR);
+        }
+        if (got < 0) {
+            scanner_.inbox().rest();
+            if (error == EAGAIN || error == EWOULDBLOCK) return nb::none();
+            errno = error;
+            PyErr_SetFromErrno(PyExc_OSError);
+            throw nb::python_error();
+        }
+        scanner_.inbox().filled(static_cast<std::size_t>(got));
+        if (got == 0) scanner_.inbox().rest();
+        return nb::int_(static_cast<std::int64_t>(got));
+    }
+
+    void feed(nb::handle data) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto *at = static_cast<const std::uint8_t *>(view.buf);
+        auto left = static_cast<std::size_t>(view.len);
+        while (left) {
+            std::size_t room = 0;
+            std::uint8_t *place = scanner_.inbox().space(left, room);
+            if (!place) break;
+            const std::size_t now = room < left ? room : left;
+            std::memcpy(place, at, now);
+            scanner_.inbox().filled(now);
+            at += now;
+            left -= now;
+        }
+        PyBuffer_Release(&view);
+        if (left) throw std::bad_alloc();
+    }
+
+    // Events that are no verb have names with a newline, which no line holds.
+    nb::object next(std::size_t most) {
+        switch (scanner_.next(most)) {
+            case Event::more:
+                scanner_.inbox().rest();
+                return nb::none();
+            case Event::run: return event(scanner_.head(), batch());
+            case Event::line: return event(scanner_.head(), nb::none());
+            case Event::topic: return nb::make_tuple("\n?", text_of(scanner_.head()), nb::none());
+            case Event::refused: return nb::make_tuple("\n!", text_of(scanner_.head()), nb::none());
+            default: return nb::make_tuple("\n#", text_of(scanner_.head()), nb::none());
+        }
+    }
+
+    void allow(std::string_view topic) { scanner_.allow(topic); }
+    void refuse(std::string_view topic) { scanner_.refuse(topic); }
+    void forget_topics() { scanner_.forget_topics(); }
+    std::size_t buffered() { return scanner_.inbox().size(); }
+    std::size_t held() { return scanner_.inbox().held_bytes(); }
+    std::uint64_t moved() { return scanner_.inbox().moved_bytes(); }
+
+   private:
+    static nb::object event(std::string_view head, nb::object batch) {
+        const std::size_t blank = head.find(' ');
+        std::string_view rest = blank == std::string_view::npos ? std::string_view{} : head.substr(blank + 1);
+        return nb::make_tuple(text_of(head.substr(0, blank)), text_of(rest), batch);
+    }
+
+    nb::object batch() {
+        std::vector<Envelope> entries;
+        entries.reserve(scanner_.ranges().size());
+        for (const Range &range : scanner_.ranges()) {
+            Envelope &entry = entries.emplace_back();
+            entry.data = range.data;
+            entry.size = range.size;
+            entry.channel = range.topic;
+            entry.ordinal = range.ordinal;
+            entry.timestamp_ns = range.timestamp_ns;
+            entry.position = scanner_.grammar() == Grammar::deliveries ? range.position : -1;
+            entry.properties = range.properties_size ? range.data + range.size : nullptr;
+            entry.properties_size = range.properties_size;
+            entry.token = range.deliveries;  // the owner needs none
+        }
+        if (generation_ != scanner_.generation() || !channels_.is_valid()) {
+            const auto &topics = scanner_.topics();
+            channels_ = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(topics.empty() ? 1 : topics.size())));
+            for (std::size_t i = 0; i < topics.size(); ++i)
+                PyTuple_SET_ITEM(channels_.ptr(), static_cast<Py_ssize_t>(i), text_of(topics[i]).release().ptr());
+            if (topics.empty()) PyTuple_SET_ITEM(channels_.ptr(), 0, Py_NewRef(Py_None));
+            generation_ = scanner_.generation();
+        }
+        auto *owner = new BlockOwner(scanner_.inbox().block());
+        PyObject *made = batch_new(std::move(entries), owner, channels_.ptr());
+        if (!made) {
+            owner->give_back();
+            throw nb::python_error();
+        }
+        return nb::steal(made);
+    }
+
+    Scanner scanner_;
+    nb::object channels_;
+    std::uint64_t generation_ = 0;
+};
+
+}  // namespace
+
+void bind_scanner(nb::module_ &module) {
+    nb::class_<BoundScanner>(module, "Scanner")
+        .def(nb::init<const char *, std::uint32_t, std::uint32_t>(), nb::arg("grammar"), nb::arg("max_message_bytes"),
+             nb::arg("max_line_bytes") = 4096)
+        .def("receive", &BoundScanner::receive)
+        .def("feed", &BoundScanner::feed)
+        .def("next", &BoundScanner::next, nb::arg("most") = 16384)
+        .def("allow", &BoundScanner::allow)
+        .def("refuse", &BoundScanner::refuse)
+        .def("forget_topics", &BoundScanner::forget_topics)
+        .def_prop_ro("buffered_bytes", &BoundScanner::buffered)
+        .def_prop_ro("held_bytes", &BoundScanner::held)
+        .def_prop_ro("moved_bytes", &BoundScanner::moved);
+}
+
+}  // namespace penstock::broker

@@ -1,0 +1,592 @@
+// Delivery: routes by id, dispatch along them, the ways of publishing, who is on the bus.
+//
+// A route is the list of subscribers of one id in order of delivery. It is made when the id is first published after a
+// change and dropped at the next change, so a publish looks at those subscribers alone. A dispatch under way keeps the
+// route it began with; who is removed meanwhile is struck from it. All of it with the GIL held.
+#include <Python.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include "bus/objects.hpp"
+
+namespace penstock::bus {
+
+namespace {
+
+constexpr std::size_t turn = 512;  // messages between two chances for other threads
+
+[[gnu::tls_model("initial-exec")]] thread_local Frame *thread_frames = nullptr;
+
+PyObject *as_object(BusObject *self) { return reinterpret_cast<PyObject *>(self); }
+
+}  // namespace
+
+Frame *frame_of(BusObject *bus) {
+    for (Frame *frame = thread_frames; frame; frame = frame->outer)
+        if (frame->bus == bus) return frame;
+    return nullptr;
+}
+
+void enter(Frame *frame) {
+    BusObject *bus = frame->bus;
+    frame->outer = thread_frames;
+    thread_frames = frame;
+    frame->next = bus->frames;
+    if (bus->frames) bus->frames->previous = frame;
+    bus->frames = frame;
+}
+
+void leave(Frame *frame) {
+    thread_frames = frame->outer;
+    (frame->previous ? frame->previous->next : frame->bus->frames) = frame->next;
+    if (frame->next) frame->next->previous = frame->previous;
+}
+
+void keep_own_frames(BusObject *bus) {
+    bus->frames = nullptr;
+    for (Frame *frame = thread_frames; frame; frame = frame->outer)
+        if (frame->bus == bus) {
+            frame->previous = nullptr;
+            frame->next = bus->frames;
+            if (bus->frames) bus->frames->previous = frame;
+            bus->frames = frame;
+        }
+}
+
+void drop_route(Route *route) {
+    if (route && --route->users == 0) std::free(route);
+}
+
+namespace {
+
+IdState *state_of(BusObject *bus, std::uint16_t id) {
+    IdState *&page = bus->pages[id >> 8];
+    if (!page) [[unlikely]] {
+        page = static_cast<IdState *>(std::calloc(256, sizeof(IdState)));
+        if (!page) {
+            PyErr_NoMemory();
+            return nullptr;
+        }
+    }
+    return &page[id & 255];
+}
+
+Route *build_route(BusObject *bus, IdState *state, std::uint16_t id) {
+    std::uint32_t count = 0;
+    for (SubscriberObject *subscriber : bus->subscribers) count += matches(subscriber, id);
+    auto *route = static_cast<Route *>(std::malloc(sizeof(Route) + count * sizeof(SubscriberObject *)));
+    if (!route) {
+        PyErr_NoMemory();
+        return nullptr;
+    }
+    route->users = 1;
+    route->count = 0;
+    for (SubscriberObject *subscriber : bus->subscribers)
+        if (matches(subscriber, id)) route->entries[route->count++] = subscriber;
+    state->route = route;
+    return route;
+}
+
+// The first thing that went wrong is what the publisher is told; later ones are notes of it.
+void keep_error(Frame *frame) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    if (frame->error) {
+        PyObject *note = PyUnicode_FromFormat("and: %S", value);
+        PyObject *done = note ? PyObject_CallMethod(frame->error, "add_note", "O", note) : nullptr;
+        if (!done) PyErr_WriteUnraisable(as_object(frame->bus));
+        Py_XDECREF(done);
+        Py_XDECREF(note);
+        Py_XDECREF(type);
+        Py_XDECREF(value);
+        Py_XDECREF(trace);
+        return;
+    }
+    if (trace) PyException_SetTraceback(value, trace);
+    Py_XDECREF(type);
+    Py_XDECREF(trace);
+    frame->error = value;
+}
+
+[[gnu::cold, gnu::noinline]] void tell_timeout(Frame *frame, PyObject *name, double timeout) {
+    if (frame->bus->queued) return;  // a bus thread has nobody to tell; it was counted
+    PyObject *seconds = PyFloat_FromDouble(timeout);
+    PyErr_Format(PyExc_TimeoutError,
+                 "subscriber %R was full for %S s; the message was dropped for it and counted, the others received it", name,
+                 seconds);
+    Py_XDECREF(seconds);
+    keep_error(frame);
+}
+
+void push_to(Frame *frame, SubscriberObject *subscriber, Item item, double given = own_timeout) {
+    if (subscriber->ring.size() < subscriber->capacity && !subscriber->writers.head) [[likely]] {
+        push(subscriber, item, true);
+        return;
+    }
+    PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
+    double timeout = given == own_timeout ? subscriber->timeout : given;
+    Pushed pushed = push(subscriber, item, true, given);
+    if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
+    if (pushed == Pushed::failed) keep_error(frame);
+    Py_DECREF(name);
+}
+
+// One more object over the message; null, with the error kept, where there is no memory for it.
+PyObject *another(Frame *frame, Header *header) {
+    acquire(header);
+    PyObject *message = wrap(header, frame->bus->name);
+    if (message) [[likely]] return message;
+    drop(header);
+    keep_error(frame);
+    return nullptr;
+}
+
+// Serves one message, taking over a reference to it.
+void dispatch(Frame *frame, Header *header) {
+    BusObject *bus = frame->bus;
+    IdState *state = state_of(bus, header->id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, header->id)) : nullptr;
+    if (!route) {
+        keep_error(frame);
+        drop(header);
+        return;
+    }
+    if (!route->count) {
+        drop(header);
+        return;
+    }
+    ++route->users;
+    frame->route = route;
+    PyObject *message = nullptr;
+    for (std::uint32_t i = 0; i < route->count; ++i) {
+        SubscriberObject *subscriber = route->entries[i];
+        if (!subscriber) continue;
+        if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
+            if (!message && !(message = another(frame, header))) break;
+            Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+            int matching = ask_predicate(subscriber, message);
+            Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+            if (!untouched(message)) Py_CLEAR(message);
+            if (matching <= 0 || !route->entries[i]) continue;
+        }
+        if (subscriber->kind == Kind::callback) {
+            if (!message && !(message = another(frame, header))) [[unlikely]] break;
+            subscriber->counters->matched.add();
+            Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+            Counters *counters = subscriber->counters;
+            counters->delivered.add();
+            counters->bytes.add(header->size);
+            if (!call_handler(subscriber, message)) [[unlikely]] keep_error(frame);
+            Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+            if (!untouched(message)) Py_CLEAR(message);
+        } else {
+            bool last = subscriber->kind == Kind::fifo;  // it goes on from there to the next fifo subscriber
+            subscriber->counters->matched.add();
+            acquire(header);
+            push_to(frame, subscriber, Item::of(header));
+            if (last) break;
+        }
+    }
+    Py_XDECREF(message);
+    frame->route = nullptr;
+    drop_route(route);
+    drop(header);
+}
+
+// Delivers what is pending on this frame; the error to tell is raised.
+bool finish(Frame *frame) {
+    while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
+    leave(frame);
+    if (!frame->error) [[likely]] return true;
+    PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(frame->error)), frame->error);
+    Py_CLEAR(frame->error);
+    return false;
+}
+
+bool schedule(BusObject *bus) {
+    if (bus->drainers.head) bus->drainers.wake_first();
+    if (bus->scheduled) return true;
+    bus->scheduled = true;  // first, so that a signal handler in the midst of it does not do it again
+    PyObject *done = PyObject_CallMethod(as_object(bus), "_schedule", nullptr);
+    if (!done) {
+        bus->scheduled = false;
+        return false;
+    }
+    Py_DECREF(done);
+    return true;
+}
+
+// Room in a bounded publish queue. 1 there is; 0 the message is to be dropped; -1 an error is set.
+int wait_for_pending_room(BusObject *bus) {
+    // Who delivers cannot wait for itself, nor can a signal handler that interrupted a publish of this thread.
+    if (bus->drainer == PyThread_get_thread_ident() || frame_of(bus)) return 1;
+    if (bus->pending_full == Full::drop_newest) return 0;
+    if (bus->pending_full == Full::drop_oldest) {
+        Header *oldest = bus->pending.pop();
+        bus->counters->drop(DropReason::overflow);
+        drop(oldest);
+        return 1;
+    }
+    Frame frame{bus};
+    enter(&frame);
+    Deadline deadline = bus->pending_timeout < 0 ? Deadline{} : Deadline::after(bus->pending_timeout);
+    Sleeper sleeper;
+    bus->room.join(&sleeper);
+    int result = 1;
+    while (bus->room.head != &sleeper || bus->pending.size() >= bus->pending_capacity) {
+        if (bus->closed) {
+            check_bus_open(bus);
+            result = -1;
+            break;
+        }
+        if (deadline.passed()) {
+            PyErr_Format(PyExc_TimeoutError, "the publish queue of bus %R was full (%zu messages); nothing was published",
+                         bus->name, bus->pending_capacity);
+            result = -1;
+            break;
+        }
+        sleeper.rearm();
+        if (!sleep_without_gil(&sleeper, deadline)) {
+            result = -1;
+            break;
+        }
+    }
+    bus->room.leave(&sleeper);
+    leave(&frame);
+    return result;
+}
+
+std::int64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void stamp(IdState *state, Header *header, std::int64_t now_ns) {
+    if (now_ns > state->timestamp_ns) state->timestamp_ns = now_ns;
+    header->timestamp_ns = state->timestamp_ns;
+}
+
+// The moment of publishing in direct mode.
+std::uint64_t number(BusObject *bus, IdState *state, Header *header) {
+    header->ordinal = ++state->ordinal;
+    header->flags |= flag_published;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    return header->ordinal;
+}
+
+std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, bool *committed) {
+    if (bus->pending_capacity && bus->pending.size() >= bus->pending_capacity) {
+        int room = wait_for_pending_room(bus);
+        if (room < 0) {
+            *committed = false;
+            return 0;
+        }
+        if (room == 0) {
+            bus->counters->matched.add();
+            bus->counters->drop(DropReason::overflow);
+            drop(header);
+            return ++state->ordinal;  // the gap shows the drop
+        }
+    }
+    std::uint64_t ordinal = ++state->ordinal;
+    header->ordinal = ordinal;
+    header->flags |= flag_published;
+    bus->counters->matched.add();
+    if (!bus->pending.push(header)) {
+        bus->counters->drop(DropReason::error);
+        drop(header);
+        PyErr_NoMemory();
+        return 0;
+    }
+    bus->counters->depth.set(bus->pending.size());
+    if (bus->room.head && bus->pending.size() < bus->pending_capacity) bus->room.wake_first();
+    return schedule(bus) ? ordinal : 0;
+}
+
+}  // namespace
+
+// Serves pending messages until there are none (or `most`). Called by one thread at a time.
+std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
+    std::size_t served = 0;
+    while (served < most && !bus->pending.empty()) {
+        Header *header = bus->pending.pop();
+        bus->counters->depth.set(bus->pending.size());
+        if (bus->room.head) bus->room.wake_first();
+        dispatch(frame, header);
+        bus->counters->delivered.add();
+        if (bus->flushers.head) bus->flushers.wake_all();
+        if (frame->error) [[unlikely]] {
+            PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(frame->error)), frame->error);
+            Py_CLEAR(frame->error);
+            PyErr_WriteUnraisable(as_object(bus));
+        }
+        if (++served % turn == 0) give_way();
+    }
+    return served;
+}
+
+namespace {
+
+// Callbacks, then queues, then fifos; within a kind by priority, then by order of adding.
+bool before(const SubscriberObject *a, const SubscriberObject *b) {
+    if (a->kind != b->kind) return a->kind < b->kind;
+    if (a->sorted_priority != b->sorted_priority) return a->sorted_priority < b->sorted_priority;
+    return a->order < b->order;
+}
+
+// Headers of a list that wait to be handed out together: no Python code runs between the first and the last of them.
+struct Gathered {
+    static constexpr std::size_t most = 128;
+    Header *headers[most];
+    std::size_t count = 0;
+};
+
+// The one queue subscriber of a route, if that is all it has.
+SubscriberObject *only_queue(Route *route) {
+    SubscriberObject *subscriber = route && route->count == 1 ? route->entries[0] : nullptr;
+    return subscriber && subscriber->kind == Kind::queue && !subscriber->predicate ? subscriber : nullptr;
+}
+
+// Publishes what was gathered; how many. After an error the rest is given back unpublished.
+std::size_t hand_out(Frame *frame, IdState *state, Gathered *gathered, std::int64_t now_ns) {
+    const std::size_t count = std::exchange(gathered->count, 0);
+    SubscriberObject *queue = count > 1 ? only_queue(state->route) : nullptr;
+    if (queue && has_room(queue, count)) {
+        for (std::size_t i = 0; i < count; ++i) {
+            stamp(state, gathered->headers[i], now_ns);
+            number(frame->bus, state, gathered->headers[i]);
+        }
+        push_many(queue, gathered->headers, count);
+        return count;
+    }
+    std::size_t published = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        if (frame->error) {
+            drop(gathered->headers[i]);
+            continue;
+        }
+        stamp(state, gathered->headers[i], now_ns);
+        number(frame->bus, state, gathered->headers[i]);
+        dispatch(frame, gathered->headers[i]);
+        while (!frame->pending.empty()) dispatch(frame, frame->pending.pop());
+        ++published;
+    }
+    return published;
+}
+
+}  // namespace
+
+PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObject *allocator, std::uint16_t id,
+                      PyObject *items) {
+    constexpr std::size_t turn = 4096;  // few enough that other threads are not kept waiting
+    IdState *state = state_of(bus, id);
+    if (!state) return nullptr;
+    bool listed = PyList_CheckExact(items) || PyTuple_CheckExact(items);
+    PyObject *iterator = listed ? Py_NewRef(items) : PyObject_GetIter(items);
+    if (!iterator) return nullptr;
+    bool direct = !bus->queued && !frame_of(bus);
+    const std::int64_t now_ns = realtime_ns();
+    constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
+    std::size_t taken = 0, count = 0;
+    Frame frame{bus};
+    Gathered gathered;
+    Py_INCREF(as_object(bus));
+    if (direct) enter(&frame);
+    while (true) {
+        PyObject *item;
+        if (!listed) item = PyIter_Next(iterator);
+        else if (static_cast<Py_ssize_t>(taken) < PySequence_Fast_GET_SIZE(items))  // a handler may change the list
+            item = Py_NewRef(PySequence_Fast_GET_ITEM(items, static_cast<Py_ssize_t>(taken)));
+        else item = nullptr;
+        if (!item) break;
+        if (publisher && publisher->closed) raise_error("ClosedError", "this publisher was closed");
+        Header *header = (publisher && publisher->closed) || !check_bus_open(bus) ? nullptr
+                                                                                   : copy_in(bus, allocator, id, item);
+        Py_DECREF(item);
+        if (!header) [[unlikely]] break;
+        ++taken;
+        if (direct) {
+            gathered.headers[gathered.count++] = header;
+            // Handlers must have each message before the next one is copied; a queue may have them together.
+            if (!listed || gathered.count == Gathered::most || header->size > small || taken % turn == 0 ||
+                !only_queue(state->route))
+                count += hand_out(&frame, state, &gathered, now_ns);
+            if (frame.error) [[unlikely]] break;
+        } else {
+            bool committed = true;
+            if (!publish_header(bus, header, &committed, now_ns)) {
+                if (!committed) drop(header);
+                break;
+            }
+            ++count;
+        }
+        if (taken % turn == 0) give_way();
+    }
+    bool fine = !PyErr_Occurred();
+    if (direct) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        count += hand_out(&frame, state, &gathered, now_ns);
+        if (!fine) Py_CLEAR(frame.error);
+        fine = finish(&frame) && fine;
+        if (type) PyErr_Restore(type, value, trace);
+    }
+    if (publisher) {
+        publisher->counters->matched.add(count);
+        publisher->counters->delivered.add(count);
+    }
+    Py_DECREF(as_object(bus));
+    Py_DECREF(iterator);
+    return fine ? PyLong_FromSize_t(count) : nullptr;
+}
+
+bool check_set_up(BusObject *bus) {
+    if (bus->heap) return true;
+    raise_error("StateError", "this bus was not set up");
+    return false;
+}
+
+bool check_bus_open(BusObject *bus) {
+    if (!bus->closed && bus->heap) [[likely]] return true;
+    if (check_set_up(bus)) raise_error("ClosedError", "bus %R was closed", bus->name);
+    return false;
+}
+
+std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, std::int64_t now_ns) {
+    IdState *state = state_of(bus, header->id);
+    if (!state) {
+        *committed = false;
+        return 0;
+    }
+    stamp(state, header, now_ns ? now_ns : realtime_ns());
+    if (bus->queued) return publish_queued(bus, state, header, committed);
+    std::uint64_t ordinal = number(bus, state, header);
+    if (thread_frames) [[unlikely]] {
+        if (Frame *frame = frame_of(bus)) {
+            if (frame->pending.push(header)) return ordinal;
+            drop(header);
+            PyErr_NoMemory();
+            return 0;
+        }
+    }
+    Frame frame{bus};
+    enter(&frame);
+    dispatch(&frame, header);
+    return finish(&frame) ? ordinal : 0;
+}
+
+bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms) {
+    IdState *state = state_of(bus, id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
+    if (!route) return false;
+    bus->counters->matched.add();
+    bus->counters->delivered.add();
+    if (!route->count) return true;
+    // Who waits here already (a signal handler interrupted him, or his predicate publishes) must not wait for himself.
+    const double first_timeout = thread_frames && frame_of(bus) ? 0 : own_timeout;
+    Frame frame{bus};
+    enter(&frame);
+    ++route->users;
+    frame.route = route;
+    for (std::uint32_t i = 0; i < route->count; ++i) {
+        SubscriberObject *subscriber = route->entries[i];
+        if (!subscriber || subscriber->kind != Kind::queue) continue;
+        double timeout = first_timeout;
+        if (terms) {
+            const Terms::Answer answer = terms->ask(subscriber, message, &timeout);
+            if (!(subscriber = route->entries[i])) continue;  // it went while it was asked for
+            if (answer != Terms::Answer::yes) {
+                const bool failed = answer == Terms::Answer::failed;
+                subscriber->counters->matched.add();
+                subscriber->counters->drop(failed ? DropReason::error : DropReason::filtered);
+                if (failed) subscriber->counters->errors.add();
+                continue;
+            }
+        }
+        subscriber->counters->matched.add();
+        push_to(&frame, subscriber, Item::of(Py_NewRef(message)), timeout);
+    }
+    frame.route = nullptr;
+    drop_route(route);
+    return finish(&frame);
+}
+
+bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
+    if (!subscriber->counters) raise_error("StateError", "this subscriber was not set up");
+    else if (subscriber->closed) raise_error("ClosedError", "subscriber %R was closed", subscriber->name);
+    else if (subscriber->bus == bus) raise_error("StateError", "subscriber %R is on this bus already", subscriber->name);
+    else if (subscriber->bus)
+        raise_error("StateError", "subscriber %R is on bus %R; a subscriber is on one bus: remove it there first",
+                    subscriber->name, subscriber->bus->name);
+    else if (subscriber->kind == Kind::callback && !subscriber->handler)
+        raise_error("StateError", "callback subscriber %R has no handler; set it before adding", subscriber->name);
+    if (PyErr_Occurred()) return false;
+    subscriber->order = ++bus->added;
+    subscriber->sorted_priority = subscriber->priority;
+    subscriber->finished = false;
+    auto &all = bus->subscribers;
+    try {
+        all.insert(std::upper_bound(all.begin(), all.end(), subscriber, before), subscriber);
+    } catch (const std::bad_alloc &) {
+        PyErr_NoMemory();
+        return false;
+    }
+    subscriber->bus = reinterpret_cast<BusObject *>(Py_NewRef(as_object(bus)));
+    Py_XSETREF(subscriber->channel, Py_NewRef(bus->name));
+    if (subscriber->kind == Kind::callback) Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
+    bus_subscriptions_changed(bus, -1);
+    return true;
+}
+
+void bus_remove(BusObject *bus, SubscriberObject *subscriber) {
+    auto &all = bus->subscribers;
+    auto place = std::find(all.begin(), all.end(), subscriber);
+    if (place == all.end()) return;
+    all.erase(place);
+    for (Frame *frame = bus->frames; frame; frame = frame->next)
+        for (std::uint32_t i = 0; frame->route && i < frame->route->count; ++i)
+            if (frame->route->entries[i] == subscriber) frame->route->entries[i] = nullptr;
+    bus_subscriptions_changed(bus, -1);
+    forward_queued(bus, subscriber);
+    subscriber->bus = nullptr;
+    detach_wake(subscriber);
+    if (subscriber->kind == Kind::callback) Py_DECREF(reinterpret_cast<PyObject *>(subscriber));
+    Py_DECREF(as_object(bus));
+}
+
+void bus_subscriptions_changed(BusObject *bus, std::int32_t id) {
+    if (id >= 0) {
+        if (IdState *page = bus->pages[id >> 8]) drop_route(std::exchange(page[id & 255].route, nullptr));
+    } else {
+        for (IdState *page : bus->pages)
+            for (int i = 0; page && i < 256; ++i) drop_route(std::exchange(page[i].route, nullptr));
+    }
+    bus->changed.wake_all();
+}
+
+void forward(BusObject *bus, SubscriberObject *subscriber, Item item) {
+    auto id = static_cast<std::uint16_t>(item.id());
+    IdState *state = state_of(bus, id);
+    Route *route = state ? (state->route ? state->route : build_route(bus, state, id)) : nullptr;
+    if (!route) PyErr_Clear();
+    SubscriberObject *next = nullptr;
+    for (std::uint32_t i = 0; route && i < route->count && !next; ++i) {
+        SubscriberObject *entry = route->entries[i];
+        if (entry && entry->kind == Kind::fifo && before(subscriber, entry)) next = entry;
+    }
+    if (!next) {
+        item.give_back();
+        return;
+    }
+    next->counters->matched.add();
+    push(next, item, false);
+}
+
+}  // namespace penstock::bus

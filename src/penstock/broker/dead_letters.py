@@ -1,0 +1,96 @@
+"""Dead letters: messages delivered too often move to a queue of their own, and back when told to. Loop thread only.
+
+A move is one commit: the copy in the other place and the acknowledgement in the old one. Where that commit fails, the
+message waits again where it was.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.broker import words
+from penstock.broker.queue import Queue, QueueOptions
+from penstock.broker.records import encode_properties
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+    from penstock.broker.broker import Broker
+
+REDRIVE_MESSAGES, REDRIVE_BYTES = 65_536, 256 << 20  # at most about so much in one commit
+RETRY_NS = 1_000_000_000  # after a commit that failed
+_BURIAL = ("$queue", "$reason", "$position")
+
+
+def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: str) -> None:
+    """Move a message to the queue of dead letters."""
+    message = _read(broker, position)
+    if message is not None:
+        name = _name(queue)
+        target = f"$dead.{queue.name}"
+        options = QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s)
+        dead = broker.queue(name, options, bounded=False)  # one for each queue at most
+        if not dead.wants(target):  # it was there before, for other topics
+            broker.rebind(dead, dead.with_options(topics=(*dead.options.topics, target)))
+        properties = dict(message.properties)
+        properties.setdefault("$topic", message.channel or words.DEFAULT_TOPIC)
+        properties.update({"$queue": queue.name, "$reason": reason, "$position": str(position)})
+        _move(broker, position, target, properties)
+        queue.dead_lettered += 1
+    _done(broker, queue, position, deliveries)
+
+
+def redrive(broker: Broker, queue: Queue) -> int:
+    """Send dead letters of ``queue`` back to it, and to it alone; gives how many (bounded: there may be more)."""
+    dead = broker.queues.get(_name(queue))
+    count, end = 0, broker.store.next
+    if dead is None:
+        return 0
+    for position, deliveries in dead.state.due(1 << 62, REDRIVE_MESSAGES):
+        if broker.staged_bytes > REDRIVE_BYTES:
+            break
+        count += _drive_back(broker, queue, position)
+        _done(broker, dead, position, deliveries)
+    while dead.state.cursor < end and count < REDRIVE_MESSAGES and broker.staged_bytes <= REDRIVE_BYTES:
+        batch, following = broker.store.read(dead.state.cursor, 1024, 16 << 20, dead.patterns)
+        positions = [position for position in batch.positions if dead.state.open(position)]
+        dead.state.look_from(following)
+        for position in positions:
+            count += _drive_back(broker, queue, position)
+            broker.on_failure(lambda position=position: dead.state.put_back(position, 0, _later_ns()))  # type: ignore[misc]
+    dead.whole = True
+    broker.touch(dead)
+    return count
+
+
+def _later_ns() -> int:
+    return time.time_ns() + RETRY_NS
+
+
+def _name(queue: Queue) -> str:
+    return queue.options.dead_letter or f"{queue.name}.dead"
+
+
+def _read(broker: Broker, position: int) -> Message | None:
+    batch, _ = broker.store.read(position, 1, 1 << 62)
+    return batch[0] if len(batch) == 1 and batch.positions[0] == position else None
+
+
+def _move(broker: Broker, position: int, topic: str, properties: dict[str, str]) -> None:
+    batch, _ = broker.store.read(position, 1, 1 << 62)
+    broker.publish(batch, topic=topic, properties=encode_properties(properties))
+
+
+def _done(broker: Broker, queue: Queue, position: int, deliveries: int) -> None:
+    queue.state.acknowledge(0, position, position)
+    broker.on_failure(lambda: queue.state.put_back(position, deliveries, _later_ns()))
+    broker.touch(queue)
+
+
+def _drive_back(broker: Broker, queue: Queue, position: int) -> int:
+    message = _read(broker, position)
+    if message is None:
+        return 0
+    properties = {key: value for key, value in message.properties.items() if key not in _BURIAL}
+    _move(broker, position, f"$queue.{queue.name}", properties)
+    return 1

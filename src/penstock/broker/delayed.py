@@ -1,0 +1,75 @@
+"""Delayed messages: stored at once in a topic of the broker's own, published when due. The broker's loop thread only.
+
+That a message was published and that it waits no more are stored in one commit. Retention by age and size does not
+wait for delayed messages; retention by queues does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock._core.broker import QueueState
+from penstock.broker import words
+from penstock.broker.records import encode_properties
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+    from penstock.broker.broker import Broker
+
+TOPIC = "$delayed"
+RELEASE_MESSAGES = 1024  # a turn
+RETRY_NS = 1_000_000_000  # after a commit that failed
+
+
+class Delayed:
+    """The messages that wait for their time."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self.state = QueueState(1)
+        self._whole = False  # the next record is the whole state, not a change
+
+    def add(self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: str) -> Sequence[int]:
+        """Store one message now and publish it at ``due_ns``."""
+        told = encode_properties({"$topic": topic, "$due_ns": str(due_ns), **more})
+        return self._broker.publish_as(batch, identifier, topic=TOPIC, more=told)
+
+    def read(self) -> None:
+        """Look at what was stored since the last look."""
+        store = self._broker.store
+        end = store.next
+        while self.state.cursor < end:
+            batch, following = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
+            self.state.hold(batch)
+            self.state.look_from(following)
+
+    def release(self, now_ns: int) -> None:
+        """Publish the messages whose time has come."""
+        if self.state.next_time_ns > now_ns:
+            return
+        broker = self._broker
+        for position, _ in self.state.due(now_ns, RELEASE_MESSAGES):
+            batch, _ = broker.store.read(position, 1, 1 << 62)
+            if len(batch) == 1 and batch.positions[0] == position:
+                properties = dict(batch[0].properties)
+                topic = properties.pop("$topic", words.DEFAULT_TOPIC)
+                properties.pop("$due_ns", None)
+                broker.publish(batch, topic=topic, properties=encode_properties(properties))
+            else:
+                broker.counters.drop("expired")  # freed by retention while it waited
+            self.state.acknowledge(0, position, position)
+            broker.on_failure(lambda position=position: self.state.put_back(position, 0, now_ns + RETRY_NS))  # type: ignore[misc]
+        broker.touch()
+
+    def record(self) -> bytes | None:
+        """What is to be stored with the next commit."""
+        if self._whole:
+            self._whole = False
+            self.state.delta()
+            return self.state.snapshot()
+        return self.state.delta() if self.state.changed else None
+
+    def not_stored(self) -> None:
+        """The last record did not reach the disk."""
+        self._whole = True

@@ -1,0 +1,55 @@
+"""Where a server listens: the socket, TLS, and how many connections this process can have. Functions without state."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import ssl
+from pathlib import Path
+
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    return host.startswith(LOOPBACK) or host == "localhost"
+
+
+def descriptors() -> int:
+    """How many files this process may have open, after asking for as many as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    return soft if soft != resource.RLIM_INFINITY else 1 << 20
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket that does not block."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setblocking(False)
+        listener.bind(address)
+        listener.listen(1024)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def tls_context(
+    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None
+) -> ssl.SSLContext | None:
+    """The server's side of TLS; None without a certificate."""
+    if certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(certificate, key)
+    if authority is not None:
+        context.load_verify_locations(authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context

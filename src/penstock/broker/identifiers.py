@@ -1,0 +1,38 @@
+"""Identifiers: the message ids of a window of time, so that one is stored once. The broker's loop thread only."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+
+from penstock.broker.limits import Limits
+
+
+class Identifiers:
+    """Message ids with the position each was stored at; bounded by time and number."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._found: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def find(self, identifier: str) -> int | None:
+        """Where a message with this id is, if it is in the window."""
+        horizon = time.monotonic() - self._limits.deduplication_s
+        while self._found:
+            _, (_, when) = next(iter(self._found.items()))
+            if when >= horizon and len(self._found) < self._limits.deduplication_ids:
+                break
+            self._found.popitem(last=False)
+        found = self._found.get(identifier)
+        return None if found is None else found[0]
+
+    def note(self, identifier: str, position: int, age_s: float = 0.0) -> None:
+        """It is stored there, so long ago."""
+        self._found[identifier] = (position, time.monotonic() - age_s)
+
+    def forget(self, identifier: str) -> None:
+        """It was not stored after all."""
+        self._found.pop(identifier, None)

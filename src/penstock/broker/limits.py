@@ -1,0 +1,20 @@
+"""Limits: bounds on what clients can make grow, for the broker as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Limits:
+    """Bounds on what clients can make grow. 0 switches the quota off."""
+
+    max_message_bytes: int = 64 << 20
+    max_queues: int = 10_000
+    max_producers: int = 10_000
+    max_transactions: int = 100_000
+    max_staged_bytes: int = 256 << 20
+    staged_idle_s: float = 3600.0
+    quota_bytes: int = 0
+    deduplication_ids: int = 100_000
+    deduplication_s: float = 120.0

@@ -1,0 +1,96 @@
+"""Transactions: messages that wait for their COMMIT, and which ids were committed. The broker's loop thread only.
+
+Staged messages are tight copies in memory. What they cost is counted with everything around them, so that many small
+messages or many ids reach the bound as surely as large ones; idle ones are given up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock._core.broker import batch_bytes, kept
+from penstock.broker import words
+from penstock.broker.limits import Limits
+from penstock.broker.words import Refusal
+
+if TYPE_CHECKING:
+    from penstock._core import Batch
+
+MESSAGE_BYTES, BATCH_BYTES, TRANSACTION_BYTES = 96, 512, 1024  # around what is staged
+
+
+@dataclass
+class Staged:
+    """Messages of a transaction that is not committed."""
+
+    batches: list[Batch] = field(default_factory=list)
+    held_bytes: int = 0
+    touched: float = 0.0
+
+
+class Transactions:
+    """What is staged, and what was committed."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.staged: dict[str, Staged] = {}
+        self.committed: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self.staged_bytes = 0
+
+    def stage(self, name: str, batch: Batch) -> None:
+        """Keep messages until their transaction is committed."""
+        words.check_name(name, "transaction")
+        staged = self.staged.get(name)
+        more = batch_bytes(batch) + MESSAGE_BYTES * len(batch) + BATCH_BYTES
+        if staged is None:
+            more += TRANSACTION_BYTES
+        if self.staged_bytes + more > self._limits.max_staged_bytes:
+            most = self._limits.max_staged_bytes
+            raise Refusal("full", f"more than {most} bytes would be staged; commit or abort first")
+        if staged is None:
+            staged = self.staged[name] = Staged()
+        staged.batches.append(kept(batch))
+        staged.held_bytes += more
+        staged.touched = time.monotonic()
+        self.staged_bytes += more
+
+    def batches(self, names: list[str], *, all_there: bool) -> list[Batch]:
+        """What is staged under the names, in their order."""
+        missing = [name for name in names if name not in self.staged]
+        if missing and all_there:
+            raise Refusal("unknown_transaction", f"nothing is staged under {missing[0]}; stage it again")
+        return [batch for name in names if name in self.staged for batch in self.staged[name].batches]
+
+    def take(self, names: list[str]) -> dict[str, Staged]:
+        """Forget what is staged under the names; gives it, for ``put_back``."""
+        taken = {name: self.staged.pop(name) for name in dict.fromkeys(names) if name in self.staged}
+        self.staged_bytes -= sum(staged.held_bytes for staged in taken.values())
+        return taken
+
+    def abort(self, name: str) -> None:
+        """Forget what was staged; ``NAME.*`` is all of NAME's parts, those of failed attempts too."""
+        if name.endswith(".*"):
+            self.take([part for part in self.staged if part.startswith(name[:-1])])
+        else:
+            self.take([name])
+
+    def put_back(self, taken: dict[str, Staged]) -> None:
+        """Undo ``take``."""
+        for name, staged in taken.items():
+            staged.touched = time.monotonic()
+            self.staged[name] = staged
+            self.staged_bytes += staged.held_bytes
+
+    def note(self, name: str, first: int, last: int) -> None:
+        """It was committed."""
+        self.committed[name] = (first, last)
+        while len(self.committed) > self._limits.max_transactions:
+            self.committed.popitem(last=False)
+
+    def forget_idle(self) -> None:
+        """Transactions that nobody has touched for long are given up."""
+        horizon = time.monotonic() - self._limits.staged_idle_s
+        self.take([name for name, staged in self.staged.items() if staged.touched < horizon])

@@ -1,0 +1,89 @@
+"""Upkeep: what is done for segments that are full. They are sealed, then retention looks at what can go.
+
+Sealing syncs the caches of a segment, some hundred milliseconds of disk time, so it happens in a thread of its own
+while appending goes on; the next roll waits for it, so that at most one full segment is unsealed and unsealed
+ones are always the last. On a disk that is not the system's own (a simulated one) it happens in place: then every
+operation has its turn.
+
+``lock`` is held for changing sealed segments: sealing, retention, compaction. Never while the writer's lead is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.errors import PenstockError
+from penstock.journal import layout, recovery
+from penstock.journal.disk import Disk
+
+LOG = logging.getLogger("penstock.journal")
+
+
+class Full(NamedTuple):
+    """A segment that is full."""
+
+    header: layout.SegmentHeader
+    following: int  # the first position of the next one
+    end: int
+    tail: int | None  # the sum of its last block; None: its caches are not whole
+
+
+class Upkeep:
+    """The work after a roll."""
+
+    def __init__(self, directory: Path, disk: Disk, retain: Callable[[], object]) -> None:
+        self._directory = directory
+        self._disk = disk
+        self._retain = retain
+        self._unsealed: list[Full] = []
+        self._thread: threading.Thread | None = None
+        self.lock = threading.RLock()
+
+    def begin(self, full: Full) -> None:
+        """Seal it, in a thread where the disk is the system's. ``wait`` comes before."""
+        if not self._disk.native:
+            self._work(full)
+            return
+        self._thread = threading.Thread(target=self._work, args=(full,), name="penstock-journal-seal")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until what was begun is done."""
+        thread = self._thread  # kept: whoever else waits must find it too
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Nothing is under way and nothing begins; the caller keeps others from rolling."""
+        self.wait()
+        with self.lock:
+            yield
+
+    def _work(self, full: Full) -> None:
+        with self.lock:
+            self._seal(full)
+        try:
+            self._retain()
+        except (OSError, PenstockError) as error:
+            LOG.warning("retention could not be applied: %s", error)
+
+    def _seal(self, full: Full) -> None:
+        """Sync the caches of a full segment and say so in its header. What fails is made again later."""
+        try:
+            self._unsealed.append(full)
+            if len(self._unsealed) == 1 and full.tail is not None:
+                recovery.seal_written(self._directory, full.header, full.end, full.following, full.tail, self._disk)
+                self._unsealed.clear()
+            while self._unsealed:
+                header = self._unsealed[0].header
+                segment = header.first, header.revision
+                recovery.seal_from_log(self._directory, segment, header, self._unsealed[0].following, self._disk)
+                self._unsealed.pop(0)
+        except (OSError, PenstockError) as error:
+            LOG.warning("cannot seal a segment yet: %s", error)
