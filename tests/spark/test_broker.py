@@ -82,8 +82,12 @@ def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):
     assert load(spark, tmp_path / "j").count() == 500
     frame.write.format("penstock").mode("append").save(url)
     assert load(spark, tmp_path / "j").count() == 1000
-    bad = spark.range(1).selectExpr("'a' as topic", "'x' as payload", "map('k', 'v') as properties")
-    with pytest.raises(PySparkException, match="drop the column 'properties'"):
+    more = spark.range(1).selectExpr("'m' as topic", "'x' as payload", "map('k', 'v', 'l', '') as properties")
+    more.write.format("penstock").mode("append").save(url)
+    for place in (url, tmp_path / "j"):
+        assert load(spark, place, topics="m").first().properties == {"k": "v", "l": ""}
+    bad = spark.range(1).selectExpr("'a' as topic", "'x' as payload", "'k' as key")
+    with pytest.raises(PySparkException, match="takes no column 'key'"):
         bad.write.format("penstock").mode("append").save(url)
 
 

@@ -153,11 +153,14 @@ class BrokerPlace:
                 client.hold(name, position)
 
 
-def staged_topics(batch: pyarrow.RecordBatch) -> Mapping[str, list[bytes]]:
-    """The payloads of a batch by topic, each topic's in order."""
-    found: dict[str, list[bytes]] = {}
-    for topic, data in zip(batch.column(0).to_pylist(), batch.column(1).to_pylist(), strict=True):
-        found.setdefault(topic, []).append(data or b"")
+def staged_topics(batch: pyarrow.RecordBatch) -> Mapping[str, tuple[list[bytes], list[dict[str, str] | None]]]:
+    """The payloads and properties of a batch by topic, each topic's in order."""
+    found: dict[str, tuple[list[bytes], list[dict[str, str] | None]]] = {}
+    columns = [batch.column(batch.schema.get_field_index(name)) for name in ("topic", "payload", "properties")]
+    for topic, data, properties in zip(*(column.to_pylist() for column in columns), strict=True):
+        payloads, more = found.setdefault(topic, ([], []))
+        payloads.append(data or b"")
+        more.append(dict(properties) if properties else None)
     return found
 
 
@@ -174,17 +177,15 @@ class BrokerStaging:
         with connect(self.text) as client:
             for batch in batches:
                 self._check(batch)
-                for topic, payloads in staged_topics(batch).items():
-                    count += client.stage(name, topic, payloads)
+                for topic, (payloads, properties) in staged_topics(batch).items():
+                    count += client.stage(name, topic, payloads, properties=properties)
         return (name, count) if count else ("", 0)
 
     @staticmethod
     def _check(batch: pyarrow.RecordBatch) -> None:
-        for name in ("properties", "message_id", "key"):
-            column = batch.column(batch.schema.get_field_index(name))
-            filled = column.is_valid() if name != "properties" else _not_empty(column)
-            if pyarrow.compute.any(filled).as_py():
-                raise InvalidArgument(f"a broker takes topic and payload only; drop the column {name!r} or empty it")
+        for name in ("message_id", "key"):
+            if batch.column(batch.schema.get_field_index(name)).null_count < batch.num_rows:
+                raise InvalidArgument(f"a broker takes no column {name!r} from Spark; drop it")
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         parts = [name for name in names if name]
@@ -196,8 +197,3 @@ class BrokerStaging:
     def abort(self) -> None:
         with connect(self.text) as client:
             client.abort(f"{self.transaction}.*")
-
-
-def _not_empty(column: pyarrow.Array) -> pyarrow.Array:
-    entries = numpy.diff(numpy.asarray(column.offsets)) > 0
-    return pyarrow.array(entries & column.is_valid().to_numpy(zero_copy_only=False))
