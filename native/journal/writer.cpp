@@ -239,7 +239,8 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
         error = disk_.write(segment.index, reinterpret_cast<const std::uint8_t *>(entries_.data()),
                             entries_.size() * sizeof(IndexEntry), 0, segment.entries * sizeof(IndexEntry));
     std::uint64_t zeros = 0, after = segment.end + staging.used;
-    if (after > segment.zeroed && staging.used <= small_commit_bytes) zeros = ahead_bytes;
+    if (after > segment.zeroed && staging.used <= small_commit_bytes && after < segment_bytes_)
+        zeros = std::min(ahead_bytes, segment_bytes_ - after);  // beyond its size the next segment begins
     if (error) return {Failure::write, error, false};
     error = disk_.write(segment.log, staging.bytes.data(), staging.used, zeros, segment.end);
     if (error == ENOSPC && zeros) {  // no room ahead is no reason not to store this

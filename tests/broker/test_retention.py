@@ -53,7 +53,7 @@ def test_the_default_keeps_everything(serve: Callable[..., Server]) -> None:
 
 
 def test_by_size_with_and_without_queues(serve: Callable[..., Server]) -> None:
-    with Client(port=serve(segment_bytes=SEGMENT_BYTES, retain_bytes=80 * SEGMENT_BYTES).port) as client:
+    with Client(port=serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 * SEGMENT_BYTES).port) as client:
         fill(client)
         until(lambda: first(client) > 1)
         client.queue("slow", topics="t", from_position=1)

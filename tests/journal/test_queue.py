@@ -140,7 +140,7 @@ def test_retention_by_size_age_and_queues(tmp_path: Path) -> None:
         for i in range(60):
             journal.append("a", b"%d" % i * 2000)
 
-    with Journal(tmp_path / "size", segment_bytes=65536, retain_bytes=2_500_000) as journal:
+    with Journal(tmp_path / "size", segment_bytes=65536, retain_bytes=150_000) as journal:
         old = journal.append("a", b"old")
         view = memoryview(journal.read(old))
         fill(journal)

@@ -104,7 +104,7 @@ class Journal:
             self._open_writer(sync, making)
         else:
             self._open_reader()
-        self._reader = native.Reader(str(self.directory), segment_bytes)
+        self._reader: native.Reader | None = native.Reader(str(self.directory), segment_bytes)
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -600,10 +600,11 @@ class Journal:
         if self._closed:
             return
         self._closed = True
+        self._reader = None  # its descriptors go now, not when this object is collected; messages hold their own files
         for sleeper in list(self.sleepers):
             sleeper.wake()
+        self._upkeep.end()
         if self.mode == "write":
-            self._upkeep.wait()
             self.writer.close()
             if self._segment is not None:
                 self._segment.close()
@@ -621,9 +622,10 @@ class Journal:
         return f"<Journal {self.directory} ({self.mode}{', closed' if self._closed else ''})>"
 
     def _live_reader(self) -> native.Reader:
-        if self._closed:
+        reader = self._reader
+        if reader is None:
             raise ClosedError(f"journal {self.directory} was closed")
-        return self._reader
+        return reader
 
     def _check_writing(self) -> None:
         if self._closed:

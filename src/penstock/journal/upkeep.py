@@ -39,7 +39,7 @@ class Upkeep:
     def __init__(self, directory: Path, disk: Disk, retain: Callable[[], object]) -> None:
         self._directory = directory
         self._disk = disk
-        self._retain = retain
+        self._retain: Callable[[], object] | None = retain
         self._unsealed: list[Full] = []
         self._thread: threading.Thread | None = None
         self.lock = threading.RLock()
@@ -58,6 +58,11 @@ class Upkeep:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
+    def end(self) -> None:
+        """Wait, and let go of who is kept up, so that it is not kept alive by this."""
+        self.wait()
+        self._retain = None
+
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
         """Nothing is under way and nothing begins; the caller keeps others from rolling."""
@@ -69,7 +74,8 @@ class Upkeep:
         with self.lock:
             self._seal(full)
         try:
-            self._retain()
+            if self._retain is not None:
+                self._retain()
         except (OSError, PenstockError) as error:
             LOG.warning("retention could not be applied: %s", error)
 

@@ -35,9 +35,13 @@ class SmallDisk:
         """Leave about so much."""
         state = os.statvfs(self.ballast.parent)
         size = max(0, state.f_bavail * state.f_frsize - room_bytes)
-        with self.ballast.open("wb") as file:
-            while size > 0:
-                size -= file.write(bytes(min(size, 1 << 20)))
+        with self.ballast.open("wb", buffering=0) as file:
+            try:
+                while size > 0:
+                    size -= file.write(bytes(min(size, 1 << 20)))
+            except OSError as error:  # a segment that is being sealed took some of it meanwhile: full is full
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def free(self) -> None:
         """Room again."""

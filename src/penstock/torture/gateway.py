@@ -59,13 +59,13 @@ def _configuration(directory: Path) -> Path:
 def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
     received = report.directory / "received.log"
     wait_until(lambda: grown(received, 100 * record.ENTRY.size), 120, "messages flow")
-    ever: set[int] = set()
+    ever: dict[int, str] = {}  # with the time each began: a pid is used again
     descriptors: list[int] = []
     restarts: list[float] = []
     for _ in range(report.kills):
         time.sleep(chance.uniform(0, 0.1))
         victim = _child(gateway)
-        ever.add(victim)
+        ever[victim] = _began(victim)
         if chance.random() < 0.2:
             os.kill(victim, signal.SIGSTOP)
             time.sleep(chance.uniform(0, 0.2))
@@ -76,12 +76,13 @@ def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
         wait_until(lambda size=size: grown(received, size), 60, "messages flow again")  # type: ignore[misc]
         restarts.append(time.monotonic() - began)
         descriptors.append(gateway.descriptors())
-    ever.add(_child(gateway))
+    last = _child(gateway)
+    ever[last] = _began(last)
     code = gateway.end()
     report.check("the gateway ends when asked to", code, code == 0)
     report.facts["restart to next message, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
     report.check_descriptors("gateway", descriptors)
-    left = [pid for pid in ever if _lives(pid)]
+    left = [pid for pid, began in ever.items() if _lives(pid) and _began(pid) == began]
     report.check("no process is left", left or "none", not left)
     _judge(report, gateway)
 
@@ -103,6 +104,14 @@ def _lives(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def _began(pid: int) -> str:
+    """When the process began, in ticks since the system did; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
 
 
 def _judge(report: Report, gateway: Worker) -> None:
