@@ -46,9 +46,14 @@ PACKAGES := redis-server chromium chromium-driver nftables iproute2 spin
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
-# Without the long ones, which `make stress` runs.
+# Without the long ones, which `make stress` runs. The tests of Spark mostly wait for a JVM, so they run beside the others
+# and are shown after them; each half must pass.
 test: build system
-	$(PYTEST) --ignore tests/stress
+	@echo "running the tests of Spark beside all others; what they print comes last"
+	@$(PYTEST) --ignore tests/stress -m spark $(ARGUMENTS) > $(STAMP)/spark.log 2>&1 & spark=$$!; \
+	$(PYTEST) --ignore tests/stress -m "not spark" $(ARGUMENTS); others=$$?; \
+	wait $$spark; spark=$$?; cat $(STAMP)/spark.log; \
+	exit $$(( others ? others : spark ))
 
 lint: build
 	$(BIN)/python -m ruff check .
