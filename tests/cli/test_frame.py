@@ -108,7 +108,8 @@ def test_completion_gives_addresses_in_use(variables: dict[str, str]) -> None:
 
 
 def test_completion_can_be_installed() -> None:
-    done = run("--show-completion", "bash", SHELL="/bin/bash")
+    shell = f"{' '.join([*HERE, '--show-completion'])}; exit $?"  # the shell is who started it: here a bash, always
+    done = subprocess.run(["bash", "-c", shell], text=True, capture_output=True, env=environment(), timeout=60)
     assert "_PENSTOCK_COMPLETE=complete_bash" in done.stdout, done.stderr
 
 
