@@ -53,15 +53,19 @@ class Queue:
         """Up to ``most`` messages, those that come again first; waits for the first one only."""
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            self._watch.drain()
-            messages = self._take(most)
-            if messages:
-                return messages
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return []
-            self._sleep(left)
+        try:
+            while True:
+                self._watch.drain()
+                messages = self._take(most)
+                if messages:
+                    return messages
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    return []
+                self._sleep(left)
+        except ClosedError:
+            self._watch.wake()  # one wake ends one sleep: whoever hears of the end passes it on to the next
+            raise
 
     def _take(self, most: int) -> list[Message]:
         with self._journal.queue_lock:
