@@ -58,6 +58,7 @@ class DelayedMessage:
         self._lock = threading.RLock()  # the last release may run in a finaliser, inside a call of this thread
         self._timer: Timer | None = None
         self._generation = 0
+        self._in_flight: int | None = None  # the generation that is queued or handled, until `_handled` was called
         self._waiting: int | None = None  # the generation that fired while the last one was in flight
 
     @property
@@ -79,7 +80,7 @@ class DelayedMessage:
     def state(self) -> Caught:
         """What it is doing now."""
         with self._lock:
-            if self._message.reference_count:
+            if self._in_flight is not None:
                 return Caught.QUEUED if self._message.queued else Caught.HANDLED
             return Caught.IDLE if self._timer is None else Caught.PENDING
 
@@ -108,7 +109,7 @@ class DelayedMessage:
                 self._timer.cancel()
                 self._timer = None
             self._waiting = None
-            if not caught.in_time:
+            if self._in_flight is not None:
                 self._message._mark(self._in_flight, True)
             return caught
 
@@ -128,7 +129,7 @@ class DelayedMessage:
                 return  # aborted or updated at the last moment
             self._timer = None
             self.fired += 1
-            if self._message.reference_count:
+            if self._in_flight is not None:  # not the count: it is 0 already where `_handled` waits for the lock
                 self._waiting = generation
                 self.deferred += 1
                 return
@@ -143,7 +144,7 @@ class DelayedMessage:
     def _handled(self, _: Any) -> None:
         """Called natively when the last reference has gone."""
         with self._lock:
-            generation, self._waiting = self._waiting, None
+            generation, self._waiting, self._in_flight = self._waiting, None, None
             if generation is None:
                 return
             self._take(generation)
