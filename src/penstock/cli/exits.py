@@ -66,7 +66,7 @@ def ending() -> Iterator[None]:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with it closed: what is printed goes nowhere
-            setattr(sys, name, open(os.devnull, "w"))
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
     try:
         yield
         code = 0
@@ -137,6 +137,8 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """An error as one sentence: a failure of the system names the file it is about."""
     if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
+            return f"{error.filename} is a file, and a directory is wanted there"
         about = f"{error.filename}: " if error.filename else ""
         return f"{about}{error.strerror}"
     return str(error) or type(error).__name__
