@@ -82,7 +82,7 @@ class DirectoryStaging:
             for batch in _chain(first, batches):
                 out.write_batch(batch)
                 rows += batch.num_rows
-        whole = f"{partition:06d}-{attempt}-{rows}.arrow"  # a file that was cut short cannot pass for one with fewer rows
+        whole = f"{partition:06d}-{attempt}-{rows}.arrow"  # cut short it cannot pass for one with fewer
         os.rename(self.directory / name, self.directory / whole)
         return whole, rows
 
