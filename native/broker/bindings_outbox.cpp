@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "broker/outbox.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 
@@ -49,7 +50,7 @@ class BoundOutbox {
         std::int64_t sent;
         int error;
         {
-            nb::gil_scoped_release unlocked;
+            GilReleased unlocked;
             sent = outbox_.send(descriptor);
             error = errno;
         }
