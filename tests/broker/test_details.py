@@ -245,6 +245,17 @@ def test_a_hostile_brokers_range_is_refused(field: str, value: int) -> None:
         part.record_batch(["data"])
 
 
+@pytest.mark.parametrize("offsets", [(0, 3), (4, 0)])
+def test_a_hostile_brokers_messages_lie_one_after_the_other(offsets: tuple[int, int]) -> None:
+    """Columns are gathered by ascending offsets: others would point anywhere."""
+    pytest.importorskip("pyarrow")
+    head = {"count": 2, "next": 3, "first": 1, "frontier": 3, "journal": "j", "topics": {"0": "t"}}
+    index = b"".join(encode_entry(offset, 4, 0, 0, 0) for offset in offsets)
+    part = decode_range(json.dumps(head).encode() + b"\n" + index + b"datadata")
+    with pytest.raises(ProtocolError, match="over another one"):
+        part.record_batch(["data"])
+
+
 @pytest.mark.parametrize("head", [
     "", "[", "[]", "5", "{}", '{"count": 5, "next": 2, "first": 1, "frontier": 2, "journal": "j", "topics": {}}',
     '{"count": 0, "next": 2, "first": 1, "frontier": 2, "journal": "j", "topics": {"x": "t"}}',
