@@ -8,6 +8,7 @@
 #include <new>
 
 #include "broker/scanner.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 
@@ -43,7 +44,7 @@ class BoundScanner {
         ssize_t got;
         int error;
         {
-            nb::gil_scoped_release unlocked;
+            GilReleased unlocked;
             do {
                 got = ::recv(descriptor, place, room, MSG_DONTWAIT);
                 error = errno;

@@ -15,6 +15,7 @@
 
 #include <utility>
 
+#include "gil.hpp"
 #include "journal/checksum.hpp"
 #include "journal/compose.hpp"
 #include "journal/disk.hpp"
@@ -30,9 +31,21 @@ namespace {
 
 using namespace journal;
 
-[[noreturn]] void fail(const char *name, const std::string &text) {
-    raise_error(name, "%s", text.c_str());
-    throw nb::python_error();
+// Becomes a Python exception after the stack is unwound: making one runs Python, which must not happen under a lock that
+// another thread takes while it holds the GIL.
+struct Refused {
+    const char *name;  // of an error of penstock.errors
+    std::string text;
+};
+
+[[noreturn]] void fail(const char *name, std::string text) { throw Refused{name, std::move(text)}; }
+
+void raise_refused(const std::exception_ptr &problem, void *) {
+    try {
+        std::rethrow_exception(problem);
+    } catch (const Refused &refused) {
+        raise_error(refused.name, "%s", refused.text.c_str());
+    }
 }
 
 [[noreturn]] void fail_system(int error, const std::string &text, const std::string &place = {}) {
@@ -92,6 +105,8 @@ struct PythonDisk final : Disk {
     nb::object target;
 };
 
+constexpr std::uint64_t max_properties_bytes = 1u << 24;
+
 class BoundWriter {
    public:
     BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk,
@@ -103,7 +118,11 @@ class BoundWriter {
         frontier_file_ = fcntl(frontier_file, F_DUPFD_CLOEXEC, 3);
         if (frontier_file_ < 0) fail_system(errno, "cannot keep the frontier file open");
         frontier_ = mmap(nullptr, frontier_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, frontier_file_, 0);
-        if (frontier_ == MAP_FAILED) fail_system(errno, "cannot map the frontier file");
+        if (frontier_ == MAP_FAILED) {
+            int error = errno;
+            ::close(frontier_file_);
+            fail_system(error, "cannot map the frontier file");
+        }
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
         else disk_ = std::make_unique<PythonDisk>(std::move(disk));
         writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<FrontierFile *>(frontier_), frontier_file_);
@@ -117,7 +136,10 @@ class BoundWriter {
         if (frontier_file_ >= 0) ::close(frontier_file_);
     }
 
-    std::uint32_t topic(std::string_view name, int flags) { return writer_->topic(name, static_cast<std::uint8_t>(flags)); }
+    std::uint32_t topic(std::string_view name, int flags) {
+        check_process();
+        return writer_->topic(name, static_cast<std::uint8_t>(flags));
+    }
     void restore_topic(std::uint32_t id, std::string_view name, int flags, std::uint64_t next, std::int64_t time) {
         if (id == 0 || id > (1u << 24)) fail("CorruptionError", "a topic id is out of range");
         writer_->restore_topic(id, name, static_cast<std::uint8_t>(flags), next, time);
@@ -125,6 +147,7 @@ class BoundWriter {
 
     std::uint64_t stage(std::uint32_t id, nb::handle data, nb::handle properties, nb::handle message_id, nb::handle key,
                         std::int64_t timestamp_ns) {
+        check_process();
         View body(data), encoded(properties), identity(message_id), name(key);
         return put(id, content(body, encoded, identity, name, timestamp_ns));
     }
@@ -132,6 +155,7 @@ class BoundWriter {
     // (position, ordinal), on disk.
     std::pair<std::uint64_t, std::uint64_t> append(std::uint32_t id, nb::handle data, nb::handle properties,
                                                    nb::handle message_id, nb::handle key, std::int64_t timestamp_ns) {
+        check_process();
         View body(data), encoded(properties), identity(message_id), name(key);
         Content what = content(body, encoded, identity, name, timestamp_ns);
         std::uint64_t position, ordinal, ticket;
@@ -147,6 +171,7 @@ class BoundWriter {
 
     // A sequence of buffers of one topic, in one batch.
     nb::tuple stage_buffers(std::uint32_t id, nb::handle sequence, nb::handle properties, std::int64_t timestamp_ns, bool commit) {
+        check_process();
         nb::object items = nb::steal(PySequence_Fast(sequence.ptr(), "append_many takes an iterable of buffers"));
         if (!items.is_valid()) throw nb::python_error();
         Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
@@ -187,7 +212,12 @@ class BoundWriter {
     }
 
     nb::tuple stage_many(nb::handle topics, nb::handle buffer, nb::handle offsets, nb::handle lengths) {
+        check_process();
         View body(buffer), offset_view(offsets), length_view(lengths);
+        const bool one_topic = PyLong_Check(topics.ptr());
+        const std::uint32_t topic = one_topic ? nb::cast<std::uint32_t>(topics) : 0;
+        const nb::bytes nothing("", 0);
+        View topic_view(one_topic ? nb::handle(nothing) : topics);
         auto [starts, count] = numbers<std::uint64_t>(offset_view, "offsets");
         auto [sizes, size_count] = numbers<std::uint64_t>(length_view, "lengths");
         if (count != size_count) fail("InvalidArgument", "offsets and lengths differ in number");
@@ -198,28 +228,28 @@ class BoundWriter {
                 fail("InvalidArgument", "message " + std::to_string(i) + " lies outside the buffer");
             total += padded(sizeof(RecordHeader) + sizes[i]);
         }
-        std::lock_guard lock(writer_->staging_lock());
+        std::unique_lock lock(writer_->staging_lock());
         check_room(total);
         std::uint64_t first;
-        if (PyLong_Check(topics.ptr())) {
-            auto id = nb::cast<std::uint32_t>(topics);
-            check_topic(id);
-            first = writer_->stage_many(&id, 0, body.data(), starts, sizes, count);
+        if (one_topic) {
+            check_topic(topic);
+            first = writer_->stage_many(&topic, 0, body.data(), starts, sizes, count);
         } else {
-            View topic_view(topics);
             auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
             if (id_count != count) fail("InvalidArgument", "topic_ids and offsets differ in number");
             for (std::size_t i = 0; i < count; ++i) check_topic(ids[i]);
             first = writer_->stage_many(ids, 1, body.data(), starts, sizes, count);
         }
+        lock.unlock();
         return nb::make_tuple(first, first + count - 1);
     }
 
     // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
-    // Python for each. Properties, where given, and the message id are those of every message; with None each keeps its
-    // own. `more` (encoded too) is added to them.
+    // Python for each. Properties and message id, where given, are those of every message; with None each keeps its own
+    // properties, and its own message id (unless one is given) and key. `more` (encoded too) is added to the properties.
     nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id,
                           nb::handle more) {
+        check_process();
         if (!batch_check(batch.ptr())) throw nb::type_error("stage_batch takes a Batch");
         const std::vector<Envelope> *entries = batch_entries(batch.ptr());
         if (!entries) throw nb::python_error();
@@ -241,11 +271,11 @@ class BoundWriter {
             addresses[i] = reinterpret_cast<std::uint64_t>(entry.data);
             lengths[i] = static_cast<std::uint64_t>(entry.size);
             check_length(lengths[i]);
-            const std::uint64_t extra = common + (own ? entry.properties_size : 0);
+            const std::uint64_t extra = common + (own ? entry.details_size() : 0);
             bare = bare && extra == 0;
             total += padded(sizeof(RecordHeader) + lengths[i] + extra);
         }
-        std::lock_guard lock(writer_->staging_lock());
+        std::unique_lock lock(writer_->staging_lock());
         check_room(total);
         for (std::size_t i = 0; i < id_count; ++i) check_topic(ids[i]);
         std::uint64_t first = writer_->next_position();
@@ -254,28 +284,40 @@ class BoundWriter {
             for (std::size_t i = 0; i < lengths.size(); ++i) {
                 const Envelope &entry = (*entries)[i];
                 std::string_view chosen = encoded.text();
-                if (own) chosen = {reinterpret_cast<const char *>(entry.properties), entry.properties_size};
+                if (own) chosen = entry.encoded_properties();
                 if (added.size()) chosen = joined.assign(chosen).append(added.text());
-                put(topics[i], {entry.data, lengths[i], chosen, identity.text(), {}, 0});
+                const std::string_view name = own && !identity.size() ? entry.message_id() : identity.text();
+                put(topics[i], {entry.data, lengths[i], chosen, name, own ? entry.key() : std::string_view{}, 0});
             }
         } else {
             first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());
         }
+        lock.unlock();
         return nb::make_tuple(first, first + lengths.size() - 1);
     }
 
-    // Messages (topic id, data, properties, message id, key, time) and states (kind, flags, data) in one batch.
+    // Messages and states (kind, flags, data) in one batch. An item of `messages` is one message (topic id, data,
+    // properties, message id, key, time) or many: (Batch, topic ids as stage_batch takes them), each with all it has,
+    // its time too.
     nb::tuple stage_all(nb::handle messages, nb::handle states) {
+        check_process();
         std::vector<View> views;
-        std::vector<std::uint32_t> ids;
-        std::vector<std::int64_t> times;
-        std::uint64_t total = 0;
+        std::vector<Part> parts;
+        std::uint64_t total = 0, count = 0;
         for (nb::handle item : messages) {
-            ids.push_back(nb::cast<std::uint32_t>(item[0]));
-            check_topic(ids.back());
-            for (int part = 1; part <= 4; ++part) views.emplace_back(nb::object(item[part]));
-            times.push_back(nb::cast<std::int64_t>(item[5]));
-            for (int part = 4; part >= 1; --part) total += views[views.size() - static_cast<std::size_t>(part)].size() + 64;
+            if (nb::len(item) == 2) {
+                Part &part = parts.emplace_back();
+                total += batch_part(item[0], item[1], part);
+                count += part.entries->size();
+                continue;
+            }
+            parts.push_back({nb::cast<std::uint32_t>(item[0]), nb::cast<std::int64_t>(item[5]), views.size(), nullptr, {}});
+            check_topic(parts.back().topic);
+            for (int field = 1; field <= 4; ++field) {
+                views.emplace_back(nb::object(item[field]));
+                total += views.back().size() + 64;
+            }
+            ++count;
         }
         std::size_t message_views = views.size();
         std::vector<std::pair<std::uint32_t, std::uint8_t>> kinds;
@@ -284,21 +326,32 @@ class BoundWriter {
             views.emplace_back(nb::object(item[2]));
             total += views.back().size() + 64;
         }
-        std::lock_guard lock(writer_->staging_lock());
-        check_room(total);
-        std::uint64_t first = writer_->next_position();
-        std::vector<Content> contents;
-        for (std::size_t i = 0; i < ids.size(); ++i)
-            contents.push_back(content(views[i * 4], views[i * 4 + 1], views[i * 4 + 2], views[i * 4 + 3], times[i]));
-        for (std::size_t i = 0; i < ids.size(); ++i) put(ids[i], contents[i]);
-        for (std::size_t i = 0; i < kinds.size(); ++i) {
-            const View &view = views[message_views + i];
-            writer_->stage_state(kinds[i].first, kinds[i].second, view.data(), view.size());
+        std::vector<Content> contents;  // all are checked before the first is staged
+        for (const Part &part : parts) {
+            const View *at = views.data() + part.view;
+            if (!part.entries) contents.push_back(content(at[0], at[1], at[2], at[3], part.time));
         }
-        return nb::make_tuple(first, first + ids.size() - 1, writer_->ticket());
+        std::uint64_t first, ticket;
+        {
+            std::lock_guard lock(writer_->staging_lock());
+            check_room(total);
+            first = writer_->next_position();
+            auto next = contents.begin();
+            for (const Part &part : parts) {
+                if (part.entries) put_batch(part);
+                else put(part.topic, *next++);
+            }
+            for (std::size_t i = 0; i < kinds.size(); ++i) {
+                const View &view = views[message_views + i];
+                writer_->stage_state(kinds[i].first, kinds[i].second, view.data(), view.size());
+            }
+            ticket = writer_->ticket();
+        }
+        return nb::make_tuple(first, first + count - 1, ticket);
     }
 
     void stage_state(std::uint32_t kind, nb::handle data, int flags) {
+        check_process();
         View view(data);
         std::lock_guard lock(writer_->staging_lock());
         check_room(view.size());
@@ -308,7 +361,8 @@ class BoundWriter {
     bool commit(std::uint64_t ticket) { return finish(ticket); }
 
     bool take_lead(bool only_if_full) {
-        nb::gil_scoped_release released;
+        check_process();
+        GilReleased released;
         return writer_->take_lead(only_if_full);
     }
     void give_lead() { writer_->give_lead(); }
@@ -336,7 +390,7 @@ class BoundWriter {
         std::vector<std::uint8_t> bytes(view.data(), view.data() + view.size());
         CommitResult result;
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             result = writer_->commit_records(bytes, count, flags);
         }
         check(result);
@@ -345,7 +399,7 @@ class BoundWriter {
     void publish_frontier(std::uint64_t first, std::uint64_t step) { writer_->publish_frontier(first, step); }
     void close() {
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             writer_->close();
         }
         writer_->count_in(nullptr);  // it commits no more
@@ -353,23 +407,65 @@ class BoundWriter {
     }
 
     nb::list topics() {
-        std::lock_guard lock(writer_->staging_lock());
-        nb::list result;
-        for (std::uint32_t id = 1; id <= writer_->topic_count(); ++id) {
-            const Topic &topic = writer_->topic_at(id);
-            if (topic.committed)
-                result.append(nb::make_tuple(id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
-                                             topic.committed_ordinal, topic.committed_time_ns));
+        check_process();
+        std::vector<std::pair<std::uint32_t, Topic>> committed;  // copied: no Python object is made under the lock
+        {
+            std::lock_guard lock(writer_->staging_lock());
+            for (std::uint32_t id = 1; id <= writer_->topic_count(); ++id)
+                if (writer_->topic_at(id).committed) committed.emplace_back(id, writer_->topic_at(id));
         }
+        nb::list result;
+        for (const auto &[id, topic] : committed)
+            result.append(nb::make_tuple(id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
+                                         topic.committed_ordinal, topic.committed_time_ns));
         return result;
     }
 
     Writer &writer() { return *writer_; }
 
    private:
+    // In a forked child a lock may be held by a thread that is not there.
+    void check_process() {
+        if (writer_->forked()) fail("StateError", "this journal was opened before a fork: open it again in the child");
+    }
     void check_topic(std::uint32_t id) {
         if (id == 0 || id > writer_->topic_count()) fail("InvalidArgument", "there is no topic with id " + std::to_string(id));
     }
+    // One item of stage_all.
+    struct Part {
+        std::uint32_t topic = 0;
+        std::int64_t time = 0;
+        std::size_t view = 0;  // the first of its four
+        const std::vector<Envelope> *entries = nullptr;  // of a batch: what stands above is not used then
+        std::vector<std::uint32_t> topics;
+    };
+
+    // Fills `part` with the messages of a batch, all of them checked; gives the room that they need at most.
+    std::uint64_t batch_part(nb::handle batch, nb::handle topic_ids, Part &part) {
+        if (!batch_check(batch.ptr())) throw nb::type_error("stage_all takes a Batch and its topics' ids");
+        part.entries = batch_entries(batch.ptr());
+        if (!part.entries) throw nb::python_error();
+        View topic_view(topic_ids);
+        auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
+        part.topics.assign(ids, ids + id_count);
+        for (std::uint32_t id : part.topics) check_topic(id);
+        std::uint64_t total = 0;
+        for (const Envelope &entry : *part.entries) {
+            if (entry.channel >= id_count && id_count != 1) fail("InvalidArgument", "a message's channel has no topic id");
+            check_length(static_cast<std::uint64_t>(entry.size));
+            if (entry.properties_size > max_properties_bytes) fail("InvalidArgument", "properties are at most 16 MiB");
+            total += padded(sizeof(RecordHeader) + static_cast<std::uint64_t>(entry.size) + entry.details_size());
+        }
+        return total;
+    }
+
+    void put_batch(const Part &part) {
+        for (const Envelope &entry : *part.entries)
+            put(part.topics[part.topics.size() == 1 ? 0 : entry.channel],
+                {entry.data, static_cast<std::uint64_t>(entry.size), entry.encoded_properties(), entry.message_id(),
+                 entry.key(), entry.timestamp_ns});
+    }
+
     void check_length(std::uint64_t bytes) {
         if (bytes > max_message_bytes_)
             fail("InvalidArgument", "a message of " + std::to_string(bytes) + " bytes is longer than max_message_bytes=" +
@@ -381,7 +477,7 @@ class BoundWriter {
     }
     Content content(const View &data, const View &properties, const View &message_id, const View &key, std::int64_t time) {
         check_length(data.size());
-        if (properties.size() > (1u << 24) || message_id.size() > 65535 || key.size() > 65535)
+        if (properties.size() > max_properties_bytes || message_id.size() > 65535 || key.size() > 65535)
             fail("InvalidArgument", "properties are at most 16 MiB, a message id and a key at most 65535 bytes");
         return {data.data(), data.size(), properties.text(), message_id.text(), key.text(), time};
     }
@@ -393,7 +489,7 @@ class BoundWriter {
     bool finish(std::uint64_t ticket) {
         CommitResult result;
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             result = writer_->commit(ticket);
         }
         check(result);
@@ -442,6 +538,8 @@ Envelope envelope_of(const Found &found) {
     envelope.position = static_cast<std::int64_t>(found.position);
     envelope.properties = envelope.data + record.data_bytes;
     envelope.properties_size = record.properties_bytes;
+    envelope.message_id_size = record.id_bytes;
+    envelope.key_size = record.key_bytes;
     envelope.channel = record.topic;
     return envelope;
 }
@@ -469,11 +567,13 @@ class BoundReader {
         std::vector<Envelope> entries;
         entries.reserve(result.found.size());
         std::uint32_t greatest = 0;
+        bool known = true;
         for (const Found &found : result.found) {
             entries.push_back(envelope_of(found));
             greatest = std::max(greatest, found.topic);
+            known = known && is_named(found.topic);
         }
-        nb::object names = channels(greatest);
+        nb::object names = channels(greatest, known);
         auto *owner = entries.empty() ? nullptr : new MappingOwner(result.mapping, entries.size());
         nb::object batch = nb::steal(batch_new(std::move(entries), owner, names.ptr()));
         if (!batch.is_valid()) throw nb::python_error();
@@ -485,7 +585,7 @@ class BoundReader {
         if (!result.found.empty() && result.found[0].position != position) result.found.clear();
         else check_problem(result.problem);
         if (result.found.empty()) return nb::none();
-        nb::object names = channels(result.found[0].topic);
+        nb::object names = channels(result.found[0].topic, is_named(result.found[0].topic));
         auto *owner = new MappingOwner(result.mapping, 1);
         PyObject *message =
             message_new(envelope_of(result.found[0]), owner, PyTuple_GET_ITEM(names.ptr(), result.found[0].topic));
@@ -542,7 +642,7 @@ class BoundReader {
 
    private:
     ReadResult look(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
-        nb::gil_scoped_release released;
+        GilReleased released;
         std::lock_guard lock(mutex_);
         return reader_->read(start, most, most_bytes, filter);
     }
@@ -551,7 +651,7 @@ class BoundReader {
         Problem problem;
         std::decay_t<decltype(call(problem))> result;
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             std::lock_guard lock(mutex_);
             result = call(problem);
         }
@@ -559,31 +659,39 @@ class BoundReader {
         return result;
     }
 
+    // Topics are numbered when they are asked for and defined when they are first used, so a lower id may come later.
+    bool is_named(std::uint32_t topic) const { return topic < named_.size() && named_[topic]; }
+
     // All names so far, by topic id.
-    nb::object channels(std::uint32_t greatest) {
-        if (names_.is_valid() && static_cast<std::size_t>(PyTuple_GET_SIZE(names_.ptr())) > greatest) return names_;
+    nb::object channels(std::uint32_t greatest, bool known_already) {
+        if (names_.is_valid() && known_already) return names_;
         std::vector<std::string> known;
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             std::lock_guard lock(mutex_);
-            reader_->topic_name(greatest);
             known = reader_->topics();
         }
         std::size_t count = std::max<std::size_t>(known.size(), greatest + std::size_t{1});
         nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+        if (!names.is_valid()) throw nb::python_error();
+        std::vector<bool> named(count);
         for (std::size_t id = 0; id < count; ++id) {
             std::string name = id < known.size() ? known[id] : std::string();
+            named[id] = !name.empty();
+            if (name.empty()) name = Reader::unknown_name(static_cast<std::uint32_t>(id));  // its record was damaged
             PyObject *text = PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace");
             if (!text) throw nb::python_error();
             PyTuple_SET_ITEM(names.ptr(), static_cast<Py_ssize_t>(id), text);
         }
         names_ = names;
-        return names_;
+        named_ = std::move(named);
+        return names;
     }
 
     std::mutex mutex_;
     std::unique_ptr<Reader> reader_;
     nb::object names_;
+    std::vector<bool> named_;  // which of them are known
 };
 
 // Memory of a draft until its function has stored a copy of it.
@@ -615,7 +723,7 @@ nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::
     View view(buffer);
     Scan result;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         result = scan_segment(view.data(), view.size(), {nonce, first, limit, durable, gaps});
     }
     nb::dict answer;
@@ -647,7 +755,7 @@ nb::tuple compose(nb::handle source, nb::handle index, std::uint64_t nonce, std:
     View bytes(source), entries(index), records(head);
     Composed result;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         result = compose_segment(bytes.data(), bytes.size(), reinterpret_cast<const IndexEntry *>(entries.data()),
                                  entries.size() / sizeof(IndexEntry), nonce, first, records.data(), records.size(),
                                  head_records, head_flags);
@@ -669,7 +777,7 @@ nb::bytes sums_of(nb::handle data, std::uint64_t end) {
     View view(data);
     std::vector<std::uint32_t> sums;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         sums = block_sums(view.data(), std::min<std::uint64_t>(end, view.size()));
     }
     return nb::bytes(sums.data(), sums.size() * 4);
@@ -679,7 +787,7 @@ nb::bytes summary_of(nb::handle index) {
     View view(index);
     std::vector<std::uint8_t> bytes;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         bytes = summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry));
     }
     return nb::bytes(bytes.data(), bytes.size());
@@ -688,13 +796,14 @@ nb::bytes summary_of(nb::handle index) {
 template <std::uint32_t (*function)(std::uint32_t, const void *, std::size_t)>
 std::uint32_t checksum(nb::handle data, std::uint32_t value) {
     View view(data);
-    nb::gil_scoped_release released;
+    GilReleased released;
     return function(value, view.data(), view.size());
 }
 
 }  // namespace
 
 void bind_journal(nb::module_ &module) {
+    nb::register_exception_translator(raise_refused);
     module.def("crc32c", checksum<crc32c>, nb::arg("data"), nb::arg("value") = 0);
     module.def("crc32c_table", checksum<crc32c_table>, nb::arg("data"), nb::arg("value") = 0);
     module.def("crc32", checksum<journal::crc32>, nb::arg("data"), nb::arg("value") = 0);
@@ -711,7 +820,7 @@ void bind_journal(nb::module_ &module) {
     nb::class_<Watch>(module, "Watch")
         .def(nb::init<const std::string &>())
         .def("fileno", &Watch::file)
-        .def("wait", &Watch::wait, nb::arg("timeout_ms"), nb::call_guard<nb::gil_scoped_release>())
+        .def("wait", &Watch::wait, nb::arg("timeout_ms"), nb::call_guard<GilReleased>())
         .def("drain", &Watch::drain)
         .def("wake", &Watch::wake);
     nb::class_<BoundWriter>(module, "Writer")
@@ -741,6 +850,7 @@ void bind_journal(nb::module_ &module) {
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
         .def("publish_frontier", &BoundWriter::publish_frontier, nb::arg("first"), nb::arg("generation_step"))
+        .def("fail", [](BoundWriter &self, int error) { self.writer().fail(error); }, nb::arg("error"))
         .def("close", &BoundWriter::close)
         .def_prop_ro("staged_bytes", [](BoundWriter &self) { return self.writer().staged_bytes(); })
         .def_prop_ro("next_position", [](BoundWriter &self) { return self.writer().next_position(); })

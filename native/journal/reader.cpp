@@ -129,12 +129,24 @@ std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const c
     return directory_ + name;
 }
 
+// The frontier is read before the names, and stays what it was until the next refresh: one that is newer may speak of a
+// segment that is not in the list, and what is not in the list looks like damage.
 void Reader::refresh() {
-    FrontierWords words = frontier();
-    if (words.generation == generation_ && words.segment == listed_segment_) return;
+    seen_ = frontier();
+    if (seen_.generation == generation_ && seen_.segment == listed_segment_) return;
     list();
-    generation_ = words.generation;
-    listed_segment_ = words.segment;
+    generation_ = seen_.generation;
+    listed_segment_ = seen_.segment;
+}
+
+// Whether a segment that cannot be opened has gone or been written anew meanwhile; the list is up to date then.
+bool Reader::gone(std::uint64_t first, std::uint32_t revision, Problem &problem) {
+    if (problem.kind != Problem::system || problem.error != ENOENT) return false;
+    list();
+    auto place = segments_.find(first);
+    if (place != segments_.end() && place->second.revision == revision) return false;
+    problem = {};
+    return true;
 }
 
 void Reader::list() {
@@ -166,7 +178,7 @@ std::uint64_t Reader::first() {
 std::vector<Reader::SegmentPlace> Reader::places() {
     refresh();
     std::vector<SegmentPlace> result;
-    std::uint64_t frontier_now = frontier().frontier;
+    std::uint64_t frontier_now = seen_.frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first <= frontier_now; ++at)
         result.push_back({at->first, std::min(next_of(at), frontier_now), at->second.revision});
     return result;
@@ -196,35 +208,38 @@ void Reader::close_unused(const Segment &keep) {
     oldest->rebuilt.reset();
 }
 
-bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem) {
+bool Reader::open_log(std::uint64_t first, bool active, Segment &segment, Problem &problem) {
     segment.used = ++clock_;
-    bool active = next == ~std::uint64_t{0};
+    if (segment.log) return true;
+    std::string path = path_of(first, segment.revision, "log");
+    segment.log = Mapping::open(path, active ? segment_bytes_ + (std::uint64_t{1} << 26) : 0);
     if (!segment.log) {
-        std::string path = path_of(first, segment.revision, "log");
-        segment.log = Mapping::open(path, active ? segment_bytes_ + (std::uint64_t{1} << 26) : 0);
-        if (!segment.log) {
-            problem = {Problem::system, "cannot open a segment", path, errno};
-            return false;
-        }
-        if (segment.log->file_bytes() < segment_header_bytes) {
-            segment.log.reset();
-            problem = {Problem::damage, "the segment is shorter than its header", path, 0};
-            return false;
-        }
-        std::memcpy(&segment.flags, segment.log->data() + 12, 4);
-        std::memcpy(&segment.nonce, segment.log->data() + 32, 8);
-        segment.sealed_next = sealed(segment.log->data()) ? copy<std::uint64_t>(segment.log->data() + 520) : 0;
-        std::uint32_t checksum;
-        std::memcpy(&checksum, segment.log->data() + 60, 4);
-        if (checksum != crc32c(0, segment.log->data(), 60)) {
-            segment.log.reset();
-            problem = {Problem::damage, "the segment's header is damaged", path, 0};
-            return false;
-        }
-        close_unused(segment);
+        problem = {Problem::system, "cannot open a segment", path, errno};
+        return false;
     }
-    std::uint64_t frontier_now = frontier().frontier;
-    std::uint64_t end = std::min(next, frontier_now);
+    if (segment.log->file_bytes() < segment_header_bytes) {
+        segment.log.reset();
+        problem = {Problem::damage, "the segment is shorter than its header", path, 0};
+        return false;
+    }
+    std::memcpy(&segment.flags, segment.log->data() + 12, 4);
+    std::memcpy(&segment.nonce, segment.log->data() + 32, 8);
+    segment.sealed_next = sealed(segment.log->data()) ? copy<std::uint64_t>(segment.log->data() + 520) : 0;
+    std::uint32_t checksum;
+    std::memcpy(&checksum, segment.log->data() + 60, 4);
+    if (checksum != crc32c(0, segment.log->data(), 60)) {
+        segment.log.reset();
+        problem = {Problem::damage, "the segment's header is damaged", path, 0};
+        return false;
+    }
+    close_unused(segment);
+    return true;
+}
+
+bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem) {
+    bool active = next == ~std::uint64_t{0};
+    if (!open_log(first, active, segment, problem)) return false;
+    std::uint64_t end = std::min(next, seen_.frontier);
     view.segment = &segment;
     if (segment.rebuilt && (!active || segment.rebuilt->next_position >= end)) {
         view.entries = segment.rebuilt->index.data();
@@ -259,7 +274,7 @@ bool Reader::rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, 
         if (got == 0) break;
         done += static_cast<std::uint64_t>(got);
     }
-    std::uint64_t durable = frontier().frontier;
+    std::uint64_t durable = seen_.frontier;
     segment.rebuilt = std::make_unique<Scan>(scan_segment(
         bytes.data(), done, {segment.nonce, first, std::min(next, durable), std::min(next, durable), (segment.flags & 3) != 0}));
     auto &index = segment.rebuilt->index;
@@ -281,7 +296,7 @@ bool Reader::entry_good(const View &view, const IndexEntry &entry, std::uint64_t
 ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
     ReadResult result;
     refresh();
-    std::uint64_t frontier_now = frontier().frontier;
+    std::uint64_t frontier_now = seen_.frontier;
     if (!segments_.empty()) start = std::max(start, segments_.begin()->first);
     result.next = start;
     while (result.found.empty() && start < frontier_now) {
@@ -290,16 +305,10 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         std::uint64_t next = next_of(at), end = std::min(next, frontier_now);
         View view;
         if (!open_segment(at->first, next, at->second, view, result.problem)) {
-            if (result.problem.kind == Problem::system && result.problem.error == ENOENT) {  // retention was quicker
-                std::uint64_t gone = at->first;
-                list();
-                if (segments_.count(gone) == 0 || segments_.empty()) {
-                    result.problem = {};
-                    start = std::max(start, first());
-                    continue;
-                }
-            }
-            return result;
+            if (!gone(at->first, at->second.revision, result.problem)) return result;
+            if (!segments_.empty()) start = std::max(start, segments_.begin()->first);  // retention was quicker
+            result.next = start;
+            continue;
         }
         std::uint64_t file_bytes = view.segment->log->file_bytes();
         if (file_bytes > view.segment->log->bytes()) {  // it has outgrown its mapping
@@ -323,7 +332,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
             bool in_order = entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt));
             if (in_order && entry->position > expected && !gaps) break;  // damaged in between: told below
             if (in_order && filter) {
-                if (!filter->known(entry->topic)) filter->learn(entry->topic, topic_name(entry->topic));
+                if (!filter->known(entry->topic) && !learn(*filter, entry->topic, result.problem)) return result;
                 if (!filter->verdict(entry->topic)) {
                     expected = entry->position + 1;
                     continue;
@@ -370,10 +379,11 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
 
 std::uint64_t Reader::find_time(std::int64_t timestamp_ns, std::uint32_t topic, Problem &problem) {
     refresh();
-    std::uint64_t frontier_now = frontier().frontier;
+    std::uint64_t frontier_now = seen_.frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
         View view;
-        if (!open_segment(at->first, next_of(at), at->second, view, problem)) return 0;
+        if (!open_segment(at->first, next_of(at), at->second, view, problem))
+            return gone(at->first, at->second.revision, problem) ? find_time(timestamp_ns, topic, problem) : 0;
         // A sealed segment says how far it goes: most are passed over.
         const std::uint8_t *head = view.segment->log->data();
         if (sealed(head) && copy<std::int64_t>(head + 544) < timestamp_ns) continue;
@@ -401,75 +411,88 @@ bool Reader::may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t
 
 std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem) {
     refresh();
-    std::uint64_t frontier_now = frontier().frontier;
+    std::uint64_t frontier_now = seen_.frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
         if (!may_hold(at->first, at->second.revision, topic, ordinal)) continue;
         View view;
-        if (!open_segment(at->first, next_of(at), at->second, view, problem)) return 0;
+        if (!open_segment(at->first, next_of(at), at->second, view, problem))
+            return gone(at->first, at->second.revision, problem) ? find_ordinal(topic, ordinal, problem) : 0;
         for (std::uint64_t i = 0; i < view.count; ++i)
             if (view.entries[i].topic == topic && view.entries[i].ordinal >= ordinal) return view.entries[i].position;
     }
     return 0;
 }
 
-// Learns names from the newest segment: its snapshot has all that were known before it.
-void Reader::walk_topics() {
-    refresh();
-    FrontierWords words = frontier();
-    auto at = segment_of(words.frontier);
+// Learns names from the newest segment: its snapshot has all that were known before it. Called while another segment is
+// being read, so it goes by the list as it is (a fresh one might take that segment away) and leaves the indexes alone.
+void Reader::walk_topics(Problem &problem) {
+    auto at = segment_of(seen_.frontier);
     if (at == segments_.end()) return;
-    View view;
-    Problem problem;
-    if (!open_segment(at->first, next_of(at), at->second, view, problem)) return;
-    if (walked_segment_ != at->first || walked_revision_ != at->second.revision || walked_to_ < segment_header_bytes) {
+    const Segment &segment = at->second;
+    if (!open_log(at->first, std::next(at) == segments_.end(), at->second, problem)) return;
+    if (walked_segment_ != at->first || walked_revision_ != segment.revision || walked_to_ < segment_header_bytes) {
         walked_segment_ = at->first;
-        walked_revision_ = at->second.revision;
+        walked_revision_ = segment.revision;
         walked_to_ = segment_header_bytes;
     }
-    std::uint64_t end = std::min(view.segment->log->file_bytes(), view.segment->log->bytes());
-    if (words.segment == at->first && words.end) end = std::min(end, words.end);
-    const std::uint8_t *data = view.segment->log->data();
+    std::uint64_t end = std::min(segment.log->file_bytes(), segment.log->bytes());
+    const bool known_end = seen_.segment == at->first && seen_.end;
+    if (known_end) end = std::min(end, seen_.end);
     while (walked_to_ + sizeof(BatchHeader) <= end) {
-        auto header = copy<BatchHeader>(data + walked_to_);
-        if (header.magic != batch_magic || header.nonce != view.segment->nonce || header.bytes < sizeof header ||
+        auto header = copy<BatchHeader>(segment.log->data() + walked_to_);
+        if (header.magic != batch_magic || header.nonce != segment.nonce || header.bytes < sizeof header ||
             header.bytes > end - walked_to_)
             return;
-        std::uint64_t record_at = sizeof header;
-        for (std::uint32_t i = 0; header.flags & (batch_topics | batch_snapshot) && i < header.records; ++i) {
-            if (header.bytes - record_at < sizeof(RecordHeader)) break;
-            auto record = copy<RecordHeader>(data + walked_to_ + record_at);
-            if (!record_fits(record, header.bytes - record_at)) break;
-            if (record.kind == kind_topic && record.topic < (1u << 24)) {
-                if (topics_.size() <= record.topic) topics_.resize(record.topic + 1);
-                auto *name = reinterpret_cast<const char *>(data + walked_to_ + record_at + sizeof record);
-                topics_[record.topic].assign(name, record.data_bytes);
-            }
-            record_at += record.bytes;
-        }
+        if (header.flags & (batch_topics | batch_snapshot) && !walk_batch(segment, header, known_end)) return;
         walked_to_ += header.bytes;
     }
 }
 
-const std::string &Reader::topic_name(std::uint32_t id) {
-    if (id >= topics_.size() || topics_[id].empty()) walk_topics();
-    if (id >= topics_.size() && id < (1u << 24)) topics_.resize(id + 1);
-    static const std::string unknown = "unknown";
-    if (id >= topics_.size()) return unknown;
-    if (topics_[id].empty()) topics_[id] = "unknown#" + std::to_string(id);  // its record was damaged
-    return topics_[id];
+// False: the batch is not all there yet, look again later. One that is durable is damaged instead: what it has is taken.
+bool Reader::walk_batch(const Segment &segment, const BatchHeader &header, bool durable) {
+    const std::uint8_t *batch = segment.log->data() + walked_to_;
+    std::uint64_t at = sizeof header, position = header.first_position;
+    for (std::uint32_t i = 0; i < header.records; ++i) {
+        if (header.bytes - at < sizeof(RecordHeader)) return durable;
+        auto record = copy<RecordHeader>(batch + at);
+        if (!record_fits(record, header.bytes - at)) return durable;
+        if (record.kind == kind_topic && record.topic < (1u << 24)) {
+            if (crc32c(record_seed(segment.nonce, position), batch + at + 4, record.bytes - 4) != record.checksum) {
+                if (!durable) return false;
+            } else {
+                if (topics_.size() <= record.topic) topics_.resize(record.topic + 1);
+                topics_[record.topic].assign(reinterpret_cast<const char *>(batch + at + sizeof record), record.data_bytes);
+            }
+        }
+        if (record.kind == kind_message) ++position;
+        at += record.bytes;
+    }
+    return true;
+}
+
+// What the filter says of a topic. Where its name cannot be looked up now nothing is said: that is no reason to pass over
+// its messages.
+bool Reader::learn(TopicFilter &filter, std::uint32_t topic, Problem &problem) {
+    if (topic >= topics_.size() || topics_[topic].empty()) walk_topics(problem);
+    if (problem.kind != Problem::none) return false;
+    const bool known = topic < topics_.size() && !topics_[topic].empty();
+    filter.learn(topic, known ? topics_[topic] : unknown_name(topic));  // its record was damaged
+    return true;
 }
 
 std::uint32_t Reader::topic_id(std::string_view name) {
     for (int attempt = 0; attempt < 2; ++attempt) {
         for (std::size_t id = 1; id < topics_.size(); ++id)
             if (topics_[id] == name) return static_cast<std::uint32_t>(id);
-        walk_topics();
+        topics();
     }
     return 0;
 }
 
 const std::vector<std::string> &Reader::topics() {
-    walk_topics();
+    refresh();
+    Problem problem;
+    walk_topics(problem);
     return topics_;
 }
 

@@ -1,7 +1,7 @@
 // Reader: messages of a journal as views of its mapped files, up to the durable frontier, never further.
 //
 // Rules
-//   - One thread at a time (the bindings hold the GIL); any number of readers in any number of processes, no locks.
+//   - One thread at a time (the bindings hold a lock); any number of readers in any number of processes, no locks.
 //   - The size of a file is asked for before its mapping is touched, so that a truncated file is an error, not a fault.
 //   - A record is handed out only when its checksum and its index entry agree; a stale index is rebuilt in memory.
 #pragma once
@@ -78,14 +78,14 @@ class Reader {
     // Null with a problem filled in when the directory cannot be read.
     static std::unique_ptr<Reader> open(const std::string &directory, std::uint64_t segment_bytes, Problem &problem);
 
-    FrontierWords frontier() const;
+    FrontierWords frontier() const;  // now; calls below look at the journal as of one moment, their beginning
     std::uint64_t first();  // least position kept
     // Messages from `start` on that pass the filter: of one segment, so that one mapping holds them.
     ReadResult read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter);
     // The first position at or after: by time (topic 0: any) or by ordinal in a topic. 0: none.
     std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic, Problem &problem);
     std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem);
-    const std::string &topic_name(std::uint32_t id);
+    static std::string unknown_name(std::uint32_t id) { return "unknown#" + std::to_string(id); }
     std::uint32_t topic_id(std::string_view name);
     const std::vector<std::string> &topics();
     struct SegmentPlace {
@@ -115,18 +115,23 @@ class Reader {
     void list();
     std::map<std::uint64_t, Segment>::iterator segment_of(std::uint64_t position);
     std::uint64_t next_of(std::map<std::uint64_t, Segment>::iterator at) const;
+    bool open_log(std::uint64_t first, bool active, Segment &segment, Problem &problem);
     bool open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
     bool may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const;
     void close_unused(const Segment &keep);
-    void walk_topics();
+    bool gone(std::uint64_t first, std::uint32_t revision, Problem &problem);
+    void walk_topics(Problem &problem);
+    bool walk_batch(const Segment &segment, const BatchHeader &header, bool durable);
+    bool learn(TopicFilter &filter, std::uint32_t topic, Problem &problem);
 
     std::string directory_;
     std::uint64_t segment_bytes_ = 0;
     std::shared_ptr<Mapping> frontier_;
     std::map<std::uint64_t, Segment> segments_;  // by first position
     std::uint64_t generation_ = ~std::uint64_t{0}, listed_segment_ = ~std::uint64_t{0};
+    FrontierWords seen_;  // of the last refresh: segments_ has every position below its frontier
     std::uint64_t clock_ = 0;
 
     std::vector<std::string> topics_;  // by id; empty: not known

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,6 +19,14 @@ namespace {
 constexpr std::uint64_t ahead_bytes = 1 << 20;
 constexpr std::uint64_t small_commit_bytes = 1 << 16;
 constexpr std::uint64_t kept_staging_bytes = 8 << 20;
+constexpr std::size_t failures_remembered = 1024;  // stretches of them
+
+std::atomic<std::uint32_t> forks = 0;
+
+std::uint32_t fork_count() {
+    [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    return forks.load();
+}
 
 // Release, so that who sees a word of the frontier sees the odd sequence that went before it.
 void store(std::uint64_t &word, std::uint64_t value) {
@@ -34,7 +43,9 @@ std::int64_t realtime_ns() {
 
 Writer::Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, FrontierFile *frontier, int frontier_file)
     : disk_(disk), segment_bytes_(segment_bytes), sync_(sync), frontier_(frontier), frontier_file_(frontier_file),
-      pid_(getpid()) {}
+      generation_(fork_count()) {}
+
+bool Writer::forked() const { return forks.load(std::memory_order_relaxed) != generation_; }
 
 std::uint32_t Writer::topic(std::string_view name, std::uint8_t flags) {
     std::lock_guard lock(staging_mutex_);
@@ -172,11 +183,23 @@ bool Writer::stage_state(std::uint32_t kind, std::uint8_t flags, const std::uint
 }
 
 bool Writer::was_failed(std::uint64_t number) const {
-    return std::find(failed_.begin(), failed_.end(), number) != failed_.end();
+    if (number <= failed_unknown_) return true;
+    auto after = std::upper_bound(failed_.begin(), failed_.end(), number,
+                                  [](std::uint64_t n, const auto &stretch) { return n < stretch.first; });
+    return after != failed_.begin() && std::prev(after)->second >= number;
+}
+
+// Neighbours become one stretch: a disk that stays full costs one entry, however often it refuses.
+void Writer::note_failed(std::uint64_t number) {
+    if (!failed_.empty() && failed_.back().second + 1 == number) failed_.back().second = number;
+    else failed_.emplace_back(number, number);
+    if (failed_.size() <= failures_remembered) return;
+    failed_unknown_ = failed_.front().second;
+    failed_.pop_front();
 }
 
 CommitResult Writer::commit(std::uint64_t number) {
-    if (getpid() != pid_) return {Failure::forked, 0, false};
+    if (forked()) return {Failure::forked, 0, false};
     if (number == 0) {
         std::lock_guard staging(staging_mutex_);
         std::lock_guard lead(lead_mutex_);
@@ -225,9 +248,8 @@ void Writer::give_back(std::uint64_t number) {
     std::lock_guard lead(lead_mutex_);
     ++failures;
     if (counters_) counters_->errors.add();
-    failed_.push_back(number);
-    if (others) failed_.push_back(number = staging_number_++);  // who staged meanwhile hears of the failure too
-    while (failed_.size() > 1024) failed_.pop_front();
+    note_failed(number);
+    if (others) note_failed(number = staging_number_++);  // who staged meanwhile hears of the failure too
     done_number_ = number;
 }
 
@@ -273,7 +295,8 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
 CommitResult Writer::undo_write(int error) {
     std::uint32_t there = 0;
     ssize_t got = pread(segment_.log, &there, sizeof there, static_cast<off_t>(segment_.end));
-    if (got <= 0 || there == 0) return {Failure::write, error, false};
+    if (got < 0) return {Failure::sync, error, false};
+    if (got == 0 || there == 0) return {Failure::write, error, false};
     const std::uint8_t wiped[8] = {};
     int failed = disk_.write(segment_.log, wiped, sizeof wiped, 0, segment_.end);
     if (!failed) failed = disk_.sync(segment_.log);
@@ -385,10 +408,11 @@ void Writer::replace_segment(const ActiveSegment &segment, std::uint64_t next_po
 void Writer::restore_segment() {
     segment_ = previous_;
     full_ = segment_.end >= segment_bytes_;
+    move_frontier();  // it spoke of the one that is not to be
 }
 
 CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags) {
-    if (getpid() != pid_) return {Failure::forked, 0, false};
+    if (forked()) return {Failure::forked, 0, false};
     Staging staging;
     staging.bytes.resize(sizeof(BatchHeader) + records.size());
     if (!records.empty()) std::memcpy(staging.bytes.data() + sizeof(BatchHeader), records.data(), records.size());
@@ -404,7 +428,17 @@ CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, st
     return result;
 }
 
+void Writer::fail(int error) {
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (failure_ == Failure::none) failure_ = Failure::sync;
+        failed_error_ = error;
+    }
+    lead_changed_.notify_all();
+}
+
 void Writer::close() {
+    if (forked()) return;
     {
         std::unique_lock lead(lead_mutex_);
         lead_changed_.wait(lead, [&] { return !leading_; });

@@ -18,6 +18,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "counters/counters.hpp"
@@ -88,7 +89,10 @@ class Writer {
     // Writes what the caller encoded (a snapshot) into the segment, synced, without touching what is staged. Who leads.
     CommitResult commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags);
     void publish_frontier(std::uint64_t first, std::uint64_t generation_step);
-    void close();
+    // Nobody knows any more what is on disk: as after a failed sync.
+    void fail(int error);
+    void close();  // waits for who leads
+    bool forked() const;  // in a child of the process that made it: its locks may be held by nobody
 
     const ActiveSegment &segment() const { return segment_; }
     std::uint64_t next_position() const { return next_position_; }  // with what is staged
@@ -115,6 +119,7 @@ class Writer {
     void put_sums(const std::uint8_t *data, std::uint64_t bytes);
     void keep_topics();
     bool was_failed(std::uint64_t number) const;
+    void note_failed(std::uint64_t number);
     void give_back(std::uint64_t number);
     void move_frontier();
 
@@ -123,7 +128,7 @@ class Writer {
     bool sync_;
     FrontierFile *frontier_;
     int frontier_file_;
-    int pid_;
+    std::uint32_t generation_;
 
     std::recursive_mutex staging_mutex_;  // staging_, topics_, next_position_; taken before lead_mutex_, never after it
     Staging staging_;
@@ -136,7 +141,8 @@ class Writer {
     std::condition_variable lead_changed_;
     bool leading_ = false;
     std::uint64_t done_number_ = 0;    // batches up to it are durable or failed
-    std::deque<std::uint64_t> failed_;  // the last that failed, for waiters that come late
+    std::deque<std::pair<std::uint64_t, std::uint64_t>> failed_;  // first and last of those that failed
+    std::uint64_t failed_unknown_ = 0;  // up to it nobody remembers which failed: whoever asks is told the worse
     int failed_error_ = 0;
     Failure failure_ = Failure::none;
 

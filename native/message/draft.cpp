@@ -97,10 +97,11 @@ PyObject *publish_size(Draft *draft, Py_ssize_t size) {
                             "%u writable view(s) of this draft are still alive; delete them (del array) and publish "
                             "again: nothing was published",
                             draft->exports);
-    PyObject *result = draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size);
-    if (!result) return nullptr;
+    // First: whoever publishes, cancels or writes to it while its owner waits finds it published.
     draft->state = DraftState::published;
-    draft->memory_held = false;
+    PyObject *result = draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size);
+    if (result) draft->memory_held = false;
+    else if (draft->memory_held) draft->state = DraftState::open;
     return result;
 }
 

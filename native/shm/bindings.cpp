@@ -164,7 +164,7 @@ static nb::object text_of(const std::string &text) {
 static nb::list channels() {
     std::vector<shm::ChannelView> views;
     {
-        nb::gil_scoped_release released;
+        GilReleased released;
         views = shm::list_channels();
     }
     nb::list all;
@@ -207,7 +207,7 @@ void bind_shm(nb::module_ &module) {
     module.def("clean", [] {
         std::vector<std::string> removed;
         {
-            nb::gil_scoped_release released;
+            GilReleased released;
             removed = shm::clean_channels();
         }
         nb::list names;

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "gil.hpp"
 #include "shm/error.hpp"
 #include "shm/membership.hpp"
 #include "shm/sleep.hpp"
@@ -25,10 +26,7 @@ bool read_number(PyObject *dictionary, const char *key, long long low, long long
 
 template <typename Function>
 auto without_gil(Function &&function) {
-    struct Released {
-        PyThreadState *state = PyEval_SaveThread();
-        ~Released() { PyEval_RestoreThread(state); }
-    } released;
+    GilReleased released;
     return function();
 }
 

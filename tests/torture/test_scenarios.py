@@ -70,6 +70,8 @@ def test_a_short_soak_has_every_reach_and_loses_nothing(seed: int, tmp_path: Pat
     arrived = [check for check in report.checks if check.promise.endswith("everything arrives in order")]
     assert {check.promise.split(":")[0] for check in arrived} == {"bus", "shm", "tcp", "journal", "broker"}
     ended = [check for check in report.checks if check.promise == "all end when asked to"]
+    ended += [check for check in report.checks if check.promise.endswith("files stay within bounds")]
+    assert len(ended) == 3
     assert all(check.held for check in arrived + ended), report.text()  # whether something grows needs more time
 
 

@@ -9,6 +9,7 @@ nobody is as it was before the turn.
 from __future__ import annotations
 
 import json
+import logging
 import struct
 import time
 import uuid
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
-from penstock._core.broker import batch_bytes, batch_names
+from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock.broker import dead_letters, delayed, words
 from penstock.broker.identifiers import Identifiers
 from penstock.broker.limits import Limits
@@ -34,11 +35,14 @@ from penstock.broker.records import (
 )
 from penstock.broker.transactions import Transactions
 from penstock.broker.words import Refusal
+from penstock.errors import PenstockError
+from penstock.journal.layout import check_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
     from penstock.broker.store import Store
 
+logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
@@ -104,15 +108,24 @@ class Broker:
     def _apply(self, kind: int, data: bytes) -> None:
         if kind == KIND_QUEUE:
             fields = json.loads(data)
-            options = QueueOptions.load(fields["options"])
-            if fields["name"] in self.queues:
-                self.queues[fields["name"]].rebind(options)
-            else:
-                self.queues[fields["name"]] = Queue(fields["name"], options, fields["start"], self.store)
+            self._apply_queue(fields["name"], QueueOptions.load(fields["options"]), fields["start"])
         elif kind == KIND_DELAYED:
             self.delayed.state.apply(data)
         else:
             self._apply_named(kind, *unnamed(data))
+
+    def _apply_queue(self, name: str, options: QueueOptions, start: int) -> None:
+        try:
+            words.check_queue(name)
+            for pattern in options.topics:
+                check_pattern(pattern)
+        except PenstockError as error:  # it would stop the loop, for all
+            logger.warning("queue %r of the log is left out: %s", name, error)
+            return
+        if name in self.queues:
+            self.queues[name].rebind(options)
+        else:
+            self.queues[name] = Queue(name, options, start, self.store)
 
     def _apply_named(self, kind: int, name: str, rest: bytes) -> None:
         if kind == KIND_CHANGE and name in self.queues:
@@ -145,7 +158,7 @@ class Broker:
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
         following = self.store.next if start is None else start
-        queue = Queue(words.check_name(name, "queue"), options, following, self.store)
+        queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
         self._by_topic.clear()
@@ -275,6 +288,7 @@ class Broker:
         first = last = 0
         for batch in self.transactions.batches(names, all_there=bool(parts)):
             positions = self.publish(batch)
+            self._note_identifiers(batch, positions)
             first, last = first or positions[0], positions[-1]
         taken = self.transactions.take(names)
         self.transactions.note(transaction, first, last)
@@ -288,6 +302,16 @@ class Broker:
 
         self.on_failure(undo)
         return first, last, False
+
+    def _note_identifiers(self, batch: Batch, positions: Sequence[int]) -> None:
+        """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
+        fresh = []
+        for number, identifier in message_ids(batch, self.limits.deduplication_ids, words.MAX_NAME_BYTES):
+            if self.identifiers.find(identifier) is None:
+                self.identifiers.note(identifier, positions[number])
+                fresh.append(identifier)
+        if fresh:
+            self.on_failure(lambda: self.identifiers.forget(*fresh))
 
     # --- the turn of the loop
 

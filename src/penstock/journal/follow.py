@@ -7,7 +7,7 @@ across processes and costs the writer nothing per reader. One thread at a time p
 from __future__ import annotations
 
 import math
-import threading
+import os
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +18,7 @@ from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import layout, presence
+from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
 
@@ -45,7 +46,7 @@ class Follower(Subscriber):
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False
-        journal.sleepers.add(self)
+        journal.add_sleeper(self)
         self._present = presence.Presence(journal.directory)
 
     def read(self, timeout: float | None = None) -> Message | None:
@@ -241,7 +242,16 @@ def _ledger(counters: Counters) -> Ledger:
 
 
 _shared: dict[Path, tuple[Journal, int]] = {}  # journals that publishers of this process share, and how many do
-_guard = threading.Lock()
+_guard = Guard()
+
+
+def _after_fork() -> None:
+    """The child opens its own."""
+    _guard.renew()
+    _shared.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def share(directory: str, options: dict[str, Any]) -> Journal:

@@ -17,7 +17,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -92,7 +91,9 @@ class Journal:
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
-        self.sleepers: weakref.WeakSet[Any] = weakref.WeakSet()  # followers and queues: ``close`` wakes them
+        self._rolling: int | None = None  # the thread that begins a segment
+        self._sleepers: weakref.WeakSet[Any] = weakref.WeakSet()  # followers and queues: ``close`` wakes them
+        self._sleepers_lock = threading.Lock()
         self.queue_lock = threading.RLock()  # held for looking at or changing any queue's state, never while waiting
         self.queue_states: dict[str, QueueState] = {}
         self._deleted: dict[str, QueueState] = {}
@@ -100,11 +101,18 @@ class Journal:
         self._failures = 0
         self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll)
         self.recovery = recovery.Recovery()
-        if mode == "write":
-            self._open_writer(sync, making)
-        else:
+        self._reader: native.Reader | None = None
+        _opened.add(self)
+        if mode == "read":
             self._open_reader()
-        self._reader: native.Reader | None = native.Reader(str(self.directory), segment_bytes)
+            self._reader = native.Reader(str(self.directory), segment_bytes)
+            return
+        self._open_writer(sync, making)
+        try:
+            self._reader = native.Reader(str(self.directory), segment_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     # -- opening ----------------------------------------------------------------------------------------------------
 
@@ -118,6 +126,7 @@ class Journal:
     def _open_writer(self, sync: bool, making: bool) -> None:
         self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk, making)
         self._segment: segments.ActiveSegment | None = None
+        self._frontier_file = -1
         try:
             found = recovery.recover(self.directory, self.uuid, self._disk)
             found.report.created = created
@@ -135,9 +144,7 @@ class Journal:
             self.queue_states = restore(kept)
             self._go_on(found)
         except BaseException:
-            if self._segment is not None:
-                self._segment.close()
-            self._lock.release()
+            self._give_back_files()
             raise
         self._tell(found.report)
 
@@ -246,19 +253,31 @@ class Journal:
         self._prepare()
         self.writer.commit()
 
+    def commit_queues(self) -> None:
+        """The queues' notes so far are on disk when this returns.
+
+        They go with whichever commit comes first. Where that was another thread's and failed, only that thread has
+        heard of it: then the whole states are stored again.
+        """
+        failures = -1
+        while failures != self.writer.failures:
+            failures = self.writer.failures
+            self._prepare()
+            self.writer.commit()
+
     def _prepare(self) -> None:
         """What goes before a commit: a new segment when this one is full, and the queues' notes into the batch."""
         if self.writer.end >= self.segment_bytes:
             self._roll()
-        if not self._dirty:
+        if not self._dirty and self._failures == self.writer.failures:
             return
         with self.queue_lock:
             dirty, self._dirty = self._dirty, set()
             lost = self.writer.failures != self._failures  # notes were staged and dropped: store the whole states
             self._failures = self.writer.failures
-            for name in {*self.queue_states, *dirty} if lost else dirty:
-                state = self.queue_states.get(name) or self._deleted[name]
-                notes = state.encode() if lost and not state.deleted else state.changes()
+            for name in {*self.queue_states, *self._deleted} if lost else dirty:
+                state = self.queue_states.get(name) or self._deleted.get(name)
+                notes = b"" if state is None else state.encode() if lost else state.changes()
                 if notes:
                     self.writer.stage_state(QUEUE_KIND, notes, layout.FLAG_INTERNAL)
 
@@ -301,15 +320,12 @@ class Journal:
         """Write the whole state now: opening replays from here."""
         self._check_writing()
         states = [(check_kind(kind), 0, bytes(data)) for kind, data in records]
-        encoded = [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
-        encoded += [
-            layout.encode_record(layout.KIND_STATE, kind, data, flags=layout.FLAG_INTERNAL)
-            for kind, _, data in self._internal_states()
-        ]
         if not self.writer.take_lead():
             self.writer.commit()  # raises what went wrong
             raise StateError("the journal failed: open it again")
         try:
+            states += self._internal_states()  # not before: what another thread commits meanwhile must be in it
+            encoded = [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
             self.writer.commit_records(b"".join(encoded), len(encoded), layout.BATCH_SNAPSHOT)
         finally:
             self.writer.give_lead()
@@ -337,19 +353,31 @@ class Journal:
 
     def _roll(self) -> None:
         """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
+        self._check_not_rolling()
         with self._roll_lock:
             self._upkeep.wait()
             full = None
             if not self.writer.take_lead(True):
                 return
+            self._rolling = threading.get_ident()
             try:
                 full = self._begin_segment()
             except OSError as error:
-                LOG.error("cannot begin a new segment, going on with the old one: %s", error)
+                LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
             finally:
+                self._rolling = None
                 self.writer.give_lead()
             if full is not None:
                 self._upkeep.begin(full)
+
+    def _check_not_rolling(self) -> None:
+        if self._rolling == threading.get_ident():
+            raise StateError("a function given to on_snapshot must not write to or close the journal that asks it")
+
+    def _going_on(self) -> str:
+        return (
+            ", nothing is stored until the journal is opened again" if self.writer.failed else ", going on with the old"
+        )
 
     def _begin_segment(self) -> Full | None:
         old = self._segment
@@ -357,10 +385,9 @@ class Journal:
         sums_whole = self.writer.sums_whole
         if old is None or first == old.header.first:
             return None  # nothing but state in it: two segments cannot begin at one position
-        self._segment = segments.begin(
-            self.directory, self.uuid, self.writer, first, self._state_for_roll(), self._disk
-        )
-        self.writer.publish_frontier(self._first_kept(), 1)
+        first_kept, states = self._first_kept(), self._state_for_roll()
+        self._segment = segments.begin(self.directory, self.uuid, self.writer, first, states, self._disk)
+        self.writer.publish_frontier(first_kept, 1)  # nothing may fail between the two
         old.close()
         return Full(old.header, first, end, tail if sums_whole else None)
 
@@ -401,8 +428,9 @@ class Journal:
             changed = {option: value for option, value in given.items() if value is not None}
             state.change(replace(state.settings or QueueSettings(), **changed))
             self.queue_states[name] = state
+            self._deleted.pop(name, None)
             self.touch_queue(state)
-        self.commit_staged()
+        self.commit_queues()
         return Queue(self, state)
 
     def delete_queue(self, name: str) -> None:
@@ -415,7 +443,9 @@ class Journal:
             state.delete()
             self._deleted[name] = state
             self.touch_queue(state)
-        self.commit_staged()
+        self.commit_queues()
+        with self.queue_lock:
+            self._deleted.pop(name, None)  # on disk; kept until then, for the case that it is not
 
     def retain(self, *, passed: int | None = None, wait: bool = True) -> int:
         """Remove the segments that retention lets go; gives how many.
@@ -429,6 +459,7 @@ class Journal:
         if not self._upkeep.lock.acquire(blocking=wait):
             return 0
         try:
+            self._check_writing()  # not closed meanwhile
             return self._retain_at_roll(passed)
         finally:
             self._upkeep.lock.release()
@@ -465,7 +496,9 @@ class Journal:
         from penstock.journal.compaction import compact
 
         self._check_writing()
+        self._check_not_rolling()
         with self._roll_lock, self._upkeep.idle():
+            self._check_writing()  # not closed meanwhile
             assert self._segment is not None
             asked = layout.FLAG_COMPACTED_TOPIC
             compacted = {number for number, _, flags, _, _ in self.writer.topics() if flags & asked}
@@ -599,18 +632,38 @@ class Journal:
         """Give the files and the lock back; messages read stay valid. Twice does nothing."""
         if self._closed:
             return
+        self._check_not_rolling()
         self._closed = True
         self._reader = None  # its descriptors go now, not when this object is collected; messages hold their own files
-        for sleeper in list(self.sleepers):
+        with self._sleepers_lock:
+            sleepers = list(self._sleepers)
+        for sleeper in sleepers:
             sleeper.wake()
-        self._upkeep.end()
         if self.mode == "write":
-            self.writer.close()
-            if self._segment is not None:
-                self._segment.close()
-            with suppress(OSError):
-                os.close(self._frontier_file)
-            self._lock.release()
+            with self._roll_lock:  # nobody begins a segment, and what was begun for the last one is waited for
+                self.writer.close()
+                self._upkeep.end()
+            self._give_back_files()
+
+    def _give_back_files(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+        if self._frontier_file >= 0:
+            os.close(self._frontier_file)
+            self._frontier_file = -1
+        self._lock.release()
+
+    def add_sleeper(self, sleeper: Any) -> None:
+        """``close`` calls its ``wake``, for as long as it lives."""
+        with self._sleepers_lock:
+            self._sleepers.add(sleeper)
+
+    def _forget_locks(self) -> None:
+        """In a forked child, where nobody holds them: the journal is the parent's, but closing it must not hang."""
+        self._roll_lock, self._sleepers_lock = threading.Lock(), threading.Lock()
+        self.queue_lock = threading.RLock()
+        self._rolling = None
+        self._upkeep.forget_locks()
 
     def __enter__(self) -> Self:
         return self
@@ -632,6 +685,17 @@ class Journal:
             raise ClosedError(f"journal {self.directory} was closed")
         if self.mode != "write":
             raise StateError(f"journal {self.directory} was opened with mode='read'")
+
+
+_opened: weakref.WeakSet[Journal] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for journal in list(_opened):
+        journal._forget_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def topic_filter(topics: Iterable[str] | None) -> native.TopicFilter | None:

@@ -9,18 +9,27 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-import threading
 import time
 from pathlib import Path
 
 from penstock.errors import RefusedError
+from penstock.journal.guard import Guard
 from penstock.journal.layout import LOCK_NAME
 
 _FLOCK = struct.Struct("hhxxxxqqixxxx")  # struct flock of 64-bit Linux
 _MAKING_S = 10.0  # making a journal takes milliseconds; who holds the lock longer is not making one
 #: (device, inode) of directories that this process writes: its pid, and whether it only makes the journal
 _held: dict[tuple[int, int], tuple[int, bool]] = {}
-_guard = threading.Lock()
+_guard = Guard()
+
+
+def _after_fork() -> None:
+    """The child holds no record lock of its parent's."""
+    _guard.renew()
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class WriterLock:

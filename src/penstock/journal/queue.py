@@ -23,6 +23,8 @@ from penstock.errors import ClosedError
 from penstock.journal.journal import QUEUE_KIND, topic_filter
 from penstock.journal.queue_state import Delivery, QueueState
 
+FALLBACK_POLL_S = 0.01
+
 if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal.journal import Journal
@@ -36,7 +38,8 @@ class Queue:
         self.state = state
         self._filter = topic_filter(state.settings.topics)
         self._watch = native.Watch(str(journal.directory))
-        journal.sleepers.add(self)
+        self._readers = 0  # threads that look for messages or wait for them
+        journal.add_sleeper(self)
         self.expired = 0  # gone by retention or compaction before they were read
 
     @property
@@ -53,6 +56,8 @@ class Queue:
         """Up to ``most`` messages, those that come again first; waits for the first one only."""
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
+        with self._journal.queue_lock:
+            self._readers += 1  # from here on a change of the state wakes
         try:
             while True:
                 self._watch.drain()
@@ -63,9 +68,11 @@ class Queue:
                 if left is not None and left <= 0:
                     return []
                 self._sleep(left)
-        except ClosedError:
-            self._watch.wake()  # one wake ends one sleep: whoever hears of the end passes it on to the next
-            raise
+        finally:
+            # One wake ends one sleep, and only who is awake sees what else there is and when: it is passed on.
+            with self._journal.queue_lock:
+                self._readers -= 1
+                self._wake_readers()
 
     def _take(self, most: int) -> list[Message]:
         with self._journal.queue_lock:
@@ -77,12 +84,16 @@ class Queue:
             dead, self.state.dead = self.state.dead, []
             if again or fresh or self.state.changed:
                 self._journal.touch_queue(self.state)
-            more = bool(again or fresh) and self.state.cursor < self._journal.frontier
-        self._bury(dead)
-        if (again or fresh) and self.state.settings.max_tries:
-            self.flush()
-        if more:
-            self._watch.wake()  # another thread that sleeps on this queue
+        try:
+            self._bury(dead)
+            if (again or fresh) and self.state.settings.max_tries:
+                self.flush()
+        except BaseException:  # a full disk: nobody gets them, so they are neither out nor tried
+            with self._journal.queue_lock:
+                taken = [*again, *(Delivery(int(message.position or 0), 1) for message in fresh)]
+                self.state.untake(taken, time.time_ns())
+                self.state.not_buried(dead)
+            raise
         return self._messages(again) + fresh if again else fresh
 
     def _scan(self, most: int, now: int) -> list[Message]:
@@ -122,6 +133,10 @@ class Queue:
         """Copies to the dead letters and the acks of the originals, in one commit."""
         topic = self.state.settings.dead_letter or f"dead.{self.name}"
         for position in dead:
+            with self._journal.queue_lock:
+                note = self.state.bury(position)
+            if note is None:
+                continue  # the queue was sought elsewhere meanwhile
             with self._journal.transaction() as transaction:
                 try:
                     message = self._journal.read(position)
@@ -135,9 +150,10 @@ class Queue:
                     transaction.append(topic, message, properties=properties)
                 except LookupError:
                     self.expired += 1
-                with self._journal.queue_lock:
-                    self.state.ack(position)
-                    transaction.state(QUEUE_KIND, self.state.changes(), internal=True)
+                transaction.state(QUEUE_KIND, note, internal=True)
+            with self._journal.queue_lock:  # not before it is on disk: a failed commit must leave it where it was
+                self.state.ack(position)
+                self._journal.touch_queue(self.state)
 
     def _sleep(self, left: float | None) -> None:
         with self._journal.queue_lock:
@@ -145,6 +161,8 @@ class Queue:
         if due is not None:
             until = max(0.0, (due - time.time_ns()) / 1e9) + 0.001
             left = until if left is None else min(left, until)
+        if self._watch.fileno() < 0:  # no inotify left on this machine: nobody tells of appends
+            left = FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S)
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         self._journal._live_reader()  # closed meanwhile
 
@@ -152,30 +170,38 @@ class Queue:
         """Done with it; False when it was not out."""
         with self._journal.queue_lock:
             done = self.state.ack(_position(message))
-            self._journal.touch_queue(self.state)
+            self._answered()
             return done
+
+    def _answered(self) -> None:
+        self._journal.touch_queue(self.state)
+        self._wake_readers()  # there may be room again
+
+    def _wake_readers(self) -> None:
+        if self._readers:
+            self._watch.wake()
 
     def ack_many(self, messages: Iterable[Message | int]) -> int:
         """Done with them; gives how many were out."""
+        positions = [_position(message) for message in messages]  # the caller's code, so not under the lock
         with self._journal.queue_lock:
-            done = self.state.ack_many(_position(message) for message in messages)
-            self._journal.touch_queue(self.state)
+            done = self.state.ack_many(positions)
+            self._answered()
             return done
 
     def ack_through(self, message: Message | int) -> int:
         """Done with it and all that were delivered before it and are still out."""
         with self._journal.queue_lock:
             done = self.state.ack_through(_position(message))
-            self._journal.touch_queue(self.state)
+            self._answered()
             return done
 
     def nack(self, message: Message | int, *, delay_s: float = 0) -> bool:
         """Not done: it comes again after ``delay_s``."""
         with self._journal.queue_lock:
             out = self.state.nack(_position(message), time.time_ns(), int(delay_s * 1e9))
-            self._journal.touch_queue(self.state)
-        self._watch.wake()
-        return out
+            self._answered()
+            return out
 
     def extend(self, message: Message | int) -> bool:
         """Still at it: the ack time-out starts again."""
@@ -190,7 +216,7 @@ class Queue:
         """Go on with ``position``, forwards or back; on disk when this returns."""
         with self._journal.queue_lock:
             self.state.seek(position)
-            self._journal.touch_queue(self.state)
+            self._answered()
         self.flush()
 
     def purge(self) -> None:
@@ -199,7 +225,7 @@ class Queue:
 
     def flush(self) -> None:
         """Acks given so far are on disk when this returns."""
-        self._journal.commit_staged()
+        self._journal.commit_queues()
 
     def __repr__(self) -> str:
         return f"<Queue {self.name!r}, floor {self.state.floor}, {self.state.in_flight} out>"

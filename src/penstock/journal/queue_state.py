@@ -287,6 +287,22 @@ class QueueState:
                 count += 1
         return count
 
+    def untake(self, deliveries: Iterable[Delivery], now_ns: int) -> None:
+        """They could not be handed out after all: deliver them again at once, this time not counted."""
+        for position, _ in deliveries:
+            flight = self._flights.pop(position, None)
+            if flight is not None:
+                self._wait(position, Wait(flight.lead, now_ns, flight.tries - 1))
+
+    def bury(self, position: int) -> bytes | None:
+        """What is stored with the copy of one that used up its tries; ``ack`` it after that. None: it is not dying."""
+        flight = self._dying.get(position)
+        return None if flight is None else self._head() + NOTE.pack(DONE, flight.lead, position)
+
+    def not_buried(self, positions: Iterable[int]) -> None:
+        """Their copies could not be stored: they are among the ``dead`` again."""
+        self.dead += [position for position in positions if position in self._dying]
+
     def seek(self, position: int) -> None:
         """Go on with ``position``, forwards or backwards: everything before it is done, nothing from it on."""
         self._reset(position - 1)
@@ -347,6 +363,8 @@ class QueueState:
 
     def encode(self) -> bytes:
         """The whole state, for a snapshot; what ``changes`` has not given yet is in it too."""
+        if self.deleted:
+            return self._head() + NOTE.pack(DELETED, 0, 0)
         notes = [_settings_note(self.settings), NOTE.pack(SEEK, self.floor + 1, 0)]
         notes += [NOTE.pack(DONE, first, last) for first, last in self.runs]
         notes += [NOTE.pack(TRIES, p, flight.tries) for p, flight in self._flights.items() if flight.tries > 1]

@@ -5,6 +5,7 @@ Used by the writing journal only, by the thread that holds the writer's lead.
 
 from __future__ import annotations
 
+import errno
 import secrets
 import time
 import uuid
@@ -49,7 +50,12 @@ def resume(
 ) -> ActiveSegment:
     """Go on where the last process stopped."""
     segment = ActiveSegment(directory, last.header, disk)
-    segment.files = [disk.open(segment.path(suffix)) for suffix in ("log", "index", "sums")]
+    try:
+        for suffix in ("log", "index", "sums"):
+            segment.files.append(disk.open(segment.path(suffix)))
+    except BaseException:
+        segment.close()
+        raise
     log, index, sums = segment.files
     writer.replace_segment(
         log, index, sums, last.header.nonce, last.header.first, last.end, last.last_batch, last.file_bytes,
@@ -71,7 +77,8 @@ def begin(
 ) -> ActiveSegment:
     """A new segment, headed by a snapshot of all topics and states; on disk under its name when this returns.
 
-    On a failure before the rename the writer is put back to the segment it had.
+    On a failure before it has its name the writer is put back to the segment it had. After that nobody knows which of
+    the two a power cut would leave as the last one, so neither may take another message: the writer fails.
     """
     nonce = secrets.randbits(64) | 1
     header = layout.SegmentHeader(identity, nonce, first, time.time_ns(), flags=flags)
@@ -85,7 +92,8 @@ def begin(
     records += [layout.encode_record(layout.KIND_STATE, kind, data, flags=marks) for kind, marks, data in states]
     replaced = False
     try:
-        segment.files = [disk.create(path) for path in (temporary, segment.path("index"), segment.path("sums"))]
+        for path in (temporary, segment.path("index"), segment.path("sums")):
+            segment.files.append(disk.create(path))
         disk.write(segment.files[0], head, 0, 0)
         log, index, sums = segment.files
         writer.replace_segment(
@@ -96,7 +104,11 @@ def begin(
         writer.commit_records(b"".join(records), len(records), flag)
         disk.rename(temporary, segment.path())
         disk.sync_directory(directory)
-    except BaseException:
+    except BaseException as error:
+        if replaced and not temporary.exists():  # renamed, or nobody can say
+            writer.fail(getattr(error, "errno", None) or errno.EIO)
+            segment.close()
+            raise
         if replaced:
             writer.restore_segment()
         segment.close()

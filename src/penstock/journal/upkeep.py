@@ -50,7 +50,11 @@ class Upkeep:
             self._work(full)
             return
         self._thread = threading.Thread(target=self._work, args=(full,), name="penstock-journal-seal")
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread left on this machine
+            self._thread = None
+            self._work(full)
 
     def wait(self) -> None:
         """Until what was begun is done."""
@@ -61,7 +65,8 @@ class Upkeep:
     def end(self) -> None:
         """Wait, and let go of who is kept up, so that it is not kept alive by this."""
         self.wait()
-        self._retain = None
+        with self.lock:
+            self._retain = None
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
@@ -69,6 +74,11 @@ class Upkeep:
         self.wait()
         with self.lock:
             yield
+
+    def forget_locks(self) -> None:
+        """In a forked child: whoever held them, and the thread, are not there."""
+        self.lock = threading.RLock()
+        self._thread = None
 
     def _work(self, full: Full) -> None:
         with self.lock:

@@ -46,10 +46,12 @@ class Report:
     def text(self) -> str:
         """The table for people."""
         width = max(len(check.promise) for check in self.checks)
-        lines = [f"{self.scenario}: {self.kills} kills, seed {self.seed}, {self.seconds:.1f} s"]
+        torn = f"{self.kills} kills, seed {self.seed}, " if self.kills else ""  # nothing is killed in a soak
+        lines = [f"{self.scenario}: {torn}{self.seconds:.1f} s"]
         lines += [f"  {'ok  ' if c.held else 'FAIL'}  {c.promise:<{width}}  {c.counted}" for c in self.checks]
         lines += [f"        {name}: {value}" for name, value in self.facts.items()]
         if not self.whole:
             lines.append(f"  what the workers wrote is in {self.directory}")
-            lines.append(f"  replay: penstock torture {self.scenario} --kills {self.kills} --seed {self.seed}")
+            if self.kills:
+                lines.append(f"  replay: penstock torture {self.scenario} --kills {self.kills} --seed {self.seed}")
         return "\n".join(lines)

@@ -3,7 +3,8 @@
 For each reach one process publishes and one consumes (the bus: one process, two threads). First all run for some
 seconds as fast as they go beside each other; half of what each reached is its rate. Then memory, descriptors and
 latency of every process are sampled; a line is fitted through each series after the first fifth (warm-up), and what it
-would add over the whole run is compared with the level: a slope test, not a threshold alone.
+would add over the whole run is compared with the level: a slope test, not a threshold alone. The journal keeps
+``KEPT_BYTES`` and the broker what its queue has not passed, so their files are held against a bound.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MOST_PADDING_BYTES = 64
 MOST = 200  # samples of a series that are compared, each with each
 GROWTH = 0.10  # of the level, over the whole run: more than that is a leak
 LATENCY_GROWTH = 0.50  # a machine with other work moves it by more than memory
+KEPT_BYTES = 256 << 20  # what the journal retains; a reader at half speed is never that far behind
+FILES_BYTES = KEPT_BYTES * 5 // 4  # segments are freed whole, and after the next one was begun
 SURE = 3.0  # standard deviations of Mann and Kendall's test: chance alone does this once in 700 series
 
 
@@ -76,22 +79,28 @@ def run_soak(minutes: float, seed: int, directory: Path | None = None) -> Report
     place = Path(tempfile.mkdtemp(prefix="penstock-soak-")) if directory is None else directory
     report = Report("soak", 0, seed, place)
     series: dict[tuple[str, str], Series] = {}
-    began = time.monotonic()
     rates = _calibrate(place / "calibration", min(CALIBRATION_S, minutes * 6))
-    began = time.monotonic()
+    most_files = dict.fromkeys(("journal", "broker"), 0)
     with Crew(place) as crew:
         pairs = _start(crew, place, rates)
+        _wait_until_all_deliver(place, pairs)
+        began = time.monotonic()
         while (passed := time.monotonic() - began) < minutes * 60:
             time.sleep(min(5.0, minutes * 6))
             for worker in crew.workers:
                 for name, value in _sample(worker).items():
                     series.setdefault((worker.name, name), Series()).add(passed, value)
+            for name in most_files:
+                most_files[name] = max(most_files[name], _bytes_in(place / name))
         codes = _end(crew, place)
     report.seconds = time.monotonic() - began
     report.check("all end when asked to", codes, all(code == 0 for code in codes.values()))
     for reach in pairs:
         _judge_reach(report, reach, rates[reach])
         series[f"{reach}-subscriber", "latency (us)"] = _latency(report, reach)
+    for name, held_bytes in most_files.items():
+        counted = f"{held_bytes >> 20} of {FILES_BYTES >> 20} MiB at most"
+        report.check(f"{name}: its files stay within bounds", counted, 0 < held_bytes <= FILES_BYTES)
     for (name, quantity), values in sorted(series.items()):
         growth = values.growth()
         allowed = LATENCY_GROWTH if "latency" in quantity else GROWTH
@@ -108,7 +117,7 @@ def _calibrate(place: Path, seconds: float) -> dict[str, float]:
     place.mkdir()
     with Crew(place) as crew:
         reaches = _start(crew, place, {})
-        wait_until(lambda: all(_received(place, reach).total for reach in reaches), 60, "every reach delivers")
+        _wait_until_all_deliver(place, reaches)
         before, began = {reach: _received(place, reach).total for reach in reaches}, time.monotonic()
         time.sleep(seconds)
         passed = time.monotonic() - began
@@ -122,12 +131,13 @@ def _start(crew: Crew, place: Path, rates: dict[str, float]) -> list[str]:
     """A publisher and a subscriber of every reach; as fast as it goes where no rate is given."""
     tcp_port = free_port()
     broker_port = free_port()
-    broker = [sys.executable, "-m", "penstock", "broker", str(place / "broker"), str(broker_port)]
+    broker = [sys.executable, "-m", "penstock", "broker", str(place / "broker"), str(broker_port), "--retain-queues"]
     crew.add_command("broker", broker)
+    kept = {"retain_bytes": KEPT_BYTES, "segment_bytes": KEPT_BYTES // 16}
     reaches = {
         "shm": ("shm:/soak", {"reliable": True, "slots": 64}, {"reliable": True}),
         "tcp": (f"tcp://127.0.0.1:{tcp_port}", {}, {}),
-        "journal": (f"journal:{place / 'journal'}#soak", {}, {}),
+        "journal": (f"journal:{place / 'journal'}#soak", kept, {}),
         "broker": (f"broker://127.0.0.1:{broker_port}/soak", {}, {"queue": "soak"}),
     }
     common = ("--tally", "--most", MOST_PADDING_BYTES)
@@ -146,6 +156,10 @@ def _start(crew: Crew, place: Path, rates: dict[str, float]) -> list[str]:
         "--latency", place / "bus-latency.txt", *common,
     )  # fmt: skip
     return [*reaches, "bus"]
+
+
+def _wait_until_all_deliver(place: Path, reaches: list[str]) -> None:
+    wait_until(lambda: all(_received(place, reach).total for reach in reaches), 60, "every reach delivers")
 
 
 def _end(crew: Crew, place: Path) -> dict[str, int]:
@@ -186,6 +200,15 @@ def _sample(worker: Worker) -> dict[str, float]:
         }
     except (OSError, KeyError):
         return {}
+
+
+def _bytes_in(directory: Path) -> int:
+    """What the files of a directory take; one that goes meanwhile counts nothing."""
+    found = 0
+    for path in directory.iterdir() if directory.exists() else ():
+        with contextlib.suppress(FileNotFoundError):
+            found += path.stat().st_blocks * 512
+    return found
 
 
 def _latency(report: Report, reach: str) -> Series:
