@@ -385,7 +385,7 @@ class Broker:
 
     def _notify(self, topic: str, first: int) -> None:
         if topic == delayed.TOPIC:
-            self.delayed.look()
+            self.delayed.look(first)
         for queue in self.queues_of(topic):
             queue.affected(first)
             self._ready.add(queue)
@@ -444,7 +444,7 @@ class Broker:
     def trim(self) -> None:
         """Let the store free what its rules let go, told what every queue is done with."""
         end = self.store.next
-        self.delayed.look()
+        self.delayed.look(end)
         for queue in self.queues.values():
             if queue.caught_up:
                 queue.state.look_from(end)

@@ -33,9 +33,15 @@ class Delayed:
         self._broker = broker
         self.state = QueueState(1)
         self._whole = False  # the next record is the whole state, not a change
+        self._caught_up = False  # everything stored so far was looked at
 
-    def look(self) -> None:
-        """``read`` while the broker serves: what cannot be read now is looked at again with the next retention."""
+    def look(self, first: int) -> None:
+        """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
+
+        What cannot be read now is looked at again with the next retention.
+        """
+        if self._caught_up:
+            self.state.look_from(first)
         try:
             self.read()
         except (PenstockError, OSError) as error:
@@ -50,10 +56,12 @@ class Delayed:
         """Look at what was stored since the last look."""
         store = self._broker.store
         end = store.next
+        self._caught_up = False
         while self.state.cursor < end:
             batch, following = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
             self.state.hold(batch)
             self.state.look_from(following)
+        self._caught_up = True
 
     def release(self, now_ns: int) -> None:
         """Publish the messages whose time has come."""
