@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker import Client, Limits, Server
+from penstock.broker import Client, Limits, Server, words
 from penstock.errors import RefusedError
 
 from .conftest import LONG, Wire, until
@@ -344,3 +344,35 @@ def test_dead_letters_are_kept_when_there_are_as_many_queues_as_allowed(serve: C
             until(lambda: len(client.queues()) == 2)
         with client.subscribe("q.dead") as grave:
             assert bytes(grave.read(LONG) or b"") == b"poison"
+
+
+@pytest.mark.parametrize("name", [".q", "q.", "a..b", "*", ">", "a.*", "a.>.b"])
+def test_a_name_that_cannot_be_a_topic_s_is_refused_and_ends_nothing(
+    client: Client, name: str, wire: Callable[[], Wire]
+) -> None:
+    with pytest.raises(RefusedError, match="no empty parts and no wildcards"):
+        client.queue(name, topics="t")
+    connection = wire().hello()
+    for line in (f"QUEUE {name} topics=t", f"SUB {name}", f"QUEUE good topics=t dead_letter={name}"):
+        connection.send(f"{line}\n".encode())
+        assert connection.line().startswith("ERR bad_name")
+    client.publish("t", b"on it goes")
+    assert client.queues() == []
+
+
+def test_a_queue_of_the_log_that_cannot_be_served_is_left_out(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve()
+    with Client(port=server.port) as client, monkeypatch.context() as patched:
+        patched.setattr(words, "check_queue", lambda name: name)
+        client.queue(".bad", topics="t")
+        client.queue("good", topics="t")
+        client.publish("t", b"x")
+    server.close()
+    with Client(port=serve().port) as client:
+        assert [entry["queue"] for entry in client.queues()] == ["good"]
+        with client.subscribe("good") as consumer:
+            message = consumer.read(LONG)
+            assert message is not None and bytes(message) == b"x"
+    assert "'.bad' of the log is left out" in caplog.text

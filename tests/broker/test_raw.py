@@ -75,6 +75,7 @@ def test_random_segmentation(wire: Callable[[], Wire], server: Server, seed: int
         b"NO\n", b"PUB -1\n", b"PUB x\n", b"PUB\n", b"PUB 1 2\n", b"PUB 99999999999999999999\n", b"PUB 4294967297\n",
         b"SUB\n", b"SUB a\nSUB b\n", b"SUB " + b"n" * 300 + b"\n", b"SUB a b\n", b"\n", b"pub 1\nx", b"SUB \xff\xfe\n",
         b"\x00\x01\x02\x03\n", b"x" * 10_000, b"BYE now\n", b"? default\n", b"! x\n", b"# x\n", b"SUB $delayed\n",
+        b"SUB .a\n", b"SUB a..b\n", b"SUB *\n", b"SUB a.>\n",
     ],
 )  # fmt: skip
 def test_errors_close(wire: Callable[[], Wire], server: Server, line: bytes) -> None:

@@ -113,11 +113,33 @@ def test_completion_can_be_installed() -> None:
     assert "_PENSTOCK_COMPLETE=complete_bash" in done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["ls"], ["config", "show", "--all"], ["doctor"]], ids=" ".join)
-def test_a_closed_pipe_is_no_failure(arguments: list[str]) -> None:
-    shell = f"{' '.join([*HERE, *arguments])} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", shell], text=True, capture_output=True, env=environment(), timeout=60)
-    assert done.returncode in (0, 4, 141) and not done.stderr, (done.returncode, done.stderr)
+def through_a_shell(line: str) -> subprocess.CompletedProcess[str]:
+    """``{penstock}`` in the line is the command; the exit code is that of the line's first part."""
+    shell = line.format(penstock=" ".join(HERE)) + "; exit ${PIPESTATUS[0]}"
+    return subprocess.run(["bash", "-c", shell], text=True, capture_output=True, env=environment(), timeout=60)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["ls", "config show --all", "doctor", "--help", "sub --help", "--version", "journal", "subb", "sub shm:/x -n 0"],
+)
+@pytest.mark.parametrize("reader", ["head -c 1 > /dev/null", "true"])
+def test_a_closed_pipe_is_no_failure(arguments: str, reader: str) -> None:
+    done = through_a_shell(f"{{penstock}} {arguments} 2>&1 | {reader}")
+    wrong_usage = 2 if arguments in ("journal", "subb", "sub shm:/x -n 0") else 0
+    assert done.returncode in (0, 4, 141, wrong_usage) and not done.stderr, (done.returncode, done.stderr)
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "doctor"])
+def test_a_full_disk_behind_the_output_is_one_sentence(arguments: str) -> None:
+    done = through_a_shell(f"{{penstock}} {arguments} > /dev/full")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr, done.stderr
+
+
+def test_a_closed_output_is_no_failure() -> None:
+    assert through_a_shell("{penstock} --version >&-").returncode == 0
+    assert through_a_shell("{penstock} --version 2>&-").stdout.startswith("penstock ")
+    assert through_a_shell("{penstock} subb >&- 2>&-").returncode == 2
 
 
 def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:

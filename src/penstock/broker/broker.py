@@ -37,13 +37,14 @@ from penstock.broker.records import (
 from penstock.broker.transactions import Transactions
 from penstock.broker.words import Refusal
 from penstock.errors import PenstockError
+from penstock.journal.layout import check_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
     from penstock.broker.store import Store
 
+logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
-log = logging.getLogger("penstock.broker")
 LAZY_S = 0.05
 MAX_COMMIT_BYTES, MESSAGE_BYTES = 768 << 20, 128  # of one commit at most, and what goes around a message
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
@@ -111,15 +112,24 @@ class Broker:
     def _apply(self, kind: int, data: bytes) -> None:
         if kind == KIND_QUEUE:
             fields = json.loads(data)
-            options = QueueOptions.load(fields["options"])
-            if fields["name"] in self.queues:
-                self.queues[fields["name"]].rebind(options)
-            else:
-                self.queues[fields["name"]] = Queue(fields["name"], options, fields["start"], self.store)
+            self._apply_queue(fields["name"], QueueOptions.load(fields["options"]), fields["start"])
         elif kind == KIND_DELAYED:
             self.delayed.state.apply(data)
         else:
             self._apply_named(kind, *unnamed(data))
+
+    def _apply_queue(self, name: str, options: QueueOptions, start: int) -> None:
+        try:
+            words.check_queue(name)
+            for pattern in options.topics:
+                check_pattern(pattern)
+        except PenstockError as error:  # it would stop the loop, for all
+            logger.warning("queue %r of the log is left out: %s", name, error)
+            return
+        if name in self.queues:
+            self.queues[name].rebind(options)
+        else:
+            self.queues[name] = Queue(name, options, start, self.store)
 
     def _apply_named(self, kind: int, name: str, rest: bytes) -> None:
         if kind == KIND_CHANGE and name in self.queues:
@@ -152,7 +162,7 @@ class Broker:
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
         following = self.store.next if start is None else start
-        queue = Queue(words.check_name(name, "queue"), options, following, self.store)
+        queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
         self._by_topic.clear()
@@ -452,7 +462,7 @@ class Broker:
         try:
             self.store.trim(min([*floors, self.delayed.state.floor]) if floors else None)
         except (PenstockError, OSError) as error:
-            log.warning("retention could not be applied: %s", error)
+            logger.warning("retention could not be applied: %s", error)
 
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""

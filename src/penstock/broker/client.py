@@ -93,7 +93,7 @@ class Client(_Base):
                 break
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"the broker did not answer within {self._timeout:g} s")
+                raise TimeoutError(self._link.silence(self._timeout))
             self._link.wait(left)
         return convert(pending.result())
 

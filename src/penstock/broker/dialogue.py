@@ -131,7 +131,7 @@ class Dialogue:
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
         """Consume a queue; asked for again on every new connection."""
-        line = f"SUB {words.check_name(queue, 'queue')} {options}".rstrip().encode() + b"\n"
+        line = f"SUB {words.check_queue(queue)} {options}".rstrip().encode() + b"\n"
         self.subscriptions[queue] = receive
         self._subscribe_lines[queue] = line
         return self._add(Pending(line))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import socket
 import ssl
@@ -27,16 +28,19 @@ def descriptors() -> int:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket that does not block."""
-    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener = None
     try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.setblocking(False)
         listener.bind(address)
         listener.listen(1024)
-    except BaseException:
-        listener.close()
-        raise
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        advice = "; port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}{advice}") from error
     return listener
 
 

@@ -234,6 +234,11 @@ class Link:
         self._connecting = self._shaking = False
         self._mask = 0
 
+    def silence(self, waited_s: float) -> str:
+        """No answer for so long, as a sentence that says why where that is known."""
+        said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
+        return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
+
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line if the socket takes it now, then close."""
         if not self.closed and self._lock.acquire(timeout=0.1):

@@ -31,12 +31,9 @@ class QueueVerbs(Session):
         if self.subscriptions:
             raise Disconnect("a second SUB")
         try:
-            if not 1 <= len(name.encode()) <= words.MAX_NAME_BYTES or not name.isprintable() or name.startswith("$"):
-                raise Disconnect("bad name")
-        except UnicodeEncodeError:
+            words.check_queue(name)
+        except Refusal:
             raise Disconnect("bad name") from None
-        if " " in name:
-            raise Disconnect("bad name")
         queue = self.broker.queue(name, QueueOptions())
         if queue.consumers:
             raise Disconnect("the queue has a client")

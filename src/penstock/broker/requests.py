@@ -83,7 +83,7 @@ class Requests(ABC):
 
     def queue(self, name: str, *, create: bool = False, **options: Any) -> Any:
         """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter."""
-        line = f"QUEUE {name} {queue_options(**options)}{' create' if create else ''}"
+        line = f"QUEUE {words.check_queue(name)} {queue_options(**options)}{' create' if create else ''}"
         return self._finish(self._dialogue.ask(line.strip()), _nothing)
 
     def queues(self) -> Any:
@@ -184,7 +184,7 @@ def queue_options(
     if temporary is not None:
         found.append(f"temporary={int(temporary)}")
     if dead_letter is not None:
-        found.append(f"dead_letter={words.check_name(dead_letter, 'queue')}")
+        found.append(f"dead_letter={words.check_queue(dead_letter)}")
     if (from_position, from_ordinal, from_time_ns) != (None, None, None):
         found.append(start_option(from_position, from_ordinal, from_time_ns))
     return " ".join(found)

@@ -137,7 +137,7 @@ class Session:
     # --- checks
 
     def _check_queue(self, name: str) -> None:
-        words.check_name(name, "queue")
+        words.check_queue(name)
         if not self.rights.may_use(name):
             raise Refusal("denied", f"queue {name} is not yours to use")
 

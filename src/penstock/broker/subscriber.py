@@ -84,8 +84,11 @@ class Subscriber(channel.Subscriber):
         try:
             while not pending.done:
                 self._advance()
-                if not pending.done and not self._link.wait(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"the broker at {host}:{port} did not answer within {timeout:g} s")
+                left = deadline - time.monotonic()
+                if not pending.done and left <= 0:
+                    raise TimeoutError(self._link.silence(timeout))
+                if not pending.done:
+                    self._link.wait(left)
             pending.result()
         except BaseException:
             self.close()

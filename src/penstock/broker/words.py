@@ -53,10 +53,17 @@ def check_name(name: str, what: str, internal: bool = False) -> str:
 
 def check_topic(name: str) -> str:
     """A topic to publish to: a name without wildcards or empty parts."""
-    check_name(name, "topic")
-    parts = name.split(".")
-    if "" in parts or "*" in parts or ">" in parts:
-        raise Refusal("bad_name", "a topic to publish to has no empty parts and no wildcards")
+    return _check_parts(check_name(name, "topic"), "topic to publish to")
+
+
+def check_queue(name: str) -> str:
+    """A queue's name: it is part of topics that the broker itself uses for the queue, so it is made as a topic's is."""
+    return _check_parts(check_name(name, "queue"), "queue name")
+
+
+def _check_parts(name: str, what: str) -> str:
+    if any(part in ("", "*", ">") for part in name.split(".")):
+        raise Refusal("bad_name", f"a {what} has no empty parts and no wildcards")
     return name
 
 

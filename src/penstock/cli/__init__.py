@@ -94,10 +94,8 @@ def main(arguments: list[str] | None = None) -> None:
     from penstock.cli import exits, group
 
     exits.catch_termination()
-    group.application(COMMANDS, HELP).main(
-        args=arguments,
-        prog_name="penstock",
-    )
+    with exits.ending():
+        group.application(COMMANDS, HELP).main(args=arguments, prog_name="penstock")
 
 
 def load(entry: Entry) -> typer.Typer:

@@ -10,7 +10,7 @@ import typer
 
 import penstock
 from penstock.cli import exits, show
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 
 app = typer.Typer()
 
@@ -35,8 +35,11 @@ def delay(
     Example: [green]penstock delay shm:/camera --count 5[/]
     """
     ages_s: deque[float] = deque(maxlen=window)
-    with penstock.subscriber(with_options(address, option)) as subscriber:
+    with penstock.subscriber(
+        with_options(address, option, **answer_within(address, option, timeout))
+    ) as subscriber:
         printed = 0
+        silence_told = False
         due = time.monotonic() + every
         heard = time.monotonic()
         while count is None or printed < count:
@@ -52,6 +55,9 @@ def delay(
                 if ages_s:
                     _line(sorted(ages_s), as_json)
                     printed += 1
+                elif not silence_told:
+                    silence_told = True
+                    exits.told(f"{address}: nothing came yet; 'penstock why {address}' may tell the reason")
 
 
 def _ages(subscriber: penstock.Subscriber, timeout: float) -> list[float]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ from types import FrameType
 
 from penstock.errors import InvalidArgument, PenstockError
 
-__all__ = ["FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "Terminated", "guard", "told"]
+__all__ = [
+    "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "Terminated", "ending", "guard", "told",
+]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
 INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
@@ -52,6 +55,55 @@ def told(text: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         pass
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Around the whole run: what happens outside a command (help, completion, the last flush) ends as quietly.
+
+    The libraries that print help and errors turn a closed pipe into ``SystemExit(1)``; here it becomes 141, so that
+    ``penstock --help | head`` is no failure.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # started with it closed: what is printed goes nowhere
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
+    try:
+        yield
+        code = 0
+    except SystemExit as end:
+        code = PIPE_CLOSED if isinstance(end.__context__, BrokenPipeError) else _number(end.code)
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except Terminated:
+        code = TERMINATED
+    except OSError as error:
+        told(describe(error))
+        code = FAILED
+    raise SystemExit(_flushed(code))
+
+
+def _number(code: object) -> int:
+    if isinstance(code, int):
+        return code
+    return 0 if code is None else FAILED
+
+
+def _flushed(code: int) -> int:
+    """The code to end with, once what was printed is written out or can never be."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = PIPE_CLOSED
+    except OSError as error:
+        if code == 0:
+            told(f"standard output: {describe(error)}")
+            code = FAILED
+        _forget_output()
+    if code == PIPE_CLOSED:
+        _forget_output()
+    return code
 
 
 @contextmanager
@@ -85,6 +137,8 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
 def describe(error: BaseException) -> str:
     """An error as one sentence: a failure of the system names the file it is about."""
     if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
+            return f"{error.filename} is a file, and a directory is wanted there"
         about = f"{error.filename}: " if error.filename else ""
         return f"{about}{error.strerror}"
     return str(error) or type(error).__name__
@@ -99,7 +153,13 @@ def _code(error: BaseException) -> int:
 
 
 def _forget_output() -> None:
-    """Nothing more can be written: the interpreter's last flush must not complain about that."""
+    """Nothing more can be written: the interpreter's last flush must not complain about that.
+
+    Standard error goes too where it is the same pipe (``2>&1 | head``); a terminal or a file is left as it is.
+    """
     hole = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(hole, sys.stdout.fileno())
+    output, errors = os.fstat(1), os.fstat(2)
+    os.dup2(hole, 1)
+    if (output.st_dev, output.st_ino) == (errors.st_dev, errors.st_ino) and stat.S_ISFIFO(errors.st_mode):
+        os.dup2(hole, 2)
     os.close(hole)

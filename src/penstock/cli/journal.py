@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import exits, show
+from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -19,7 +21,19 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Inspect, verify and repair a journal.")
 
-Directory = Annotated[Path, typer.Argument(help="The journal's directory.", show_default=False)]
+
+def _journal(directory: Path) -> Path:
+    """The directory as it is; what is no journal is told before anything is read."""
+    from penstock.journal.layout import MARKER_NAME
+
+    if not directory.exists():
+        raise InvalidArgument(f"there is no directory {directory}")
+    if not os.path.lexists(directory / MARKER_NAME):
+        raise InvalidArgument(f"{directory} is not a journal (no {MARKER_NAME} in it)")
+    return directory
+
+
+Directory = Annotated[Path, typer.Argument(help="The journal's directory.", show_default=False, callback=_journal)]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -13,7 +14,7 @@ import typer
 
 import penstock
 from penstock.channel import Publisher
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.cli.template import compile_template
 from penstock.errors import InvalidArgument
 
@@ -50,7 +51,7 @@ def pub(
         typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where messages are not kept, else 0."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for them before giving up with code 3.")
+        float, typer.Option(min=0.0, help="Seconds to wait for them, or for a broker, before giving up with code 3.")
     ] = 30.0,
     seed: Annotated[int | None, typer.Option(help="The same random values each time.")] = None,
     option: OptionList = None,
@@ -66,7 +67,7 @@ def pub(
     """
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
-    with penstock.publisher(with_options(address, option)) as publisher:
+    with penstock.publisher(with_options(address, option, **answer_within(address, option, timeout))) as publisher:
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, address)
         started = time.monotonic()
         published, total = _publish(publisher, bodies, rate, _properties(publisher, properties, address))
@@ -88,7 +89,7 @@ def pub(
 def _bodies(
     body: str | None, file: str | None, lines: bool, size: int | None, seed: int | None, count: int | None
 ) -> Iterator[bytes]:
-    """The bodies in order, as many as asked for."""
+    """The bodies in order, as many as asked for; what cannot be read is told now, not at the first body."""
     if body is not None and file is not None:
         raise InvalidArgument("give a body or --file, not both")
     if body == "-" or (body is None and file is None and size is None):
@@ -104,9 +105,11 @@ def _bodies(
     else:
         source = _repeat(compile_template(body or "", seed))
         count = 1 if count is None else count
-    for number, made in enumerate(source, 1):
-        if count and number > count:
-            return
+    return _limited(source, size, count)
+
+
+def _limited(source: Iterator[bytes], size: int | None, count: int | None) -> Iterator[bytes]:
+    for made in itertools.islice(source, count or None):
         yield made if size is None else made[:size].ljust(size, b".")
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument
 from penstock.monitor.rates import PRODUCERS, flow
@@ -79,6 +80,7 @@ def _roll(address: str, window: float, every: float, count: int | None, as_json:
     meter = Meter(address)
     meter.look()
     if meter.role == "nobody":
+        addresses.parse(address)
         exits.told(f"nobody on this machine has {address} open; 'penstock why {address}' may tell more")
         raise typer.Exit(exits.FAILED)
     samples = deque([(time.monotonic(), meter.messages, meter.bytes)])

@@ -14,7 +14,7 @@ import penstock
 from penstock.channel import Subscriber
 from penstock.cli import exits
 from penstock.cli.start import start_options
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.errors import InvalidArgument
 from penstock.monitor import decode
 from penstock.monitor.filter import compile_filter
@@ -64,7 +64,9 @@ def sub(
     passes = compile_filter(expression) if expression else None
     write = _writer(form, template, as_json)
     more = start_options(address, since, first)
-    with penstock.subscriber(with_options(address, option), **more) as subscriber:
+    with penstock.subscriber(
+        with_options(address, option, **answer_within(address, option, timeout)), **more
+    ) as subscriber:
         told = _Losses(subscriber, as_json)
         try:
             complete = _listen(subscriber, write, passes, count, timeout, told)

@@ -16,6 +16,7 @@ from penstock.errors import InvalidArgument
 __all__ = [
     "AddressArgument",
     "OptionList",
+    "answer_within",
     "duration_s",
     "live_addresses",
     "moment_ns",
@@ -69,6 +70,15 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     if not pairs:
         return address
     return f"{address}{'&' if '?' in address else '?'}{urlencode(pairs, quote_via=quote)}"
+
+
+def answer_within(address: str, options: list[str] | None, timeout_s: float | None) -> dict[str, float]:
+    """A command's ``--timeout`` as the time a broker has to answer, where the address does not say one itself."""
+    parts = addresses.parse(address)
+    named = "timeout" in parts.options or any(option.startswith("timeout=") for option in options or [])
+    if timeout_s is None or parts.scheme != "broker" or named:
+        return {}
+    return {"timeout": max(timeout_s, 0.05)}
 
 
 def duration_s(text: str, option: str) -> float:

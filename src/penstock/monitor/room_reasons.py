@@ -89,7 +89,10 @@ def _who(pid: int) -> str:
 
 def _broker(parts: addresses.Address) -> Iterator[Finding]:
     """Whether somebody listens, and what the broker says of the queue."""
-    yield from _network(parts)
+    found = list(_network(parts))
+    yield from found
+    if any(finding.grave for finding in found):
+        return  # nobody there who could tell more
     from penstock.broker import Client
 
     tls: Any = parts.options.get("tls")

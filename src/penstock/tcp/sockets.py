@@ -50,7 +50,7 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
         listener.close()
         if error.errno == errno.EADDRINUSE:
             raise OSError(error.errno, f"port {port} of {host} is in use; port=0 lets the system choose one") from error
-        raise
+        raise OSError(error.errno, f"cannot listen at {host}:{port}: {error.strerror}") from error
     listener.setblocking(False)
     return listener
 

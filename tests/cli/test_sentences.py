@@ -1,0 +1,121 @@
+"""What a stranger gets wrong, and the one sentence that answers: no trace, the right code, what to do about it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .command import run
+
+FAILED, USAGE, TIME_OVER, WRONG = 1, 2, 3, 4
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which somebody listens already."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+@pytest.fixture
+def free() -> Iterator[int]:
+    """A port that nobody listens on, and that nobody else can get meanwhile."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.json").write_text("{")
+    return tmp_path
+
+
+def sentence(folder: Path, code: int, *arguments: str) -> str:
+    done = run(*arguments, cwd=folder, stdin="")
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr + done.stdout
+    return done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("command", ["info", "verify", "repair", "cat"])
+def test_what_is_no_journal(folder: Path, command: str) -> None:
+    assert "there is no directory nowhere" in sentence(folder, USAGE, "journal", command, "nowhere")
+    for name in ("empty", "file"):
+        assert f"{name} is not a journal" in sentence(folder, USAGE, "journal", command, name)
+    assert not (folder / "nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["pub", "journal:file#t", "x"],
+        ["sub", "journal:file#t", "--timeout", "0"],
+        ["broker", "file", "0"],
+        ["record", "shm:/test-sentences", "-o", "file"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_where_a_directory_is_wanted(folder: Path, arguments: list[str]) -> None:
+    said = sentence(folder, FAILED, *arguments)
+    assert "file is a file, and a directory is wanted there" in said, said
+
+
+def test_a_port_that_is_taken(folder: Path, taken: int) -> None:
+    for arguments in (
+        ["broker", "store", str(taken)],
+        ["monitor", "--port", str(taken)],
+        ["pub", f"tcp://127.0.0.1:{taken}", "x"],
+    ):
+        said = sentence(folder, FAILED, *arguments)
+        assert str(taken) in said and "in use" in said, said
+
+
+def test_an_address_of_another_machine_cannot_be_listened_at(folder: Path) -> None:
+    assert "192.0.2.1:4444" in sentence(folder, FAILED, "pub", "tcp://192.0.2.1:4444", "x")
+    assert "192.0.2.1:4444" in sentence(folder, FAILED, "broker", "store", "4444", "--host", "192.0.2.1", "--insecure")
+
+
+@pytest.mark.parametrize("command", ["sub", "pub", "delay"])
+def test_a_broker_that_is_not_there(folder: Path, free: int, command: str) -> None:
+    body = ["x"] if command == "pub" else []
+    said = sentence(folder, TIME_OVER, command, f"broker://127.0.0.1:{free}/t", *body, "--timeout", "0.2")
+    assert f"127.0.0.1:{free}" in said and "refused" in said, said
+
+
+def test_why_asks_nothing_of_a_broker_that_is_not_there(folder: Path, free: int) -> None:
+    said = sentence(folder, WRONG, "why", f"broker://127.0.0.1:{free}/t")
+    assert "nobody listens" in said and "statistics" not in said, said
+
+
+def test_a_file_that_is_not_there_is_told_before_anybody_is_waited_for(folder: Path) -> None:
+    for more in ([], ["--lines"]):
+        said = sentence(folder, FAILED, "pub", "shm:/test-sentences", "--file", "nowhere", *more)
+        assert "nowhere: No such file" in said, said
+
+
+def test_rates_of_what_is_no_address(folder: Path) -> None:
+    assert "did you mean shm" in sentence(folder, USAGE, "hz", "shn:/camera")
+    assert "nobody on this machine has shm:/test-nobody" in sentence(folder, FAILED, "bw", "shm:/test-nobody")
+
+
+def test_a_misspelt_inner_command_names_the_nearest(folder: Path) -> None:
+    assert "verify" in sentence(folder, USAGE, "journal", "verfy", "empty")
+
+
+@pytest.mark.parametrize("command", ["play", "export"])
+def test_what_is_no_recording(folder: Path, command: str) -> None:
+    more = ["--to", "csv", "-o", "out.csv"] if command == "export" else []
+    for name in ("nowhere", "empty", "file"):
+        assert f"{name} is no recording" in sentence(folder, USAGE, command, name, *more)
+
+
+def test_a_broken_gateway_file_is_told_with_its_line(folder: Path) -> None:
+    assert "bad.json, line 1" in sentence(folder, USAGE, "run", "bad.json")
