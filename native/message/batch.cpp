@@ -275,6 +275,16 @@ const std::vector<Envelope> *batch_entries(PyObject *batch) {
     return check_held(as_batch(batch)) ? &as_batch(batch)->hold->entries : nullptr;
 }
 
+KeptBatch::KeptBatch(PyObject *batch) : entries(batch_entries(batch)) {
+    if (!entries) return;
+    ++as_batch(batch)->hold->users;
+    hold_ = as_batch(batch)->hold;
+}
+
+KeptBatch::~KeptBatch() {
+    if (hold_) hold_->release(0);
+}
+
 PyObject *batch_channels(PyObject *batch) { return as_batch(batch)->channels; }
 
 bool batch_ready(PyObject *module) {

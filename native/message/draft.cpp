@@ -97,10 +97,10 @@ PyObject *publish_size(Draft *draft, Py_ssize_t size) {
                             "%u writable view(s) of this draft are still alive; delete them (del array) and publish "
                             "again: nothing was published",
                             draft->exports);
+    draft->state = DraftState::published;  // before: publishing may wait, and nobody may publish or cancel it meanwhile
     PyObject *result = draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size);
-    if (!result) return nullptr;
-    draft->state = DraftState::published;
-    draft->memory_held = false;
+    if (result) draft->memory_held = false;
+    else draft->state = DraftState::open;
     return result;
 }
 

@@ -72,8 +72,21 @@ inline bool message_check(PyObject *object) { return PyObject_TypeCheck(object, 
 PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *channels, PyObject *source = nullptr);
 
 // What a batch holds, for native code that goes over its messages (append, format) without making one of each. The
-// entries live as long as the caller's reference to the batch. Null with StateError set where it was released.
+// entries live until somebody releases the batch: who gives up the GIL or calls Python meanwhile uses KeptBatch. Null with
+// StateError set where it was released.
 const std::vector<Envelope> *batch_entries(PyObject *batch);
+// The same, kept for as long as this lives, as a message taken from the batch keeps it. Made and destroyed with the GIL.
+class KeptBatch {
+   public:
+    explicit KeptBatch(PyObject *batch);
+    ~KeptBatch();
+    KeptBatch(const KeptBatch &) = delete;
+    KeptBatch &operator=(const KeptBatch &) = delete;
+    const std::vector<Envelope> *entries = nullptr;  // null with StateError set where it was released
+
+   private:
+    Owner *hold_ = nullptr;
+};
 // Borrowed: one str for all, a tuple indexed by Envelope::channel, or null.
 PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }

@@ -154,10 +154,10 @@ struct FlushAtEnd {
 };
 
 std::uint64_t send_batch(Outlet &core, PyObject *batch, bool carry) {
-    const std::vector<Envelope> *entries = batch_entries(batch);
-    if (!entries) throw nb::python_error();
+    KeptBatch kept(batch);
+    if (!kept.entries) throw nb::python_error();
     FlushAtEnd flush{core};
-    for (const Envelope &entry : *entries) {
+    for (const Envelope &entry : *kept.entries) {
         Outgoing message;
         message.data = entry.data;
         message.size = static_cast<std::uint64_t>(entry.size);
@@ -172,7 +172,7 @@ std::uint64_t send_batch(Outlet &core, PyObject *batch, bool carry) {
         }
         send_one(core, message, true);
     }
-    return entries->size();
+    return kept.entries->size();
 }
 
 std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {

@@ -148,6 +148,29 @@ time.sleep(0.02)
         assert ended.returncode == 0, ended.stderr
 
 
+def test_a_draft_that_is_being_published_can_be_neither_published_nor_cancelled() -> None:
+    """Publishing may wait for a disk, and another thread come along meanwhile."""
+    published: list[bytes] = []
+
+    def publish(view: memoryview) -> int:
+        for call in (draft.publish, draft.cancel):
+            with pytest.raises(StateError, match="published"):
+                call()
+        if not published:
+            published.append(bytes(view))
+            raise OSError("refused the first time")
+        published.append(bytes(view))
+        return 7
+
+    draft = native.reserve(4, publish, None)
+    draft.write(b"data")
+    with pytest.raises(OSError, match="refused"):
+        draft.publish()
+    draft.write(b"more")
+    assert draft.publish() == 7
+    assert published == [b"data", b"more"]
+
+
 def test_topics_defined_in_another_order_than_numbered_have_their_names(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.topic_id("early")
