@@ -236,3 +236,17 @@ def test_who_follows_while_segments_come_and_go_sees_no_damage(tmp_path: Path) -
         for reader in readers:
             reader.close()
         assert problems == []
+
+
+def test_what_retention_took_is_told_to_who_waits_too(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536, retain_bytes=1) as journal:
+        follower = journal.follow(1, topics=["other"])
+        for _ in range(60):
+            journal.append("a", bytes(4096))
+        journal.retain()
+        gone = journal.first - 1
+        assert gone > 0
+        assert not follower.wait(0)
+        assert follower.position == journal.frontier and follower.ledger.dropped == {"gap": gone}
+        assert not follower.wait(0) and follower.ledger.dropped == {"gap": gone}
+        follower.close()
