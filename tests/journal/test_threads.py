@@ -162,7 +162,7 @@ def test_a_draft_that_is_being_published_can_be_neither_published_nor_cancelled(
         published.append(bytes(view))
         return 7
 
-    draft = native.reserve(4, publish, None)
+    draft = native.reserve(4, publish, published)
     draft.write(b"data")
     with pytest.raises(OSError, match="refused"):
         draft.publish()

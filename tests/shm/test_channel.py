@@ -447,9 +447,9 @@ def test_a_batch_that_is_released_while_it_is_published_again_keeps_its_messages
 
         other = f"{name}-again"
         with shm.Publisher(other, slots=16, slot_size=64, on_resize=release) as publisher:
-            with shm.Subscriber(other, max_active_messages=16) as subscriber:
+            with shm.Subscriber(other, max_active_messages=8) as subscriber:
                 assert publisher.publish_many(batch) == 8
-                assert [bytes(message) for message in subscriber.read_many(16, 0)] == sent
+                assert [bytes(message) for message in subscriber.read_many(8, 0)] == sent
         source.publish(b"")
         assert source.publish_many([b"x"] * 32) == 32  # everything was given back in the end
         with pytest.raises(penstock.errors.StateError):
