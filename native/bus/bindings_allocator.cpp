@@ -258,7 +258,14 @@ PyObject *allocator_places(PyObject *self, PyObject *) {
     return PyLong_FromSsize_t(places ? PyDict_GET_SIZE(places) : 0);
 }
 
+// _wake(): who waits for a message looks again whether the bus is open.
+PyObject *allocator_wake(PyObject *self, PyObject *) {
+    as_allocator(self)->pool->waiting.wake_all();
+    Py_RETURN_NONE;
+}
+
 PyMethodDef allocator_methods[] = {
+    {"_wake", allocator_wake, METH_NOARGS, nullptr},
     {"_places", allocator_places, METH_NOARGS, nullptr},
     {"allocate", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(allocator_allocate)),
      METH_VARARGS | METH_KEYWORDS,
@@ -376,12 +383,13 @@ Header *allocate(AllocatorObject *allocator, std::uint16_t id, std::int64_t size
         pool->waiting.join(&sleeper);
         while (!header && !deadline.passed()) {
             sleeper.rearm();
-            if (!sleep_without_gil(&sleeper, deadline)) break;
+            if (!sleep_without_gil(&sleeper, deadline) || !check_added(allocator)) break;
+            if (allocator->bus && !check_bus_open(allocator->bus)) break;
             header = pool->take(id, static_cast<std::uint32_t>(size));
             if (!header && PyErr_Occurred()) break;
         }
         pool->waiting.leave(&sleeper);
-        if (header) pool->waiting.wake_first();
+        pool->waiting.wake_first();  // with a message, as there may be more; without: what woke this one is for the next
         Py_DECREF(reinterpret_cast<PyObject *>(allocator));
     }
     if (!header) ++pool->failed;

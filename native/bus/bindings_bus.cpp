@@ -125,6 +125,10 @@ void discard_pending(BusObject *bus) {
 void remove_all(BusObject *bus, bool finished) {
     while (!bus->subscribers.empty()) {
         SubscriberObject *subscriber = bus->subscribers.back();
+        if (dying(subscriber)) {
+            bus_remove(bus, subscriber);
+            continue;
+        }
         Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
         bus_remove(bus, subscriber);
         if (finished) {
@@ -320,11 +324,12 @@ PyObject *bus_flush(PyObject *object, PyObject *timeout) {
     return result;
 }
 
-// _stop(discard): no more publishes; the bus's thread ends when all is delivered.
+// _stop(discard): no more publishes; the bus's thread ends when all is delivered. Whether it was open until now.
 PyObject *bus_stop(PyObject *object, PyObject *discard) {
     BusObject *bus = as_bus(object);
     int dropping = PyObject_IsTrue(discard);
     if (dropping < 0) return nullptr;
+    if (bus->closed) Py_RETURN_FALSE;
     bus->closed = true;
     bus->stopping = true;
     if (dropping) discard_pending(bus);
@@ -332,7 +337,7 @@ PyObject *bus_stop(PyObject *object, PyObject *discard) {
     bus->changed.wake_all();
     bus->drainers.wake_all();
     bus->flushers.wake_all();
-    Py_RETURN_NONE;
+    Py_RETURN_TRUE;
 }
 
 // _finish(): the subscribers go; what they hold can still be read.
@@ -344,9 +349,9 @@ PyObject *bus_finish(PyObject *object, PyObject *) {
 
 PyObject *bus_subscribers(PyObject *object, PyObject *) {
     const auto &all = as_bus(object)->subscribers;
-    PyObject *list = PyList_New(static_cast<Py_ssize_t>(all.size()));
-    for (std::size_t i = 0; list && i < all.size(); ++i)
-        PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), Py_NewRef(reinterpret_cast<PyObject *>(all[i])));
+    PyObject *list = PyList_New(0);
+    for (std::size_t i = 0; list && i < all.size(); ++i)  // appending makes no object: nobody comes or goes meanwhile
+        if (!dying(all[i]) && PyList_Append(list, reinterpret_cast<PyObject *>(all[i])) != 0) Py_CLEAR(list);
     return list;
 }
 

@@ -15,6 +15,8 @@ PyTypeObject *subscriber_type = nullptr;
 namespace {
 
 SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }
+// Calls the handler, which the caller holds; see call_handler.
+bool call(SubscriberObject *self, PyObject *handler, PyObject *message);
 PyObject *as_object(SubscriberObject *self) { return reinterpret_cast<PyObject *>(self); }
 
 // Subscriber(kind, name, handler, priority, max_public_id, max_peer_id, capacity, overflow, timeout, drop_above)
@@ -137,13 +139,15 @@ void subscriber_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-void wake_reader(SubscriberObject *self) {
+// Whether there was one who slept.
+bool wake_reader(SubscriberObject *self) {
+    if (self->armed) signal_descriptor(self);
     for (Sleeper *sleeper = self->readers.head; sleeper; sleeper = sleeper->next)
         if (!sleeper->woken()) {
             sleeper->wake();
-            break;
+            return true;
         }
-    if (self->armed) signal_descriptor(self);
+    return false;
 }
 
 void enqueue(SubscriberObject *self, Item item) {
@@ -186,7 +190,6 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
         if (self->closed || self->bus != bus) {
             result = Pushed::dropped;
             self->counters->drop(DropReason::closed);
-            item.give_back();
             break;
         }
         if (self->writers.head == &writer && self->ring.size() < self->capacity) {
@@ -197,7 +200,6 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
         if (deadline.passed()) {
             result = Pushed::timed_out;
             self->counters->drop(DropReason::overflow);
-            item.give_back();
             break;
         }
         writer.rearm();
@@ -209,12 +211,12 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
         if (!fine) {
             result = Pushed::failed;
             self->counters->drop(DropReason::error);
-            item.give_back();
             break;
         }
     }
     self->writers.leave(&writer);
     if (self->ring.size() < self->capacity) self->writers.wake_first();
+    if (result != Pushed::queued) item.give_back();  // last: it may run anything, and the subscriber may go by that
     return result;
 }
 
@@ -433,6 +435,7 @@ PyObject *subscriber_wait(PyObject *object, PyObject *const *arguments, Py_ssize
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
     int found = wait_for_message(self, deadline, poll);
+    if (found > 0) wake_reader(self);  // the message stays there: the next one who waits for it may have it
     return found < 0 ? nullptr : PyBool_FromLong(found);
 }
 
@@ -441,17 +444,22 @@ PyObject *subscriber_handle_queued(PyObject *object, PyObject *const *arguments,
     Deadline deadline;
     bool poll;
     if (!check_readable(self) || !one_timeout(arguments, count, names, 0, &deadline, &poll)) return nullptr;
-    if (!self->handler)
-        return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
-    PyObject *message;
-    while (!(message = pop(self))) {
+    while (true) {
+        // Taken before the message is: others may unset it while this one waits, and then nothing is to be lost.
+        PyObject *handler = Py_XNewRef(self->handler);
+        if (!handler)
+            return raise_error("StateError", "subscriber %R has no handler; give it one, or read() from it", self->name);
+        if (PyObject *message = pop(self)) {
+            bool fine = call(self, handler, message);
+            Py_DECREF(handler);
+            Py_DECREF(message);
+            return fine ? Py_NewRef(Py_True) : nullptr;
+        }
+        Py_DECREF(handler);
         int found = PyErr_Occurred() ? -1 : wait_for_message(self, deadline, poll);
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_FALSE;
     }
-    bool fine = call_handler(self, message);
-    Py_DECREF(message);
-    return fine ? Py_NewRef(Py_True) : nullptr;
 }
 
 PyObject *subscriber_fileno(PyObject *object, PyObject *) {
@@ -509,8 +517,8 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
     if (self->closed) return raise_closed(self);
     int writable = PyObject_IsTrue(arguments[1]), wait = PyObject_IsTrue(arguments[2]);
     if (writable < 0 || wait < 0) return nullptr;
-    if (!wait && self->kind != Kind::callback && self->full == Full::block &&
-        (self->ring.size() >= self->capacity || self->writers.head))
+    const bool refuses = self->kind == Kind::fifo || (self->kind == Kind::queue && self->full == Full::block);
+    if (!wait && refuses && (self->ring.size() >= self->capacity || self->writers.head))
         Py_RETURN_FALSE;  // nothing was taken; the caller tries again
     PyObject *item = arguments[0];
     Header *header = nullptr;
@@ -736,6 +744,16 @@ PyType_Spec subscriber_spec = {"penstock._core.bus.Subscriber", sizeof(Subscribe
     return true;
 }
 
+bool call(SubscriberObject *self, PyObject *handler, PyObject *message) {
+    PyObject *stack[2] = {nullptr, message};
+    PyObject *result = PyObject_Vectorcall(handler, stack + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+    if (result) [[likely]] {
+        Py_DECREF(result);
+        return true;
+    }
+    return failed(self, message);
+}
+
 }  // namespace
 
 void signal_descriptor(SubscriberObject *self) {
@@ -792,19 +810,15 @@ void push_many(SubscriberObject *self, Header *const *headers, std::size_t count
     for (std::size_t i = 0; i < count; ++i) self->ring.push(Item::of(headers[i]));
     self->counters->matched.add(count);
     self->counters->depth.set(self->ring.size());
-    if (self->readers.head || self->armed) wake_reader(self);
+    for (std::size_t i = 0; i < count && (self->readers.head || self->armed); ++i)
+        if (!wake_reader(self)) break;  // one for each message, as far as there are any
 }
 
 bool call_handler(SubscriberObject *self, PyObject *message) {
-    PyObject *stack[2] = {nullptr, message};
     PyObject *handler = Py_NewRef(self->handler);  // it may be replaced or dropped while it runs
-    PyObject *result = PyObject_Vectorcall(handler, stack + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
+    bool fine = call(self, handler, message);
     Py_DECREF(handler);
-    if (result) [[likely]] {
-        Py_DECREF(result);
-        return true;
-    }
-    return failed(self, message);
+    return fine;
 }
 
 int ask_predicate(SubscriberObject *self, PyObject *message) {

@@ -167,6 +167,7 @@ void dispatch(Frame *frame, Header *header) {
         SubscriberObject *subscriber = route->entries[i];
         if (!subscriber) continue;
         if (subscriber->predicate && subscriber->kind != Kind::fifo) [[unlikely]] {
+            if (dying(subscriber)) continue;
             if (!message && !(message = another(frame, header))) break;
             Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
             int matching = ask_predicate(subscriber, message);
@@ -238,7 +239,7 @@ int wait_for_pending_room(BusObject *bus) {
     Sleeper sleeper;
     bus->room.join(&sleeper);
     int result = 1;
-    while (bus->room.head != &sleeper || bus->pending.size() >= bus->pending_capacity) {
+    while (bus->closed || bus->room.head != &sleeper || bus->pending.size() >= bus->pending_capacity) {
         if (bus->closed) {
             check_bus_open(bus);
             result = -1;
@@ -258,6 +259,8 @@ int wait_for_pending_room(BusObject *bus) {
     }
     bus->room.leave(&sleeper);
     leave(&frame);
+    // Woken, perhaps, but leaving without it: the room is for the next one.
+    if (result < 0 && bus->pending.size() < bus->pending_capacity) bus->room.wake_first();
     return result;
 }
 

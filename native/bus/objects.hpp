@@ -144,6 +144,10 @@ struct SubscriberObject {
 };
 extern PyTypeObject *subscriber_type;
 
+// Its last reference has gone, but what its class keeps is being dropped first, which may run anything: it is still on
+// its bus, and nobody may take a reference to it any more.
+inline bool dying(SubscriberObject *subscriber) { return Py_REFCNT(reinterpret_cast<PyObject *>(subscriber)) == 0; }
+
 struct Writer : Sleeper {
     SubscriberObject *subscriber = nullptr;  // null once that has gone
 };

@@ -52,8 +52,9 @@ struct LinkTerms final : bus::Terms {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         PyErr_NormalizeException(&type, &value, &trace);
-        if (port->on_error) {
-            PyObject *told = PyObject_CallOneArg(port->on_error, value);
+        if (PyObject *function = Py_XNewRef(port->on_error)) {  // it may be replaced while it runs
+            PyObject *told = PyObject_CallOneArg(function, value);
+            Py_DECREF(function);
             if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject *>(port));
             Py_XDECREF(told);
         }

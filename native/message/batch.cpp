@@ -68,6 +68,7 @@ bool check_held(Batch *batch) {
 }
 
 PyObject *take(Batch *batch, std::size_t index) {
+    if (!check_held(batch)) return nullptr;  // an __index__ or a finaliser that ran just now may have released it
     Hold *hold = batch->hold;
     const Envelope &entry = hold->entries[index];
     PyObject *channel = batch->channels;
@@ -152,9 +153,9 @@ PyObject *batch_exit(PyObject *self, PyObject *const *, Py_ssize_t) {
 PyObject *batch_enter(PyObject *self, PyObject *) { return Py_NewRef(self); }
 
 PyObject *batch_copies(PyObject *self, PyObject *) {
-    Batch *batch = as_batch(self);
-    if (!check_held(batch)) return nullptr;
-    const auto &entries = batch->hold->entries;
+    BatchPin pin(self);  // a list of the collector may run finalisers
+    if (!pin.entries()) return nullptr;
+    const auto &entries = *pin.entries();
     PyObject *list = PyList_New(static_cast<Py_ssize_t>(entries.size()));
     for (std::size_t i = 0; list && i < entries.size(); ++i) {
         PyObject *copy =
@@ -275,14 +276,12 @@ const std::vector<Envelope> *batch_entries(PyObject *batch) {
     return check_held(as_batch(batch)) ? &as_batch(batch)->hold->entries : nullptr;
 }
 
-KeptBatch::KeptBatch(PyObject *batch) : entries(batch_entries(batch)) {
-    if (!entries) return;
-    ++as_batch(batch)->hold->users;
-    hold_ = as_batch(batch)->hold;
-}
-
-KeptBatch::~KeptBatch() {
-    if (hold_) hold_->release(0);
+BatchPin::BatchPin(PyObject *batch) {
+    if (!check_held(as_batch(batch))) return;
+    Hold *hold = as_batch(batch)->hold;
+    ++hold->users;
+    hold_ = hold;
+    entries_ = &hold->entries;
 }
 
 PyObject *batch_channels(PyObject *batch) { return as_batch(batch)->channels; }

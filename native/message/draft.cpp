@@ -97,10 +97,11 @@ PyObject *publish_size(Draft *draft, Py_ssize_t size) {
                             "%u writable view(s) of this draft are still alive; delete them (del array) and publish "
                             "again: nothing was published",
                             draft->exports);
-    draft->state = DraftState::published;  // before: publishing may wait, and nobody may publish or cancel it meanwhile
+    // First: whoever publishes, cancels or writes to it while its owner waits finds it published.
+    draft->state = DraftState::published;
     PyObject *result = draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size);
     if (result) draft->memory_held = false;
-    else draft->state = DraftState::open;
+    else if (draft->memory_held) draft->state = DraftState::open;
     return result;
 }
 

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -42,6 +43,20 @@ struct Envelope {
     std::uint32_t properties_size = 0;
     std::uint32_t channel = 0;  // in a batch: index into its channel names
     std::uint64_t token = 0;    // handed back to the owner
+    // Right behind the properties, where the reach keeps them: an id and a key that its user gave.
+    std::uint16_t message_id_size = 0;
+    std::uint16_t key_size = 0;
+
+    std::string_view encoded_properties() const { return at(0, properties_size); }
+    std::string_view message_id() const { return at(properties_size, message_id_size); }
+    std::string_view key() const { return at(std::size_t{properties_size} + message_id_size, key_size); }
+    // Bytes of properties, message id and key together.
+    std::size_t details_size() const { return std::size_t{properties_size} + message_id_size + key_size; }
+
+   private:
+    std::string_view at(std::size_t offset, std::size_t bytes) const {
+        return bytes ? std::string_view{reinterpret_cast<const char *>(properties) + offset, bytes} : std::string_view{};
+    }
 };
 
 struct Message {
@@ -72,28 +87,35 @@ inline bool message_check(PyObject *object) { return PyObject_TypeCheck(object, 
 PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *channels, PyObject *source = nullptr);
 
 // What a batch holds, for native code that goes over its messages (append, format) without making one of each. The
-// entries live until somebody releases the batch: who gives up the GIL or calls Python meanwhile uses KeptBatch. Null with
-// StateError set where it was released.
+// entries live until the batch is released, which other threads may do: who lets Python code run meanwhile, or lets the
+// GIL go, pins them. Null with StateError set where it was released.
 const std::vector<Envelope> *batch_entries(PyObject *batch);
-// The same, kept for as long as this lives, as a message taken from the batch keeps it. Made and destroyed with the GIL.
-class KeptBatch {
+
+// Keeps the entries of a batch, whatever becomes of the batch. Made and dropped with the GIL held.
+class BatchPin {
    public:
-    explicit KeptBatch(PyObject *batch);
-    ~KeptBatch();
-    KeptBatch(const KeptBatch &) = delete;
-    KeptBatch &operator=(const KeptBatch &) = delete;
-    const std::vector<Envelope> *entries = nullptr;  // null with StateError set where it was released
+    explicit BatchPin(PyObject *batch);
+    ~BatchPin() {
+        if (hold_) hold_->release(0);
+    }
+    BatchPin(const BatchPin &) = delete;
+    BatchPin &operator=(const BatchPin &) = delete;
+    // Null, with StateError set, where the batch was released before.
+    const std::vector<Envelope> *entries() const { return entries_; }
 
    private:
     Owner *hold_ = nullptr;
+    const std::vector<Envelope> *entries_ = nullptr;
 };
+
 // Borrowed: one str for all, a tuple indexed by Envelope::channel, or null.
 PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
 
 struct DraftOwner {
-    // Publishes the first `size` bytes; what it returns is what draft.publish() returns. On an error (null, with a
-    // Python error set) the draft stays open and may be published or cancelled later.
+    // Publishes the first `size` bytes; what it returns is what draft.publish() returns. Meanwhile the draft counts as
+    // published: it may wait without the GIL, or call Python. On an error (null, with a Python error set) the draft is
+    // open again and may be published or cancelled later, unless its memory was taken (memory_held is false).
     virtual PyObject *publish(PyObject *draft, std::uint64_t token, std::int64_t size) = 0;
     virtual void cancel(std::uint64_t token) noexcept = 0;
 

@@ -179,9 +179,9 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
     Py_ssize_t done = 0;
     std::int64_t now_ns = 0;
     if (batch_check(argument)) {
-        KeptBatch batch(argument);
-        if (!batch.entries) return nullptr;
-        for (const Envelope &entry : *batch.entries) {
+        BatchPin pin(argument);  // a full channel is waited for without the GIL
+        if (!pin.entries()) return nullptr;
+        for (const Envelope &entry : *pin.entries()) {
             if (done++ % 16 == 0) now_ns = realtime_ns();
             if (!publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns)) return nullptr;
         }

@@ -81,8 +81,8 @@ void tell_lost(InletHandle &self, const Lost &lost) {
 }
 
 template <typename Which>
-void forget_names(InletHandle &self, Which which) {
-    std::vector<Names> gone;  // dropping a reference may run anything: not while the map is walked
+std::vector<Names> take_names(InletHandle &self, Which which) {
+    std::vector<Names> gone;
     for (auto at = self.names.begin(); at != self.names.end();) {
         if (which(at->first, at->second)) {
             gone.push_back(at->second);
@@ -91,20 +91,28 @@ void forget_names(InletHandle &self, Which which) {
             ++at;
         }
     }
-    for (Names &names : gone) {
+    return gone;
+}
+
+// Dropping a reference may run anything: not while the map is walked, nor while the turn is held.
+void drop_names(const std::vector<Names> &gone) {
+    for (const Names &names : gone) {
         Py_XDECREF(names.channel);
         Py_XDECREF(names.source);
     }
 }
 
 // Connections that had been read to their end before this read began.
-void forget_ended(InletHandle &self) {
+void forget_ended(InletHandle &self, Turn<Inlet> &turn) {
     if (self.ended.empty() || self.core.has_kept()) return;
     auto ended = std::move(self.ended);
     self.ended.clear();
-    forget_names(self, [&](std::uint64_t serial, const Names &) {
+    auto gone = take_names(self, [&](std::uint64_t serial, const Names &) {
         return std::find(ended.begin(), ended.end(), serial) != ended.end();
     });
+    turn.give();
+    drop_names(gone);
+    turn.take();
 }
 
 // Reads until there is a message: true; or the time is over: false.
@@ -121,16 +129,23 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
                 return true;
             case Read::nothing:
                 return false;
+            // What runs Python code (an error is an object of the collector) runs without the turn: a signal handler or
+            // a finaliser may close this subscriber.
             case Read::closed:
+                turn.give();
                 fail("ClosedError", "this subscriber was closed");
             case Read::ended:
+                turn.give();
                 fail("ClosedError", "every session of this subscriber has ended; add_session gives it a new one");
             case Read::full:
+                turn.give();
                 fail("CapacityError",
                      "messages that are still held use up this subscriber's receive memory; release them (or open it "
                      "with a larger held_bytes)");
             case Read::interrupted:
+                turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
+                turn.take();
                 break;
             case Read::knocked:
                 turn.give();
@@ -169,7 +184,7 @@ nb::object inlet_read(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received received;
     Turn<Inlet> turn(self.core);
-    forget_ended(self);
+    forget_ended(self, turn);
     if (!next_message(self, turn, deadline, received)) return nb::none();
     self.core.count(received, true);
     return nb::steal(make_message(self, received));
@@ -180,7 +195,7 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received newest, received;
     Turn<Inlet> turn(self.core);
-    forget_ended(self);
+    forget_ended(self, turn);
     if (!next_message(self, turn, deadline, newest)) return nb::none();
     for (int more = 0; more < 100'000; ++more) {
         bool found;
@@ -212,7 +227,7 @@ nb::object inlet_read_many(InletHandle &self, nb::handle most_object, nb::handle
     Received received;
     Names names{0, nullptr, nullptr};
     Turn<Inlet> turn(self.core);
-    forget_ended(self);
+    forget_ended(self, turn);
     if (next_message(self, turn, deadline, received)) {
         std::uint32_t session = received.session;
         entries.reserve(static_cast<std::size_t>(std::min<Py_ssize_t>(most, 512)));
@@ -233,7 +248,7 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     check_usable(self);
     Received received;
     Turn<Inlet> turn(self.core);
-    forget_ended(self);
+    forget_ended(self, turn);
     if (self.core.has_kept()) return true;
     if (!next_message(self, turn, deadline, received)) return false;
     self.core.keep(received);
@@ -254,7 +269,7 @@ void inlet_detach(InletHandle &self, std::uint32_t session) {
         nb::gil_scoped_release free;
         self.core.detach(session);
     }
-    forget_names(self, [&](std::uint64_t, const Names &names) { return names.session == session; });
+    drop_names(take_names(self, [&](std::uint64_t, const Names &names) { return names.session == session; }));
 }
 
 void inlet_close(InletHandle &self) {

@@ -24,9 +24,10 @@ void check_usable(Outlet &core) {
     if (core.closed()) fail("ClosedError", "this publisher is closed");
 }
 
-// Calls `step`, which waits without the GIL, until it is done; true, or an error is raised.
+// Calls `step`, which waits without the GIL, until it is done, or an error is raised. The turn is held, but not while a
+// signal handler runs: that may publish too.
 template <typename Step>
-void send_until_done(Outlet &core, Step step) {
+void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step) {
     std::int64_t timeout = core.block_timeout_ns();
     std::int64_t deadline = timeout < 0 ? -1 : monotonic_ns() + timeout;
     for (;;) {
@@ -46,12 +47,14 @@ void send_until_done(Outlet &core, Step step) {
                              static_cast<long long>(timeout / 1'000'000));
                 throw nb::python_error();
             case Sent::interrupted:
+                turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
+                turn.take();
         }
     }
 }
 
-std::uint64_t send_one(Outlet &core, const Outgoing &message, bool more) {
+std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message, bool more) {
     std::uint64_t ordinal = 0;
     switch (core.quick(message, ordinal, more)) {
         case Quick::done:
@@ -66,7 +69,7 @@ std::uint64_t send_one(Outlet &core, const Outgoing &message, bool more) {
         case Quick::slow:
             break;
     }
-    send_until_done(core, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); });
+    send_until_done(core, turn, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); });
     return ordinal;
 }
 
@@ -78,7 +81,7 @@ std::uint64_t outlet_publish(OutletHandle &self, nb::handle data) {
     message.data = bytes.data;
     message.size = bytes.size;
     Turn<Outlet> turn(core);
-    return send_one(core, message, false);
+    return send_one(core, turn, message, false);
 }
 
 // key NUL value NUL ..., UTF-8.
@@ -141,7 +144,7 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.properties_size = static_cast<std::uint32_t>(encoded.size());
     message.drops = drops;
     Turn<Outlet> turn(core);
-    return send_one(core, message, false);
+    return send_one(core, turn, message, false);
 }
 
 // Flushes what publish_many has gathered, however it ends.
@@ -153,11 +156,11 @@ struct FlushAtEnd {
     }
 };
 
-std::uint64_t send_batch(Outlet &core, PyObject *batch, bool carry) {
-    KeptBatch kept(batch);
-    if (!kept.entries) throw nb::python_error();
+std::uint64_t send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry) {
+    BatchPin pin(batch);  // sent without the GIL: others may release the batch meanwhile
+    if (!pin.entries()) throw nb::python_error();
     FlushAtEnd flush{core};
-    for (const Envelope &entry : *kept.entries) {
+    for (const Envelope &entry : *pin.entries()) {
         Outgoing message;
         message.data = entry.data;
         message.size = static_cast<std::uint64_t>(entry.size);
@@ -170,9 +173,9 @@ std::uint64_t send_batch(Outlet &core, PyObject *batch, bool carry) {
             message.properties = entry.properties;
             message.properties_size = entry.properties_size;
         }
-        send_one(core, message, true);
+        send_one(core, turn, message, true);
     }
-    return kept.entries->size();
+    return pin.entries()->size();
 }
 
 std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {
@@ -180,7 +183,7 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
     check_usable(core);
     if (batch_check(batch.ptr())) {
         Turn<Outlet> turn(core);
-        return send_batch(core, batch.ptr(), carry);
+        return send_batch(core, turn, batch.ptr(), carry);
     }
     nb::object iterator = nb::steal(PyObject_GetIter(batch.ptr()));
     if (!iterator.is_valid()) throw nb::python_error();
@@ -194,7 +197,7 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
         message.data = bytes.data;
         message.size = bytes.size;
         Turn<Outlet> turn(core);
-        send_one(core, message, true);
+        send_one(core, turn, message, true);
         ++count;
     }
     if (PyErr_Occurred()) throw nb::python_error();
@@ -208,7 +211,7 @@ struct FrameDraft final : DraftOwner {
         try {
             check_usable(*outlet);
             Turn<Outlet> turn(*outlet);
-            send_until_done(*outlet, [&](std::int64_t deadline) {
+            send_until_done(*outlet, turn, [&](std::int64_t deadline) {
                 return outlet->publish_frame(reinterpret_cast<Frame *>(token), static_cast<std::uint64_t>(size),
                                              ordinal, deadline);
             });

@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -278,7 +280,7 @@ def test_an_error_in_the_thread_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
         with pytest.raises(OSError, match="No space left"):
             bridge.wait(LONG)
         assert isinstance(bridge.failure, OSError) and "No space left" in caplog.text
-        assert bridge.ledger == penstock.Ledger(1, 0, {}, 0, 1)  # taken from the source, nowhere yet
+        assert bridge.ledger == penstock.Ledger(1, 0, {"error": 1})  # taken from the source, and lost with it
 
 
 class Command:
@@ -334,3 +336,59 @@ def test_the_command_fails_when_its_bridge_does() -> None:
         publisher.publish(b"secret")
         code, text = command.end()
         assert code == 1 and "local=True" in text and "Traceback" not in text
+
+
+class FullSink(penstock.Publisher):
+    """Takes two messages, then nothing more until it is closed."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+        self.full, self.shut = threading.Event(), threading.Event()
+
+    def publish(self, data: object) -> int:
+        if self.taken == 2:
+            self.full.set()
+            assert self.shut.wait(LONG)
+            raise penstock.ClosedError("this sink was closed")
+        self.taken += 1
+        return self.taken
+
+    def reserve(self, size: int) -> Any:
+        raise NotImplementedError
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        return True
+
+    def publish_many(self, batch: Iterable[object]) -> int:
+        return sum(self.publish(message) > 0 for message in batch)
+
+    @property
+    def ledger(self) -> penstock.Ledger:
+        return penstock.Ledger(self.taken, self.taken)
+
+    @property
+    def closed(self) -> bool:
+        return self.shut.is_set()
+
+    def close(self) -> None:
+        self.shut.set()
+
+
+def test_closing_ends_the_wait_for_a_full_sink_and_counts_what_it_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = FullSink()
+    monkeypatch.setattr("penstock.bridge.bridge._open_sink", lambda *_: sink)
+    with tcp.Publisher() as first:
+        bridge = Bridge(first.address, "tcp://127.0.0.1:0").start()
+        assert first.wait_ready(1, LONG)
+        first.publish_many([b"1", b"2", b"3", b"4", b"5"])
+        assert sink.full.wait(LONG)
+        taken = bridge.ledger.matched
+        counts: list[penstock.Ledger] = []
+        monkeypatch.setattr(bridge._stack, "close", lambda: counts.append(bridge.ledger))
+        closing = threading.Thread(target=bridge.close, args=(0.01,), daemon=True)
+        closing.start()
+        closing.join(LONG)
+        assert not closing.is_alive()
+        assert counts == [penstock.Ledger(taken, 2, {"closed": taken - 2})]
+        monkeypatch.undo()
+        bridge.close()

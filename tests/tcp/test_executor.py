@@ -95,3 +95,33 @@ def test_a_closed_executor_says_so() -> None:
     for bad in (0, -1, True, 1.5):
         with pytest.raises(penstock.InvalidArgument):
             tcp.Executor(bad)  # type: ignore[arg-type]
+
+
+def test_what_is_asked_for_does_not_wait_for_a_busy_thread_while_another_is_free() -> None:
+    for _ in range(20):
+        with tcp.Executor(threads=2) as executor:
+            both = threading.Barrier(3)
+            for _ in range(2):
+                executor.call_soon(lambda both=both: both.wait(LONG))  # type: ignore[misc]
+            both.wait(LONG)
+            served = threading.Event()
+            found: list[bool] = []
+            executor.call_soon(lambda found=found, served=served: found.append(served.wait(LONG)))  # type: ignore[misc]
+            executor.call_soon(served.set)
+            eventually(lambda found=found: bool(found))  # type: ignore[misc]
+            assert found == [True]
+
+
+def test_a_timer_does_not_wait_for_a_busy_thread_while_another_is_free() -> None:
+    for _ in range(20):
+        with tcp.Executor(threads=2) as executor:
+            both = threading.Barrier(3)
+            for _ in range(2):
+                executor.call_soon(lambda both=both: both.wait(LONG))  # type: ignore[misc]
+            both.wait(LONG)
+            served = threading.Event()
+            found: list[bool] = []
+            executor.call_later(0.02, served.set)
+            executor.call_soon(lambda found=found, served=served: found.append(served.wait(LONG)))  # type: ignore[misc]
+            eventually(lambda found=found: bool(found))  # type: ignore[misc]
+            assert found == [True]

@@ -30,6 +30,7 @@ from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, RefusedError
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
+CLOSE_S = 5.0  # for a sink that is full
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
 
 
@@ -71,6 +72,8 @@ class Bridge:
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
         with contextlib.ExitStack() as opened:
+            self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
+            opened.callback(self._counters.close)  # last: what closing the sink ends is still counted
             self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, dict(sink_options or {})))
             others: dict[str, Publisher] = {}
             for target in (vchans or {}).values():
@@ -82,8 +85,6 @@ class Bridge:
             )
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local()
-            self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
-            opened.callback(self._counters.close)
             self._stack = opened.pop_all()
         self._carrier = Carrier(self.publisher, vchans or {}, others, self._counters)
 
@@ -169,11 +170,20 @@ class Bridge:
 
     # -- the end
 
-    def close(self) -> None:
-        """Stop, and close both ends; what was taken from the source has been published."""
+    def close(self, timeout: float = CLOSE_S) -> None:
+        """Stop, and close both ends; what was taken from the source has been published.
+
+        A sink that stays full for ``timeout`` seconds is closed even so; what it did not take is counted as ``closed``.
+        """
         self._closing.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        thread = self._thread if self._thread is not threading.current_thread() else None
+        if thread is not None:
+            thread.join(timeout)
+            if thread.is_alive():
+                self.publisher.close()  # whoever waits for it waits no longer
+                for other in self.others.values():
+                    other.close()
+                thread.join()
         self._stack.close()
 
     def __enter__(self) -> Bridge:

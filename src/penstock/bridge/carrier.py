@@ -20,7 +20,7 @@ from typing import Any
 
 from penstock import _core
 from penstock.channel import Publisher
-from penstock.errors import CapacityError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 
 CARRIED = ("ordinal", "timestamp_ns", "vchan_id", "properties")
 REFUSALS = (InvalidArgument, CapacityError, RefusedError)
@@ -57,6 +57,12 @@ class Carrier:
                 done += 1
         except TimeoutError:
             self._counters.drop("overflow", count - done)
+        except ClosedError:
+            self._counters.drop("closed", count - done)
+            raise
+        except BaseException:
+            self._counters.drop("error", count - done)
+            raise
         return count
 
     def _carry_whole(self, batch: Any) -> int:
@@ -71,6 +77,10 @@ class Carrier:
         except TimeoutError:
             self._counters.drop("overflow", len(batch) - self._sent(before))
             return len(batch)
+        except BaseException as error:
+            reason = "closed" if isinstance(error, ClosedError) else "error"
+            self._counters.drop(reason, len(batch) - self._sent(before))
+            raise
         self._counters.add("delivered", sent)
         return len(batch)
 

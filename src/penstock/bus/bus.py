@@ -157,9 +157,10 @@ class Bus(_native.Bus):
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Deliver what is pending (or discard it), then let all subscribers go. Closing twice does nothing."""
-        if self.closed:
+        if not self._stop(not drain):
             return
-        self._stop(not drain)
+        for allocator in self._allocators:
+            allocator._wake()  # whoever waits for a message of it could not publish it any more
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)

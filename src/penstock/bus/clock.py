@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import os
 import threading
 import time
@@ -15,6 +16,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from penstock.errors import InvalidArgument
+
+logger = logging.getLogger("penstock.bus")
 
 
 class Timer:
@@ -44,16 +47,20 @@ class Clock(Protocol):
 
 
 class _Heap:
+    # A finaliser or a signal handler may start a message inside a call of its own thread: hence the lock that a thread
+    # may take twice, and no moment at which the list is not a heap of all that is to come.
+
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._numbers = itertools.count()
         self._timers: list[tuple[float, int, Timer]] = []
 
     def call_at(self, when: float, function: Callable[[], object]) -> Timer:
         """Call ``function`` at ``when`` or later."""
         timer = Timer(self, when, function)
+        entry = (when, next(self._numbers), timer)
         with self._lock:
-            heapq.heappush(self._timers, (when, next(self._numbers), timer))
+            heapq.heappush(self._timers, entry)
             first = self._timers[0][2] is timer
         if first:
             self._sooner()
@@ -69,8 +76,10 @@ class _Heap:
             timer._done = True
             dead = sum(entry[2]._done for entry in self._timers) if len(self._timers) > 64 else 0
             if dead * 2 > len(self._timers):  # so that cancelling without end does not grow without end
-                self._timers = [entry for entry in self._timers if not entry[2]._done]
-                heapq.heapify(self._timers)
+                before, self._timers = self._timers, []
+                for entry in before:
+                    if not entry[2]._done:
+                        heapq.heappush(self._timers, entry)
             return True
 
     def _take_due(self, now: float) -> tuple[Timer | None, float | None]:
@@ -129,7 +138,7 @@ class SystemClock(_Heap):
         return time.monotonic()
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._wake = threading.Event()
         self._thread = None
         self._timers = []  # they belong to the parent
@@ -137,8 +146,9 @@ class SystemClock(_Heap):
     def _sooner(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="penstock-bus-clock", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="penstock-bus-clock", daemon=True)
+                thread.start()
+                self._thread = thread
         self._wake.set()
 
     def _run(self) -> None:
@@ -146,7 +156,10 @@ class SystemClock(_Heap):
             self._wake.clear()
             timer, when = self._take_due(time.monotonic())
             if timer is not None:
-                timer.function()
+                try:
+                    timer.function()
+                except BaseException:  # also an exit: one function does not stop the clock of all the others
+                    logger.exception("a function that the clock of a bus called raised")
             else:
                 self._wake.wait(None if when is None else max(0.0, when - time.monotonic()))
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import bus as _native
 from penstock.bus.clock import Clock, Timer, system_clock
 from penstock.channel import check_timeout
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, PenstockError
 
 if TYPE_CHECKING:
     from penstock.bus.subscriber import _Subscriber
@@ -155,8 +155,14 @@ class DelayedMessage:
         try:
             if not self.subscriber._deliver(self._message, False, False):
                 self._clock.call_at(self._clock.now() + RETRY_S, self._deliver)
-        except ClosedError:
-            logger.info("delayed message id %d fired for subscriber %r, which is closed", self.id, self.subscriber.name)
+        except PenstockError as error:  # closed, or without a handler: it was not taken, and may be started anew
+            logger.log(
+                logging.INFO if isinstance(error, ClosedError) else logging.WARNING,
+                "delayed message id %d was not delivered to subscriber %r: %s",
+                self.id,
+                self.subscriber.name,
+                error,
+            )
             self._message.release()
 
     def __repr__(self) -> str:

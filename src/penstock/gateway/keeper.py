@@ -179,12 +179,18 @@ class Keeper:
     def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                report = self._reports.get(timeout=LOOK_S)
-            except queue.Empty:
-                self._look()
-                continue
-            if report is not None:
-                self._handle(*report)
+                self._once()
+            except Exception:  # a module that went in the midst of it: the others are still looked after
+                log.exception("looking after the modules failed; it goes on")
+
+    def _once(self) -> None:
+        try:
+            report = self._reports.get(timeout=LOOK_S)
+        except queue.Empty:
+            self._look()
+            return
+        if report is not None:
+            self._handle(*report)
 
     def _handle(self, kept: Kept, module: Any, error: BaseException) -> None:
         if kept.module is not module or kept.removing:

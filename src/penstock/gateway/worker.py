@@ -50,7 +50,6 @@ class Worker:
         self.ended = False
         self.after: Callable[[], None] | None = None  # what the thread does last, for a module that removes itself
         self._on_failure = on_failure
-        self._taken = 0
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
@@ -68,12 +67,15 @@ class Worker:
     @property
     def waiting(self) -> int:
         """Messages that wait, the batch in hand included."""
-        return self.queue.queued + self._taken - self.handled
+        handled = self.handled  # first: what is handled after it is still counted as taken
+        # One look at the native counts: a batch leaves the queue and is taken in the same moment.
+        _, taken, _, queued, _ = self.queue._counts()
+        return queued + taken - handled
 
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is being handled."""
-        return self.queue.queued == 0 and self.busy_since is None and self.waiting == 0
+        return self.waiting == 0 and self.busy_since is None
 
     @property
     def mine(self) -> bool:
@@ -115,7 +117,6 @@ class Worker:
 
     def _handle(self, batch: Sequence[Any]) -> None:
         """Each message to the module; a failure costs that message alone."""
-        self._taken += len(batch)
         with self.turn:
             self._serve(batch)
 

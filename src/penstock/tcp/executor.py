@@ -17,6 +17,7 @@ import atexit
 import contextlib
 import heapq
 import itertools
+import math
 import os
 import select
 import threading
@@ -61,13 +62,14 @@ class Executor:
         self._epoll = select.epoll()
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll.register(self._wake_read, READ)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may close a handle inside a call of its own thread
         self._callbacks: dict[int, Callback] = {}
         self._soon: deque[Callback] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._workers: list[threading.Thread] = []
         self._idle = 0
+        self._listening: dict[int, float] = {}  # by thread: when it looks at the timers again
         self._closed = False
         self._pid = os.getpid()
         self.handles: weakref.WeakSet[Any] = weakref.WeakSet()  # closed at exit
@@ -99,16 +101,17 @@ class Executor:
             self.check_open()
             self._soon.append(callback)
             self._need_worker()
-        self._wake()
+            self._wake()
 
     def call_later(self, delay: float, callback: Callback) -> Timer:
         """Call ``callback`` in one of the threads, ``delay`` seconds from now."""
         timer = Timer(time.monotonic() + delay, callback)
+        entry = (timer.due, next(self._numbers), timer)
         with self._lock:
             self.check_open()
-            heapq.heappush(self._timers, (timer.due, next(self._numbers), timer))
+            heapq.heappush(self._timers, entry)
             self._need_worker()
-        self._wake()
+            self._wake()
         return timer
 
     @property
@@ -129,7 +132,7 @@ class Executor:
                 return
             self._closed = True
             workers = list(self._workers)
-        self._wake()
+            self._wake()
         for worker in workers:
             if worker is not threading.current_thread():
                 worker.join()
@@ -156,11 +159,17 @@ class Executor:
         if self._idle or len(self._workers) >= self.threads:
             return
         worker = threading.Thread(target=self._run, name="penstock-tcp-worker", daemon=True)
+        try:
+            worker.start()
+        except RuntimeError:  # no more threads: those there are do it, later
+            if not self._workers:
+                raise
+            return
         self._workers.append(worker)
         self._idle += 1
-        worker.start()
 
     def _wake(self) -> None:
+        """Let a thread that listens look again. The lock is held, so that the descriptor is not another's by now."""
         with contextlib.suppress(OSError):  # full: awake already
             os.write(self._wake_write, b"\0")
 
@@ -175,12 +184,18 @@ class Executor:
             self._idle -= 1
             if self._soon or self._timers or self._callbacks:
                 self._need_worker()  # somebody stays to listen while this one works
+            if self._idle and (self._soon or self._first_due() < min(self._listening.values(), default=0.0)):
+                self._wake()  # who listens does not know of it: this one read what was to wake the other
         try:
             callback()
-        except Exception:
+        except BaseException:  # an exit too: the thread is not its own
             logger.exception("a callback in the executor failed")
         with self._lock:
             self._idle += 1
+
+    def _first_due(self) -> float:
+        """When the next timer is due. The lock is held."""
+        return self._timers[0][0] if self._timers else math.inf
 
     def _next(self) -> Callback | None:
         """The next thing to do, or None after a wait."""
@@ -198,7 +213,13 @@ class Executor:
                     heapq.heappop(self._timers)
                     return timer.callback
                 break
-        for descriptor, _ in self._epoll.poll(timeout, 1):
+            self._listening[threading.get_ident()] = self._first_due()
+        try:
+            events = self._epoll.poll(timeout, 1)
+        finally:
+            with self._lock:
+                del self._listening[threading.get_ident()]
+        for descriptor, _ in events:
             if descriptor == self._wake_read:
                 if self._closed:
                     return None

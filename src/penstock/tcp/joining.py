@@ -30,7 +30,7 @@ class Joining:
         self._executor = executor
         self._answer = publisher.new_answer()
         self._ended = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finaliser may close the publisher inside a call of its own thread
         self._timer = executor.call_later(publisher.handshake_timeout, self._too_late)
 
     def begin(self) -> None:
@@ -43,7 +43,10 @@ class Joining:
             try:
                 agreed = self._receive()
             except (PenstockError, OSError) as error:
-                self._fail(error)
+                if not self._ended:
+                    self._fail(error)
+                return
+            if self._ended:
                 return
             if agreed is None:
                 self._executor.watch(self._socket.fileno(), READ, self._readable)

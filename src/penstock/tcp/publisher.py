@@ -208,10 +208,13 @@ class Publisher(PublisherContract):
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many have joined: everything published later is queued for each of them."""
         check_timeout(timeout)
-        if self._closing:
-            raise ClosedError("this publisher is closed")
         with self._changed:
-            return self._changed.wait_for(lambda: self._outlet.subscriber_count >= subscribers, timeout)
+            ready = self._changed.wait_for(
+                lambda: self._closing or self._outlet.subscriber_count >= subscribers, timeout
+            )
+            if self._closing:
+                raise ClosedError("this publisher is closed")
+            return ready
 
     @property
     def ledger(self) -> Ledger:
@@ -270,6 +273,10 @@ class Publisher(PublisherContract):
         with self._changed:
             self._joining[joining] = None
             oldest = next(iter(self._joining)) if len(self._joining) > MAX_JOINING else None
+            closing = self._closing
+        if closing:  # just now: it does not know of this one
+            joining.abandon("the publisher was closed")
+            return
         if oldest is not None:
             oldest.abandon(f"more than {MAX_JOINING} unfinished handshakes")
         joining.begin()
@@ -352,6 +359,7 @@ class Publisher(PublisherContract):
                 return
             self._closing = True
             joining = list(self._joining)
+            self._changed.notify_all()
         self._executor.unwatch(self._listener.fileno())
         self._listener.close()
         if self._path:

@@ -18,6 +18,7 @@ import errno
 import logging
 import os
 import random
+import select
 import socket
 import threading
 import time
@@ -161,9 +162,14 @@ class Session:
     def _hung_up(self, serial: int) -> None:
         """The publisher has gone; what it sent before is still to be read."""
         with self._lock:
-            if serial == self._current:
-                self._current = 0
-                self._again()
+            connection = self._open.get(serial)
+            if serial != self._current or connection is None:
+                return
+            if not _has_hung_up(connection):  # told of another one, which had this number before
+                self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
+                return
+            self._current = 0
+            self._again()
 
     def lost(self, serial: int, reason: str, error: int, messages: int) -> None:
         """The reader has read a connection to its end. Called in the reader's thread."""
@@ -244,6 +250,12 @@ class Session:
 
     def __repr__(self) -> str:
         return f"<tcp.Session {self.publisher}, {self._state}>"
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class _Attempt:

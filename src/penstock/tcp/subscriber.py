@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import tcp as native
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.channel import Subscriber as SubscriberContract
-from penstock.errors import ClosedError, InvalidArgument, StateError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, StateError
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Message
 
 MESSAGES_PER_TURN = 1000
+FULL_RETRY_S = 0.05
 
 
 class Delivery(enum.StrEnum):
@@ -89,6 +90,7 @@ class Subscriber(SubscriberContract):
         self._in_callback = threading.RLock()
         self._delivery = Delivery.PROCESS_ALL
         self._closing = False
+        self._told_full = False
         self._owner_pid = os.getpid()
         self._inlet.on_lost(_lost_of(weakref.ref(self)))
         self._use_native_read()
@@ -119,7 +121,7 @@ class Subscriber(SubscriberContract):
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
             self._sessions[session.number] = session
-        self._inlet.finish(False)
+            self._inlet.finish(False)
         self.executor.call_soon(session.connect)
         return session
 
@@ -145,7 +147,7 @@ class Subscriber(SubscriberContract):
         logger.warning("session to %s ended: %s", session.publisher, session.last_error)
         with self._lock:
             over = all(one.state is SessionState.ENDED for one in self._sessions.values())
-        self._inlet.finish(over)
+            self._inlet.finish(over)  # with the lock: a session that is added now has the last word
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """A session is connected: the native core reads it. Gives the connection's serial number."""
@@ -236,6 +238,9 @@ class Subscriber(SubscriberContract):
                     message = self._inlet.read_newest(0) if newest else self._inlet.read(0)
                 except ClosedError:
                     return
+                except CapacityError as error:
+                    self._deliver_later(error)
+                    return
                 if message is None:
                     more = False
                     break
@@ -248,10 +253,19 @@ class Subscriber(SubscriberContract):
             else:
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
 
+    def _deliver_later(self, error: CapacityError) -> None:
+        """Messages that the user holds take all the memory: try again, for nothing tells when they are given back."""
+        if not self._told_full:
+            self._told_full = True
+            logger.warning("%r: %s", self, error)
+        with self._lock:
+            if not self._closing and self._delivery is not Delivery.PROCESS_ALL:
+                self.executor.call_later(FULL_RETRY_S, self._deliver)
+
     def _call(self, function: Callable[[Message], Any], message: Message) -> None:
         try:
             function(message)
-        except Exception:
+        except BaseException:  # an exit too: the thread is the executor's
             self._inlet.error()
             logger.exception("the function of on_message failed with %r", message)
 

@@ -18,6 +18,7 @@ from penstock.tcp.executor import HANG_UP, READ, WRITE, Executor
 from penstock.tcp.log import logger
 
 BUFFER_BYTES = 64 * 1024
+MOVES_PER_TURN = 32
 
 
 class Pump:
@@ -38,6 +39,7 @@ class Pump:
         self._received = b""  # decrypted, for the local end
         self._local_over = self._outer_over = self._said_goodbye = False
         self._outer_wants = 0
+        self._more = False
 
     def turn(self) -> None:
         """Move what can be moved, then watch for more."""
@@ -68,11 +70,16 @@ class Pump:
             self._outer_wants = WRITE
 
     def _move(self) -> None:
-        moved = True
-        while moved:
+        """As long as something moves, but no longer than a turn: the thread serves other connections too."""
+        self._more = False
+        for _ in range(MOVES_PER_TURN):
             self._outer_wants = 0
             moved = self._outward()
             moved = self._inward() or moved
+            if not moved:
+                return
+        self._more = True  # whatever can still go on comes back by epoll, after the others
+        self._outer_wants = READ | WRITE
 
     def _outward(self) -> bool:
         if not self._sending and not self._local_over:
@@ -117,7 +124,7 @@ class Pump:
         inner = HANG_UP
         if self._greeted:
             inner = 0 if self._sending or self._local_over else READ
-            inner |= WRITE if self._received else 0
+            inner |= WRITE if self._received or self._more else 0
         if self._outer_wants:
             self._executor.watch(self._outer.fileno(), self._outer_wants, self.turn)
         if inner:
