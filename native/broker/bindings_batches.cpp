@@ -71,11 +71,11 @@ struct CopyOwner final : Owner {
     std::unique_ptr<std::uint8_t[]> memory;
 };
 
-// Bytes of data and properties.
+// Bytes of data, properties, message ids and keys.
 std::size_t batch_bytes(nb::handle batch) {
     const std::vector<Envelope> &entries = entries_of(batch);
     std::size_t total = 0;
-    for (const Envelope &entry : entries) total += static_cast<std::size_t>(entry.size) + entry.properties_size;
+    for (const Envelope &entry : entries) total += static_cast<std::size_t>(entry.size) + entry.details_size();
     return total;
 }
 
@@ -88,9 +88,11 @@ nb::object kept(nb::handle batch) {
         if (entry.size) std::memcpy(at, entry.data, static_cast<std::size_t>(entry.size));
         entry.data = at;
         at += entry.size;
-        if (entry.properties_size) std::memcpy(at, entry.properties, entry.properties_size);
-        entry.properties = at;
-        at += entry.properties_size;
+        if (const std::size_t details = entry.details_size()) {
+            std::memcpy(at, entry.properties, details);
+            entry.properties = at;
+            at += details;
+        }
     }
     PyObject *made = batch_new(std::move(copies), owner, batch_channels(batch.ptr()));
     if (!made) {

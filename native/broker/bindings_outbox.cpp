@@ -17,36 +17,6 @@ namespace {
 
 void release_object(void *hold) { Py_DECREF(static_cast<PyObject *>(hold)); }
 
-// One entry of a range fetch; docs/formats.md has the table.
-struct FetchEntry {
-    std::int64_t position;
-    std::uint64_t ordinal;
-    std::int64_t timestamp_ns;
-    std::uint64_t offset;  // of the data in what follows the index; the properties stand right after the data
-    std::uint32_t length;
-    std::uint32_t topic;
-    std::uint32_t properties_length;
-    std::uint32_t reserved;
-};
-static_assert(sizeof(FetchEntry) == 48);
-
-// The index of a range fetch, and how many bytes of data and properties follow it.
-nb::tuple fetch_index(nb::handle batch) {
-    const std::vector<Envelope> &entries = entries_of(batch);
-    PyObject *made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(entries.size() * sizeof(FetchEntry)));
-    if (!made) throw nb::python_error();
-    char *at = PyBytes_AS_STRING(made);
-    std::uint64_t offset = 0;
-    for (const Envelope &entry : entries) {
-        const FetchEntry row{entry.position, entry.ordinal, entry.timestamp_ns, offset,
-                             static_cast<std::uint32_t>(entry.size), entry.channel, entry.properties_size, 0};
-        std::memcpy(at, &row, sizeof row);
-        at += sizeof row;
-        offset += static_cast<std::uint64_t>(entry.size) + entry.properties_size;
-    }
-    return nb::make_tuple(nb::steal<nb::bytes>(made), offset);
-}
-
 class BoundOutbox {
    public:
     BoundOutbox() : outbox_(release_object) {}
@@ -61,13 +31,14 @@ class BoundOutbox {
         std::vector<Delivery> rows = deliveries_of(batch, nb::none());
         outbox_.bare(rows.data(), rows.size(), batch.inc_ref().ptr());
     }
-    // Data and properties of each message, as fetch_index describes them.
+    // Data, properties, message id and key of each message, as fetch_index describes them.
     void payloads(nb::handle batch) {
         const std::vector<Envelope> &entries = entries_of(batch);
         std::vector<Delivery> rows;
         for (const Envelope &entry : entries) {
             rows.push_back({entry.data, static_cast<std::size_t>(entry.size), {}, 0, 0, 0, 0});
-            if (entry.properties_size) rows.push_back({entry.properties, entry.properties_size, {}, 0, 0, 0, 0});
+            if (const std::size_t details = entry.details_size())
+                rows.push_back({entry.properties, details, {}, 0, 0, 0, 0});
         }
         outbox_.payloads(rows.data(), rows.size(), batch.inc_ref().ptr());
     }
@@ -171,7 +142,6 @@ void bind_outbox(nb::module_ &module) {
         .def("clear", &BoundOutbox::clear)
         .def("take_sent", &BoundOutbox::take_sent)
         .def_prop_ro("pending_bytes", &BoundOutbox::pending);
-    module.def("fetch_index", &fetch_index);
 }
 
 }  // namespace penstock::broker

@@ -13,6 +13,7 @@ namespace penstock::broker {
 
 void bind_scanner(nanobind::module_ &module);
 void bind_outbox(nanobind::module_ &module);
+void bind_ranges(nanobind::module_ &module);
 void bind_queue_state(nanobind::module_ &module);
 void bind_batches(nanobind::module_ &module);
 void bind_publish(nanobind::module_ &module);

@@ -39,20 +39,19 @@ bool starts(std::string_view text, std::string_view verb) {
            (text.size() == verb.size() || text[verb.size()] == ' ');
 }
 
-// Whether these are pairs of key NUL value NUL, and none of the broker's own, which begin with '$'.
-bool good_properties(const std::uint8_t *data, std::size_t size) {
+}  // namespace
+
+bool good_properties(const std::uint8_t *data, std::size_t size, bool foreign) {
     const auto *at = reinterpret_cast<const char *>(data);
     const char *const end = at + size;
     for (bool key = true; at < end; key = !key) {
-        if (key && *at == '$') return false;
+        if (foreign && key && *at == '$') return false;
         const auto *nul = static_cast<const char *>(std::memchr(at, 0, static_cast<std::size_t>(end - at)));
         if (!nul || (key && nul + 1 == end)) return false;
         at = nul + 1;
     }
     return true;
 }
-
-}  // namespace
 
 Event Scanner::fail(std::string_view reason) {
     failed_ = true;
@@ -106,6 +105,8 @@ bool Scanner::lengths_of(std::string_view text, Header &header) const {
 }
 
 bool Scanner::too_large(const Header &header) const {
+    if (header.alone && grammar_ == Grammar::hello)
+        return header.length > std::min<std::uint64_t>(max_message_bytes_ + range_overhead_bytes, 0xffffffff);
     const std::uint32_t most = grammar_ == Grammar::deliveries ? max_message_bytes_ : max_properties_bytes;
     return header.length > max_message_bytes_ || header.properties > most;
 }
@@ -128,6 +129,13 @@ Scanner::Kind Scanner::stage_header(std::string_view text, Header &header) {
     return word(text).empty() ? Kind::data : Kind::bad;
 }
 
+Scanner::Kind Scanner::load_header(std::string_view text, Header &header) {
+    text.remove_prefix(4);
+    header.shared = word(text);
+    header.alone = true;
+    return number(word(text), header.length) && word(text).empty() ? Kind::data : Kind::bad;
+}
+
 Scanner::Kind Scanner::delivery_header(std::string_view text, Header &header) {
     text.remove_prefix(3);
     header.shared = word(text);
@@ -148,10 +156,12 @@ Scanner::Kind Scanner::header_of(std::string_view text, Header &header) {
         if (starts(text, "MSG")) return delivery_header(text, header);
         if (!starts(text, "DATA")) return Kind::line;
         text.remove_prefix(4);
+        header.alone = true;
         return number(word(text), header.length) ? Kind::data : Kind::bad;
     }
     if (starts(text, "PUB")) return publish_header(text, header);
     if (grammar_ == Grammar::hello && starts(text, "STAGE")) return stage_header(text, header);
+    if (grammar_ == Grammar::hello && starts(text, "LOAD")) return load_header(text, header);
     return Kind::line;
 }
 
@@ -213,10 +223,9 @@ Event Scanner::next(std::size_t most) {
             return take_line(text, skipped + consumed);
         }
         const std::string_view verb = text.substr(0, text.find(' '));
-        const bool alone = verb == "DATA";
-        if (!ranges_.empty() && !same_run(verb, header.shared)) break;
+        if (!ranges_.empty() && (header.alone || !same_run(verb, header.shared))) break;
         std::uint32_t topic = 0;
-        if (!header.topic.empty() || grammar_ == Grammar::hello) {
+        if (!header.topic.empty() || (grammar_ == Grammar::hello && !header.alone)) {
             topic = find(header.topic);
             if (topic == unknown_topic) {
                 if (!ranges_.empty()) break;
@@ -241,7 +250,7 @@ Event Scanner::next(std::size_t most) {
             wanted_ = whole - static_cast<std::size_t>(end - data);
             break;
         }
-        if (header.properties && grammar_ == Grammar::hello && !good_properties(data + header.length, header.properties)) {
+        if (header.properties && grammar_ == Grammar::hello && !good_properties(data + header.length, header.properties, true)) {
             if (!ranges_.empty()) break;
             return fail("bad properties");
         }
@@ -253,7 +262,7 @@ Event Scanner::next(std::size_t most) {
         ranges_.push_back(header.range);
         at = data + whole;
         after_data_ = true;
-        if (alone) break;
+        if (header.alone) break;
     }
     inbox_.consume(static_cast<std::size_t>(at - begin));
     if (ranges_.empty()) return Event::more;

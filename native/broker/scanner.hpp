@@ -2,7 +2,7 @@
 //
 //   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
 //   HELLO mode     PUB <topic> <lengths> [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
-//                  any other verb: a line
+//                  LOAD <transaction> <length>\n<data>     any other verb: a line
 //   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <lengths>\n<data>
 //                  DATA <length>\n<data>          any other verb: a line
 //   <lengths> is <length> or <length>+<properties length>: encoded properties follow the data to the byte
@@ -35,6 +35,9 @@ struct Range {
     std::uint32_t properties_size;
 };
 
+// Whether these are pairs of key NUL value NUL; with `foreign` none may be the broker's own, which begin with '$'.
+bool good_properties(const std::uint8_t *data, std::size_t size, bool foreign);
+
 enum class Event : std::uint8_t {
     more,     // wait for more bytes
     run,      // ranges(): publishes or deliveries; head() is what they share
@@ -54,6 +57,7 @@ class Scanner {
     }
 
     static constexpr std::uint32_t max_properties_bytes = 65535;
+    static constexpr std::uint64_t range_overhead_bytes = 8 << 20;  // what LOAD may bring beside the data of the largest message
 
     Inbox &inbox() noexcept { return inbox_; }
     Event next(std::size_t most = 16384);
@@ -78,6 +82,7 @@ class Scanner {
         std::string_view topic;
         std::uint64_t length = 0;
         std::uint64_t properties = 0;  // their length
+        bool alone = false;            // data of a verb that is in no run: DATA, LOAD
         Range range{};
     };
     enum class Kind : std::uint8_t { line, data, bad };
@@ -94,6 +99,7 @@ class Scanner {
     bool too_large(const Header &header) const;
     Kind publish_header(std::string_view text, Header &header);
     Kind stage_header(std::string_view text, Header &header);
+    Kind load_header(std::string_view text, Header &header);
     Kind delivery_header(std::string_view text, Header &header);
     bool same_run(std::string_view verb, std::string_view shared) const;
     Event take_line(std::string_view text, std::size_t consumed);

@@ -59,6 +59,11 @@ nb::dict as_dict(const CountersCopy &copy) {
     result["last_ns"] = copy.last_ns;
     result["latency_ns"] = copy.latency_ns;
     result["lag"] = copy.lag;
+    result["latency_sum_ns"] = copy.latency_sum_ns;
+    nb::list counts;  // empty for a handle that measures nothing
+    if (copy.latency_ns)
+        for (std::uint64_t count : copy.latency_counts) counts.append(count);
+    result["latency_counts"] = nb::tuple(counts);
     return result;
 }
 
@@ -104,6 +109,8 @@ void bind_counters(nb::module_ &module) {
         .def("drop", &Handle::drop, nb::arg("reason"), nb::arg("n") = 1)
         .def("measure", [](Handle &self, std::int64_t timestamp_ns) { self.open().measure(timestamp_ns); },
              nb::arg("timestamp_ns"), "A message of that time is handed to its reader now: latency_ns and last_ns.")
+        .def("note_latency", [](Handle &self, std::uint64_t nanoseconds) { self.open().note_latency(nanoseconds); },
+             nb::arg("nanoseconds"), "So long a message was on its way, where the handle knows better than the clock.")
         .def("state", [](Handle &self, std::string_view text) { counters_state(&self.open(), text); }, nb::arg("text"))
         .def("snapshot", [](Handle &self) { return as_dict(counters_copy(&self.open())); })
         .def("close", &Handle::close);

@@ -25,14 +25,14 @@ namespace {
 constexpr std::size_t block_size = sizeof(Counters);
 constexpr std::size_t block_count = 127;
 constexpr std::size_t page_size = block_size * (block_count + 1);
-constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '1'};
+constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '2'};
 
 struct PageHeader {
     char magic[8];
     std::uint32_t page_size, block_size, block_count, pid;
     std::uint64_t start_time;
     char program[32];
-    char zero[448];
+    char zero[832];
 };
 static_assert(sizeof(PageHeader) == block_size);
 
@@ -126,7 +126,7 @@ struct Registry {
         }
         if (memory == MAP_FAILED)
             memory = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) std::abort();  // 64 KiB cannot be had: nothing else will work either
+        if (memory == MAP_FAILED) std::abort();  // 112 KiB cannot be had: nothing else will work either
         page.header = static_cast<PageHeader *>(memory);
         page.header->page_size = page_size;
         page.header->block_size = block_size;
@@ -212,7 +212,7 @@ void Counters::measure(std::int64_t timestamp_ns) noexcept {
     clock_gettime(CLOCK_REALTIME, &now);
     std::int64_t now_ns = std::int64_t(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
     last_ns.set(std::uint64_t(now_ns));
-    if (timestamp_ns > 0) latency_ns.set(now_ns > timestamp_ns ? std::uint64_t(now_ns - timestamp_ns) : 1);  // clocks may differ; 0: never
+    if (timestamp_ns > 0) note_latency(now_ns > timestamp_ns ? std::uint64_t(now_ns - timestamp_ns) : 1);  // clocks may differ; 0: never
 }
 
 void counters_give(Counters *counters) noexcept {
@@ -251,6 +251,8 @@ CountersCopy counters_copy(const Counters *c) {
     copy.last_ns = c->last_ns.get();
     copy.latency_ns = c->latency_ns.get();
     copy.lag = c->lag.get();
+    copy.latency_sum_ns = c->latency_sum_ns.get();
+    for (std::size_t i = 0; i < latency_bucket_count; ++i) copy.latency_counts[i] = c->latency_counts[i].get();
     return copy;
 }
 

@@ -3,19 +3,20 @@
 //
 // A page is one file per process in the shared directory, read by others, written by its owner alone:
 //
-//   0      8   magic "PENSCNT1"
-//   8      4   page size in bytes       12  4   block size in bytes (512)
+//   0      8   magic "PENSCNT2"
+//   8      4   page size in bytes       12  4   block size in bytes (896)
 //   16     4   number of blocks         20  4   pid
 //   24     8   start time of the process (clock ticks since boot; 0 where unknown): tells a reused pid apart
 //   32    32   program name, NUL-padded
-//   64   448   zero
-//   512        blocks (struct Counters)
+//   64   832   zero
+//   896        blocks (struct Counters)
 //
 // Rules: take and give may be called by any thread. A counter has one writer at a time (its handle, under whatever the
 // handle is guarded by), so it is counted with a plain load and store; use add_shared where several threads write.
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -30,6 +31,19 @@ inline constexpr const char *drop_reason_names[drop_reason_count] = {"overflow",
                                                                     "error",    "gap",    "too_large", "refused"};
 
 inline constexpr std::uint64_t measured_every = 1024;
+
+// Latencies are counted by size, two buckets to a doubling: 0 up to 1,024 ns, then 1,024 to 1,536, 1,536 to 2,048 and so
+// on, the last from 2^35 ns (34 s) on.
+inline constexpr std::size_t latency_bucket_count = 52;
+
+constexpr std::size_t latency_bucket(std::uint64_t latency_ns) noexcept {
+    int width = std::bit_width(latency_ns);
+    if (width < 11) return 0;
+    std::size_t found = 1 + 2 * std::size_t(width - 11) + (latency_ns >> (width - 2) & 1);
+    return found < latency_bucket_count ? found : latency_bucket_count - 1;
+}
+static_assert(latency_bucket(1023) == 0 && latency_bucket(1024) == 1 && latency_bucket(1536) == 2);
+static_assert(latency_bucket(2048) == 3 && latency_bucket((1ull << 35) - 1) == 50 && latency_bucket(~0ull) == 51);
 
 struct Count {
     std::atomic<std::uint64_t> value{0};
@@ -54,6 +68,8 @@ struct alignas(64) Counters {
     Count last_ns;     // realtime of the last message
     Count latency_ns;  // of the last message that was measured: from its timestamp to its delivery
     Count lag;         // messages behind the end of what is stored
+    Count latency_sum_ns;  // of all that were measured
+    Count latency_counts[latency_bucket_count];
     char room[16];
     char kind[16];
     char name[160];
@@ -63,6 +79,11 @@ struct alignas(64) Counters {
     // A message is handed to its reader now. The clock is read, so this is for a reader that has just waited, and for
     // one message in measured_every of a stream; never for the side that publishes.
     void measure(std::int64_t timestamp_ns) noexcept;
+    void note_latency(std::uint64_t nanoseconds) noexcept {
+        latency_ns.set(nanoseconds);
+        latency_sum_ns.add(nanoseconds);
+        latency_counts[latency_bucket(nanoseconds)].add();
+    }
     std::uint64_t lost() const noexcept {
         std::uint64_t sum = 0;
         for (const Count &count : dropped) sum += count.get();
@@ -73,7 +94,7 @@ struct alignas(64) Counters {
         return static_cast<std::int64_t>(matched.get() - delivered.get() - lost() - expired.get());
     }
 };
-static_assert(sizeof(Counters) == 512 && alignof(Counters) == 64);
+static_assert(sizeof(Counters) == 896 && alignof(Counters) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // A zeroed block. Where no shared page can be made (no such file system, no space) it is private memory: counting goes
@@ -91,6 +112,7 @@ struct CountersCopy {
     std::uint64_t matched = 0, delivered = 0, bytes = 0, expired = 0, redelivered = 0, errors = 0;
     std::uint64_t dropped[drop_reason_count] = {};
     std::uint64_t depth = 0, capacity = 0, peers = 0, memory_bytes = 0, last_ns = 0, latency_ns = 0, lag = 0;
+    std::uint64_t latency_sum_ns = 0, latency_counts[latency_bucket_count] = {};
 };
 
 // Every block in use in every live process whose page may be read; pages of dead processes are removed on the way.

@@ -105,6 +105,8 @@ struct PythonDisk final : Disk {
     nb::object target;
 };
 
+constexpr std::uint64_t max_properties_bytes = 1u << 24;
+
 class BoundWriter {
    public:
     BoundWriter(int frontier_file, std::uint64_t segment_bytes, std::uint64_t max_message_bytes, bool sync, nb::object disk,
@@ -243,8 +245,8 @@ class BoundWriter {
     }
 
     // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
-    // Python for each. Properties, where given, and the message id are those of every message; with None each keeps its
-    // own. `more` (encoded too) is added to them.
+    // Python for each. Properties and message id, where given, are those of every message; with None each keeps its own
+    // properties, and its own message id (unless one is given) and key. `more` (encoded too) is added to the properties.
     nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id,
                           nb::handle more) {
         check_process();
@@ -269,7 +271,7 @@ class BoundWriter {
             addresses[i] = reinterpret_cast<std::uint64_t>(entry.data);
             lengths[i] = static_cast<std::uint64_t>(entry.size);
             check_length(lengths[i]);
-            const std::uint64_t extra = common + (own ? entry.properties_size : 0);
+            const std::uint64_t extra = common + (own ? entry.details_size() : 0);
             bare = bare && extra == 0;
             total += padded(sizeof(RecordHeader) + lengths[i] + extra);
         }
@@ -282,9 +284,10 @@ class BoundWriter {
             for (std::size_t i = 0; i < lengths.size(); ++i) {
                 const Envelope &entry = (*entries)[i];
                 std::string_view chosen = encoded.text();
-                if (own) chosen = {reinterpret_cast<const char *>(entry.properties), entry.properties_size};
+                if (own) chosen = entry.encoded_properties();
                 if (added.size()) chosen = joined.assign(chosen).append(added.text());
-                put(topics[i], {entry.data, lengths[i], chosen, identity.text(), {}, 0});
+                const std::string_view name = own && !identity.size() ? entry.message_id() : identity.text();
+                put(topics[i], {entry.data, lengths[i], chosen, name, own ? entry.key() : std::string_view{}, 0});
             }
         } else {
             first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());
@@ -293,19 +296,28 @@ class BoundWriter {
         return nb::make_tuple(first, first + lengths.size() - 1);
     }
 
-    // Messages (topic id, data, properties, message id, key, time) and states (kind, flags, data) in one batch.
+    // Messages and states (kind, flags, data) in one batch. An item of `messages` is one message (topic id, data,
+    // properties, message id, key, time) or many: (Batch, topic ids as stage_batch takes them), each with all it has,
+    // its time too.
     nb::tuple stage_all(nb::handle messages, nb::handle states) {
         check_process();
         std::vector<View> views;
-        std::vector<std::uint32_t> ids;
-        std::vector<std::int64_t> times;
-        std::uint64_t total = 0;
+        std::vector<Part> parts;
+        std::uint64_t total = 0, count = 0;
         for (nb::handle item : messages) {
-            ids.push_back(nb::cast<std::uint32_t>(item[0]));
-            check_topic(ids.back());
-            for (int part = 1; part <= 4; ++part) views.emplace_back(nb::object(item[part]));
-            times.push_back(nb::cast<std::int64_t>(item[5]));
-            for (int part = 4; part >= 1; --part) total += views[views.size() - static_cast<std::size_t>(part)].size() + 64;
+            if (nb::len(item) == 2) {
+                Part &part = parts.emplace_back();
+                total += batch_part(item[0], item[1], part);
+                count += part.entries->size();
+                continue;
+            }
+            parts.push_back({nb::cast<std::uint32_t>(item[0]), nb::cast<std::int64_t>(item[5]), views.size(), nullptr, {}});
+            check_topic(parts.back().topic);
+            for (int field = 1; field <= 4; ++field) {
+                views.emplace_back(nb::object(item[field]));
+                total += views.back().size() + 64;
+            }
+            ++count;
         }
         std::size_t message_views = views.size();
         std::vector<std::pair<std::uint32_t, std::uint8_t>> kinds;
@@ -314,22 +326,28 @@ class BoundWriter {
             views.emplace_back(nb::object(item[2]));
             total += views.back().size() + 64;
         }
-        std::vector<Content> contents;
-        for (std::size_t i = 0; i < ids.size(); ++i)
-            contents.push_back(content(views[i * 4], views[i * 4 + 1], views[i * 4 + 2], views[i * 4 + 3], times[i]));
+        std::vector<Content> contents;  // all are checked before the first is staged
+        for (const Part &part : parts) {
+            const View *at = views.data() + part.view;
+            if (!part.entries) contents.push_back(content(at[0], at[1], at[2], at[3], part.time));
+        }
         std::uint64_t first, ticket;
         {
             std::lock_guard lock(writer_->staging_lock());
             check_room(total);
             first = writer_->next_position();
-            for (std::size_t i = 0; i < ids.size(); ++i) put(ids[i], contents[i]);
+            auto next = contents.begin();
+            for (const Part &part : parts) {
+                if (part.entries) put_batch(part);
+                else put(part.topic, *next++);
+            }
             for (std::size_t i = 0; i < kinds.size(); ++i) {
                 const View &view = views[message_views + i];
                 writer_->stage_state(kinds[i].first, kinds[i].second, view.data(), view.size());
             }
             ticket = writer_->ticket();
         }
-        return nb::make_tuple(first, first + ids.size() - 1, ticket);
+        return nb::make_tuple(first, first + count - 1, ticket);
     }
 
     void stage_state(std::uint32_t kind, nb::handle data, int flags) {
@@ -413,6 +431,41 @@ class BoundWriter {
     void check_topic(std::uint32_t id) {
         if (id == 0 || id > writer_->topic_count()) fail("InvalidArgument", "there is no topic with id " + std::to_string(id));
     }
+    // One item of stage_all.
+    struct Part {
+        std::uint32_t topic = 0;
+        std::int64_t time = 0;
+        std::size_t view = 0;  // the first of its four
+        const std::vector<Envelope> *entries = nullptr;  // of a batch: what stands above is not used then
+        std::vector<std::uint32_t> topics;
+    };
+
+    // Fills `part` with the messages of a batch, all of them checked; gives the room that they need at most.
+    std::uint64_t batch_part(nb::handle batch, nb::handle topic_ids, Part &part) {
+        if (!batch_check(batch.ptr())) throw nb::type_error("stage_all takes a Batch and its topics' ids");
+        part.entries = batch_entries(batch.ptr());
+        if (!part.entries) throw nb::python_error();
+        View topic_view(topic_ids);
+        auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
+        part.topics.assign(ids, ids + id_count);
+        for (std::uint32_t id : part.topics) check_topic(id);
+        std::uint64_t total = 0;
+        for (const Envelope &entry : *part.entries) {
+            if (entry.channel >= id_count && id_count != 1) fail("InvalidArgument", "a message's channel has no topic id");
+            check_length(static_cast<std::uint64_t>(entry.size));
+            if (entry.properties_size > max_properties_bytes) fail("InvalidArgument", "properties are at most 16 MiB");
+            total += padded(sizeof(RecordHeader) + static_cast<std::uint64_t>(entry.size) + entry.details_size());
+        }
+        return total;
+    }
+
+    void put_batch(const Part &part) {
+        for (const Envelope &entry : *part.entries)
+            put(part.topics[part.topics.size() == 1 ? 0 : entry.channel],
+                {entry.data, static_cast<std::uint64_t>(entry.size), entry.encoded_properties(), entry.message_id(),
+                 entry.key(), entry.timestamp_ns});
+    }
+
     void check_length(std::uint64_t bytes) {
         if (bytes > max_message_bytes_)
             fail("InvalidArgument", "a message of " + std::to_string(bytes) + " bytes is longer than max_message_bytes=" +
@@ -424,7 +477,7 @@ class BoundWriter {
     }
     Content content(const View &data, const View &properties, const View &message_id, const View &key, std::int64_t time) {
         check_length(data.size());
-        if (properties.size() > (1u << 24) || message_id.size() > 65535 || key.size() > 65535)
+        if (properties.size() > max_properties_bytes || message_id.size() > 65535 || key.size() > 65535)
             fail("InvalidArgument", "properties are at most 16 MiB, a message id and a key at most 65535 bytes");
         return {data.data(), data.size(), properties.text(), message_id.text(), key.text(), time};
     }
@@ -485,6 +538,8 @@ Envelope envelope_of(const Found &found) {
     envelope.position = static_cast<std::int64_t>(found.position);
     envelope.properties = envelope.data + record.data_bytes;
     envelope.properties_size = record.properties_bytes;
+    envelope.message_id_size = record.id_bytes;
+    envelope.key_size = record.key_bytes;
     envelope.channel = record.topic;
     return envelope;
 }

@@ -13,6 +13,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace penstock {
@@ -42,6 +43,20 @@ struct Envelope {
     std::uint32_t properties_size = 0;
     std::uint32_t channel = 0;  // in a batch: index into its channel names
     std::uint64_t token = 0;    // handed back to the owner
+    // Right behind the properties, where the reach keeps them: an id and a key that its user gave.
+    std::uint16_t message_id_size = 0;
+    std::uint16_t key_size = 0;
+
+    std::string_view encoded_properties() const { return at(0, properties_size); }
+    std::string_view message_id() const { return at(properties_size, message_id_size); }
+    std::string_view key() const { return at(std::size_t{properties_size} + message_id_size, key_size); }
+    // Bytes of properties, message id and key together.
+    std::size_t details_size() const { return std::size_t{properties_size} + message_id_size + key_size; }
+
+   private:
+    std::string_view at(std::size_t offset, std::size_t bytes) const {
+        return bytes ? std::string_view{reinterpret_cast<const char *>(properties) + offset, bytes} : std::string_view{};
+    }
 };
 
 struct Message {

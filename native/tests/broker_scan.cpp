@@ -40,8 +40,13 @@ static void streams(unsigned seed) {
     for (int i = 0; i < 200; ++i) {
         std::string data(chooser() % 8 ? chooser() % 100 : chooser() % 400000, static_cast<char>(chooser()));
         stream += "PUB t" + std::to_string(chooser() % 3) + " " + std::to_string(data.size()) + "\n" + data + (chooser() % 2 ? "\n" : "");
-        if (chooser() % 20 == 0) stream += "\nPING\n";  // the first newline is the optional one, or an empty line's
         expected += data;
+        if (chooser() % 10 == 0) {  // a range, alone and beyond what one message may have
+            std::string range(chooser() % 2 ? chooser() % 100 : (1 << 20) + chooser() % 1000, static_cast<char>(chooser()));
+            stream += (stream.back() == '\n' ? "LOAD x " : "\nLOAD x ") + std::to_string(range.size()) + "\n" + range;
+            expected += range;
+        }
+        if (chooser() % 20 == 0) stream += "\nPING\n";  // the first newline is the optional one, or an empty line's
     }
     Scanner scanner(Grammar::hello, 1 << 20);
     std::string found;

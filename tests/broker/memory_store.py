@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from penstock._core import Batch
-from penstock._core.broker import Scanner, batch_names, gather
+from penstock._core.broker import batch_details, batch_names, range_batch
 from penstock.broker import words
+from penstock.broker.ranges import ENTRY
 from penstock.broker.store import StoreStatistics
+from penstock.journal.layout import encode_properties
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class Stored:
     timestamp_ns: int
     data: bytes
     properties: bytes
-    message_id: str
+    message_id: bytes
+    key: bytes
 
 
 @dataclass
@@ -61,13 +64,14 @@ class MemoryStore:
         names = batch_names(batch)
         position = max(self.next - 1, self._staged[-1].position if self._staged else 0)
         known = [*self.memory.messages, *self._staged]
-        for message in batch:
+        for message, (own_id, own_key) in zip(batch, batch_details(batch), strict=True):
             position += next(self.memory.gaps)
-            own = b"".join(f"{key}\0{value}\0".encode() for key, value in message.properties.items())
             name = topic or message.channel or names[0]
             ordinal = 1 + sum(stored.topic == name for stored in known)
-            chosen = (own if properties is None else properties) + more
-            known.append(Stored(position, name, ordinal, time.time_ns(), bytes(message), chosen, message_id.decode()))
+            own, key = (encode_properties(message.properties), own_key) if properties is None else (properties, b"")
+            identity = message_id or (own_id if properties is None else b"")
+            stored = Stored(position, name, ordinal, time.time_ns(), bytes(message), own + more, identity, key)
+            known.append(stored)
         staged = known[-len(batch) :]
         self._staged += staged
         return [stored.position for stored in staged]
@@ -82,32 +86,21 @@ class MemoryStore:
         self._staged, self._recorded = [], []
 
     def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
-        text, count, size = b"", 0, 0
-        seen: set[str] = set()
-        scanner = Scanner("deliveries", 64 << 20)
+        found: list[Stored] = []
+        size = 0
         for stored in self.memory.messages:
             if stored.position < start:
                 continue
             if topics is not None and not any(words.matches(pattern, stored.topic) for pattern in topics):
                 start = stored.position + 1
                 continue
-            if count >= most or (count and size + len(stored.data) > most_bytes):
+            if len(found) >= most or (found and size + len(stored.data) > most_bytes):
                 break
-            head = f"MSG q {stored.topic} {stored.position} {stored.ordinal} {stored.timestamp_ns} 1 "
-            if stored.topic not in seen:
-                seen.add(stored.topic)
-                scanner.allow(stored.topic)
-            text += f"{head}{len(stored.data)}+{len(stored.properties)}\n".encode()
-            text += stored.data + stored.properties + b"\n"
-            count, size, start = count + 1, size + len(stored.data), stored.position + 1
+            found.append(stored)
+            size, start = size + len(stored.data), stored.position + 1
         else:
             start = max(start, self.next)
-        if not count:
-            return gather([]), start
-        scanner.feed(text)
-        event = scanner.next(most)
-        assert event is not None and event[2] is not None and len(event[2]) == count
-        return event[2], start
+        return _batch(found), start
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
         for stored in self.memory.messages:
@@ -125,7 +118,7 @@ class MemoryStore:
     def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
         for stored in self.memory.messages:
             if stored.position >= start and stored.message_id:
-                yield stored.position, stored.message_id, stored.timestamp_ns
+                yield stored.position, stored.message_id.decode(), stored.timestamp_ns
 
     def trim(self, below: int | None) -> None:
         pass
@@ -137,3 +130,15 @@ class MemoryStore:
 
     def close(self) -> None:
         pass
+
+
+def _batch(found: list[Stored]) -> Batch:
+    """Messages as the broker reads them from any store: a range, which is memory and where in it each one lies."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(stored.topic for stored in found))}
+    index, data = b"", b""
+    for stored in found:
+        parts = (stored.data, stored.properties, stored.message_id, stored.key)
+        head = (stored.position, stored.ordinal, stored.timestamp_ns, len(data), len(stored.data), names[stored.topic])
+        index += ENTRY.pack(*head, *(len(part) for part in parts[1:]))
+        data += b"".join(parts)
+    return range_batch(index, data, {number: name for name, number in names.items()}, foreign=False)

@@ -13,6 +13,7 @@ from penstock.broker.fetch import RangeClient
 
 from .conftest import LONG
 from .memory_store import Memory, MemoryStore
+from .test_details import test_what_is_staged_keeps_them as test_staging_with_details
 from .test_fetch import test_staging_becomes_visible_at_once_and_once as test_staging
 from .test_properties import test_they_come_back_after_a_restart as test_properties_come_back_after_a_restart
 from .test_properties import test_they_travel_to_every_reader as test_properties_travel
@@ -41,7 +42,7 @@ from .test_raw import (  # noqa: F401
     test_the_session_of_the_reference,
 )
 
-__all__ = ["test_properties_come_back_after_a_restart", "test_properties_travel", "test_staging"]
+__all__ = ["test_properties_come_back_after_a_restart", "test_properties_travel", "test_staging", "test_staging_with_details"]
 
 
 # These say which positions they want to see: 1, 2, 3.

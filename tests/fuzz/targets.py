@@ -73,7 +73,7 @@ class BrokerText(Target):
 
     words = [b"PUB ", b"SUB ", b"STAGE ", b"HELLO 1", b"ACK ", b"NACK ", b"BYE", b"MSG ", b"DATA ", b" ", b"\n", b"\r\n", b"a.b", b"0",
              b"-1", b"99999999999999999999", b"id=x", b"\0", b"\xff", b"5\nhello", b"q 1 1 1 1 1 3\nabc",
-             b"+", b"2+4\nhik\0v\0", b"1+0\n", b"3+99999\n", b"$k\0v\0", b"q t 1 1 1 1 1+4\nxk\0v\0"]  # fmt: skip
+             b"+", b"2+4\nhik\0v\0", b"1+0\n", b"3+99999\n", b"$k\0v\0", b"q t 1 1 1 1 1+4\nxk\0v\0", b"LOAD x 3\nabc", b"LOAD x 99999999\n"]  # fmt: skip
 
     def decode(self, data: bytes) -> None:
         from penstock._core.broker import Scanner
@@ -99,12 +99,35 @@ class BrokerText(Target):
             assert scanner.held_bytes <= len(data) + (1 << 20)
 
 
+class BrokerRanges(Target):
+    """A range: what a broker answers to FETCH, what a client brings by LOAD."""
+
+    allowed = (PenstockError,)
+    words = [b'{"count": 1, "topics": {"0": "t"}}\n', b'"next": 1, "first": 1, "frontier": 1, "journal": "j", ', b"k\0v\0", b"$k\0v\0",
+             struct.pack("<qQqQIIIHH", 1, 1, 1, 0, 1, 0, 0, 0, 0), struct.pack("<qQqQIIIHH", 1, 1, 1, 1, 1, 0, 4, 1, 1)]  # fmt: skip
+
+    def decode(self, data: bytes) -> None:
+        from penstock._core.broker import batch_details, range_batch
+        from penstock.broker.ranges import ENTRY, decode_range
+
+        cut = min(len(data), 48 * (data[0] % 4 if data else 0))
+        with contextlib.suppress(PenstockError):
+            batch = range_batch(data[:cut], data[cut:], {0: "t", 1: "u"})
+            assert sum(len(message) for message in batch) <= len(data)
+            assert all(dict(message.properties) is not None for message in batch) and batch_details(batch) is not None
+        part = decode_range(data)
+        with contextlib.suppress(PenstockError):
+            list(part)
+        assert part.record_batch(["position", "topic", "data", "message_id", "key"]).num_rows * ENTRY.size <= len(data)
+
+
 class BrokerSession(Target):
     """A real broker in a process of its own: whatever a connection says, the server goes on and logs no traceback."""
 
     allowed = (OSError,)
     words = [b"HELLO 1\n", b"PUB t 1\nx\n", b"SUB q credit=5\n", b"ACK q 1\n", b"NACK q 1 delay=0\n", b"SEEK q first\n", b"PURGE q\n",
              b"QUEUE q topics=t\n", b"DELETE q\n", b"LIST\n", b"STATS\n", b"PEERS\n", b"FETCH 1 9\n", b"REDRIVE q\n", b"PAUSE q\n", b"RESUME q\n", b"STAGE x t 1\ny\n",
+             b"LOAD x 83\n" + b'{"count": 1, "topics": {"0": "t"}}\n' + struct.pack("<qQqQIIIHH", 1, 1, 1, 0, 0, 0, 0, 0, 0), b"LOAD x 5\n{}\n12",
              b"COMMIT x\n", b"CREDIT q 99999999999999999999\n", b"-1", b"=", b" ", b"\n", b"\xff", b"\0"]  # fmt: skip
 
     def __init__(self) -> None:
@@ -386,6 +409,7 @@ class Bodies(Target):
 TARGETS: dict[str, Any] = {
     "tcp-frames": TcpFrames,
     "broker-text": BrokerText,
+    "broker-ranges": BrokerRanges,
     "broker-session": BrokerSession,
     "queue-notes": QueueNotes,
     "journal-files": JournalFiles,

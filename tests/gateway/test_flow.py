@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
+
 from penstock._core import counters_read
 from penstock.gateway import Filter, Gateway
 from tests.gateway.conftest import Collector, eventually
+
+
+def told() -> list[str]:
+    """What the rows say that stand for links nobody counts."""
+    return [b["state"] for b in counters_read() if (b["pid"], b["kind"]) == (os.getpid(), "links")]
 
 
 def links() -> dict[str, dict[str, Any]]:
@@ -41,3 +48,28 @@ def test_what_a_link_carried_is_counted_from_its_joining() -> None:
         gateway.remove_link("source", "late")
         assert "source -> late" not in links()
     assert not links()
+
+
+def test_links_past_the_bound_are_carried_and_told_by_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.broker.MAX_FLOWS", 2)
+    with Gateway() as gateway:
+        for name in ("source", *"abcd"):
+            gateway.add_module(name, Collector)
+        gateway.start()
+        for name in "ab":
+            gateway.add_link("source", name)
+        assert told() == []
+        for name in "cd":
+            gateway.add_link("source", name)
+        assert len(links()) == 2 and told() == ["2 more, carried and not counted"]
+        gateway.module("source").publish(b"x", {})
+        eventually(lambda: all(len(gateway.module(name).got) == 1 for name in "abcd"))
+        gateway.remove_link("source", "c")
+        assert told() == ["1 more, carried and not counted"]
+        gateway.remove_link("source", "a")
+        gateway.remove_link("source", "d")
+        gateway.add_link("source", "d")
+        assert set(links()) == {"source -> b", "source -> d"} and told() == []
+        gateway.add_link("source", "c")
+        assert told()
+    assert not told()

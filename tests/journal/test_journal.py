@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 import penstock
+from penstock._core.broker import batch_names, range_batch
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
-from penstock.journal import Entry, Journal
+from penstock.journal import Details, Entry, Journal
 
 LONG = 30.0
 
@@ -46,6 +48,32 @@ def test_wildcards(tmp_path: Path) -> None:
             journal.read_many(1, topics=["a.>.b"])
         with pytest.raises(TypeError):
             journal.read_many(1, topics="a")
+
+
+def test_a_batch_in_a_transaction(tmp_path: Path) -> None:
+    """Many messages at once keep all they have, their times too; with others and state they are one batch."""
+    index = b"".join(
+        struct.pack("<qQqQIIIHH", -1, 0, time_ns, offset, 1, topic, 4, 1, 2)
+        for time_ns, offset, topic in ((10**18, 0, 0), (10**18 + 7, 8, 1))
+    )
+    batch = range_batch(index, b"1k\0v\0ikk2k\0w\0jll", {0: "a", 1: "b"})
+    with Journal(tmp_path / "j") as journal:
+        with journal.transaction() as transaction:
+            transaction.append("c", b"0")
+            transaction.append_batch(batch, batch_names(batch))
+            transaction.append("a", b"3")
+            transaction.state(9, b"nine")
+        assert (transaction.first, transaction.last) == (1, 4)
+        found = journal.read_many(1)
+        assert [(m.channel, bytes(m), dict(m.properties), m.ordinal) for m in found] == [
+            ("c", b"0", {}, 1), ("a", b"1", {"k": "v"}, 1), ("b", b"2", {"k": "w"}, 1), ("a", b"3", {}, 2),
+        ]  # fmt: skip
+        assert [m.timestamp_ns for m in found][1:3] == [10**18, 10**18 + 7]
+        assert (journal.details(2), journal.details(3)) == (Details("i", "kk"), Details("j", "ll"))
+        with pytest.raises(InvalidArgument, match="no topic id"), journal.transaction() as transaction:
+            transaction.append("c", b"lost")
+            transaction.append_batch(batch, ["a", "b"][:0])
+        assert journal.append("c", b"next") == 5, "nothing of what failed was staged"
 
 
 def test_transactions_are_whole_or_nothing(tmp_path: Path) -> None:

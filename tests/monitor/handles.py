@@ -7,6 +7,7 @@ It reads commands from standard input, one a line, does each and answers ``ok``:
     set NAME/KIND FIELD NUMBER        depth, capacity, last_ns, ...
     drop NAME/KIND REASON NUMBER
     state NAME/KIND TEXT
+    latency NAME/KIND NANOSECONDS     of one message
     close NAME/KIND
 """
 
@@ -31,6 +32,8 @@ def serve() -> None:
             handles.pop(words[0]).close()
         elif verb == "state":
             handles[words[0]].state(" ".join(words[1:]))
+        elif verb == "latency":
+            handles[words[0]].note_latency(int(words[1]))
         elif verb == "drop":
             handles[words[0]].drop(words[1], int(words[2]))
         else:

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from penstock.broker import Client, Server
+from penstock.monitor.latency import spread
 from penstock.monitor.service import Service
 from penstock.monitor.snapshot import live
 
@@ -46,7 +47,7 @@ def plant(name: str) -> Iterator[Handles]:
             f"open shm subscriber {name}", f"add {name}/subscriber matched 1000", f"add {name}/subscriber delivered 940",
             f"drop {name}/subscriber overflow 40", f"drop {name}/subscriber gap 13", f"add {name}/subscriber expired 4",
             f"add {name}/subscriber redelivered 6", f"set {name}/subscriber depth 3", f"set {name}/subscriber capacity 16",
-            f"set {name}/subscriber latency_ns 81500", f"set {name}/subscriber last_ns now",
+            *(f"latency {name}/subscriber {us}500" for us in range(1, 101)), f"set {name}/subscriber last_ns now",
             f"open shm subscriber {name}-stuck", f"add {name}-stuck/subscriber matched 8",
             f"set {name}-stuck/subscriber depth 8", f"set {name}-stuck/subscriber capacity 8",
             f"state {name}-stuck/subscriber stuck in receive",
@@ -114,7 +115,13 @@ def test_plots_and_processes_show_what_was_counted(
     (reader,) = [b for b in live() if b.pid == plant.pid and b.kind == "subscriber" and b.name == name]
     (pipeline,) = [b for b in live() if b.pid == plant.pid and b.kind == "pipeline"]
     browser.until("return document.querySelectorAll('canvas[data-plot=\"latency/\"] ~ .keys > span').length")
-    assert float(browser.run(KEY, "latency/", f"shm:{name}")) == reader.latency_ns / 1e3
+    latency = spread(reader.latency_counts)
+    assert latency is not None and latency.measured == 100
+    assert float(browser.run(KEY, "latency/", f"shm:{name}")) == round(latency.p99_ns / 1e3, 3)
+    cells = f"#ledger-table tr[data-key='{reader.pid}-{reader.index}-{reader.taking}']"
+    for field, value_ns in (("p50", latency.p50_ns), ("p99", latency.p99_ns)):
+        shown = browser.run(f'return document.querySelector("{cells} .{field}").dataset.value')
+        assert float(shown) == value_ns / 1e3
     assert float(browser.run(KEY, "depth/", f"shm:{name}")) == reader.depth
     assert float(browser.run(KEY, "lag/", "spark:archive")) == pipeline.lag
     dropped = sum(float(browser.run(KEY, "lost/", reason) or 0) for reason in ("overflow", "gap"))

@@ -13,9 +13,11 @@ from tests.spark.test_source import as_rows, load
 
 from penstock.broker import Client, Server
 from penstock.errors import InvalidArgument, PenstockError, StateError
+from penstock.journal import Journal
+from penstock.spark.blocks import SHAPE
 from penstock.spark.bounds import Bounds
+from penstock.spark.columns import FIELDS
 from penstock.spark.places import Reading, open_place
-from penstock.spark.sink import SHAPE
 from penstock.spark.staging import open_staging
 
 
@@ -75,7 +77,7 @@ def test_streaming_moves_a_queue(spark, broker, tmp_path):
 
 
 def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):
-    _, url, _ = broker
+    _, url, server = broker
     frame = spark.range(500).selectExpr("concat('t', id % 3) as topic", "cast(id as string) as payload")
     for _ in range(2):
         frame.write.format("penstock").mode("append").option("transaction", "job-1").save(url)
@@ -86,9 +88,70 @@ def test_the_sink_publishes_once_through_a_broker(spark, broker, tmp_path):
     more.write.format("penstock").mode("append").save(url)
     for place in (url, tmp_path / "j"):
         assert load(spark, place, topics="m").first().properties == {"k": "v", "l": ""}
-    bad = spark.range(1).selectExpr("'a' as topic", "'x' as payload", "'k' as key")
-    with pytest.raises(PySparkException, match="takes no column 'key'"):
+    bad = spark.range(1).selectExpr("'a' as topic", "'x' as payload", "map('$k', 'v') as properties")
+    with pytest.raises(PySparkException, match="the broker's own"):
         bad.write.format("penstock").mode("append").save(url)
+    assert not server.broker.transactions.staged, "a job that failed leaves nothing"
+
+
+DETAILED = [
+    ("a", b"1", {"k": "v", "vchan_id": "7"}, "id1", None),
+    ("b", b"", None, None, "key"),
+    ("a", b"x" * 5000, {}, "i", "k"),
+    ("c", None, {"e": ""}, None, None),
+    ("b", b"2", {"vchan_id": "none"}, "", "\N{SNOWMAN}"),
+]
+
+
+def test_ids_and_keys_both_ways(spark, broker, tmp_path):
+    """Every column, from the broker and from the directory that it serves: what the sink was given, once."""
+    _, url, server = broker
+    schema = "topic string, payload binary, properties map<string,string>, message_id string, key string"
+    frame = spark.createDataFrame([(a, b and bytearray(b), *more) for a, b, *more in DETAILED * 300], schema).coalesce(1)
+    for _ in range(2):
+        frame.write.format("penstock").mode("append").option("transaction", "job").save(url)
+    every = ",".join(FIELDS)
+    remote = load(spark, url, columns=every, batchBytes=20_000).orderBy("position").collect()
+    assert remote == load(spark, tmp_path / "j", columns=every).orderBy("position").collect()
+    assert [(row.topic, bytes(row.payload), row.properties, row.message_id, row.key) for row in remote] == [
+        (topic, data or b"", more or {}, name or None, key) for topic, data, more, name, key in DETAILED * 300
+    ]
+    assert [row.vchan_id for row in remote[:5]] == [7, None, None, None, None]
+    assert [row.message_id for row in load(spark, url, columns="message_id").collect()[:2]] == ["id1", None]
+    assert load(spark, url, topics="b", columns="key,position").filter("key = 'key'").count() == 300
+    assert not server.broker.transactions.staged
+
+
+def test_a_replayed_batch_with_ids_is_published_once(spark, broker, tmp_path):
+    """The last commit file is gone, as if the driver had died before it wrote it: the batch runs again."""
+    _, url, _ = broker
+    with Journal(tmp_path / "source") as journal:
+        for number in range(100):
+            journal.append("t", b"%d" % number, message_id=f"id{number}", key=f"key{number % 7}")
+
+    def run():
+        frame = spark.readStream.format("penstock").options(columns="topic,payload,message_id,key", maxMessagesPerTrigger=40)
+        query = (
+            frame.load(str(tmp_path / "source")).writeStream.format("penstock")
+            .option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start(url)
+        )  # fmt: skip
+        query.awaitTermination()
+        return query
+
+    run()
+    wanted = [(b"%d" % number, f"id{number}", f"key{number % 7}") for number in range(100)]
+
+    def found():
+        rows = load(spark, url, columns="payload,message_id,key").collect()
+        return sorted(((bytes(row.payload), row.message_id, row.key) for row in rows), key=lambda row: int(row[0]))
+
+    assert found() == wanted
+    commits = tmp_path / "checkpoint" / "commits"
+    last = max((path for path in commits.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    for path in (last, commits / f".{last.name}.crc"):
+        path.unlink(missing_ok=True)
+    assert any(step["numInputRows"] for step in run().recentProgress), "the batch was not run again"
+    assert found() == wanted
 
 
 def test_what_failed_attempts_left_is_forgotten(broker):

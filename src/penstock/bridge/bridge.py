@@ -151,7 +151,7 @@ class Bridge:
         offset = getattr(session, "clock_offset_ns", None)
         if last.timestamp_ns:
             self._latency = Latency(time.time_ns() - last.timestamp_ns, offset)
-            self._counters.set("latency_ns", max(0, self._latency.corrected_ns or self._latency.apparent_ns))
+            self._counters.note_latency(max(1, self._latency.corrected_ns or self._latency.apparent_ns))
 
     # -- looking
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
-from penstock._core.broker import batch_bytes, batch_names
+from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock.broker import dead_letters, delayed, words
 from penstock.broker.identifiers import Identifiers
 from penstock.broker.limits import Limits
@@ -288,6 +288,7 @@ class Broker:
         first = last = 0
         for batch in self.transactions.batches(names, all_there=bool(parts)):
             positions = self.publish(batch)
+            self._note_identifiers(batch, positions)
             first, last = first or positions[0], positions[-1]
         taken = self.transactions.take(names)
         self.transactions.note(transaction, first, last)
@@ -301,6 +302,16 @@ class Broker:
 
         self.on_failure(undo)
         return first, last, False
+
+    def _note_identifiers(self, batch: Batch, positions: Sequence[int]) -> None:
+        """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
+        fresh = []
+        for number, identifier in message_ids(batch, self.limits.deduplication_ids, words.MAX_NAME_BYTES):
+            if self.identifiers.find(identifier) is None:
+                self.identifiers.note(identifier, positions[number])
+                fresh.append(identifier)
+        if fresh:
+            self.on_failure(lambda: self.identifiers.forget(*fresh))
 
     # --- the turn of the loop
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock._core.broker import QueueState
 from penstock.broker import words
-from penstock.broker.records import encode_properties
+from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
     from penstock._core import Batch

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 
 from penstock.broker.limits import Limits
+from penstock.broker.words import MAX_NAME_BYTES
 
 
 class Identifiers:
@@ -31,8 +32,10 @@ class Identifiers:
 
     def note(self, identifier: str, position: int, age_s: float = 0.0) -> None:
         """It is stored there, so long ago."""
-        self._found[identifier] = (position, time.monotonic() - age_s)
+        if len(identifier.encode(errors="replace")) <= MAX_NAME_BYTES:  # nobody can publish with a longer one
+            self._found[identifier] = (position, time.monotonic() - age_s)
 
-    def forget(self, identifier: str) -> None:
-        """It was not stored after all."""
-        self._found.pop(identifier, None)
+    def forget(self, *identifiers: str) -> None:
+        """They were not stored after all."""
+        for identifier in identifiers:
+            self._found.pop(identifier, None)

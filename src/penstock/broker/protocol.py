@@ -27,7 +27,7 @@ VERSION = 1
 
 
 class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
-    """One connection's verbs. PUB and STAGE stand in PublishVerbs, the other groups in the files of their names."""
+    """One connection's verbs. What brings data stands in PublishVerbs, the other groups in the files of their names."""
 
     def handle(self, verb: str, rest: str, batch: Batch | None) -> None:
         """One event of the scanner. Disconnect when the connection is to be closed."""
@@ -49,6 +49,8 @@ class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
                 self.raw_verb(verb, rest)
             elif verb == "STAGE" and batch is not None:
                 self.stage(rest, batch)
+            elif verb == "LOAD" and batch is not None:
+                self.load(rest, batch)
             else:
                 self.hello_verb(verb, rest)
         except Refusal as refusal:

@@ -1,15 +1,18 @@
-"""The verbs that publish: PUB, STAGE, COMMIT, ABORT. The loop thread only."""
+"""The verbs that publish: PUB, STAGE, LOAD, COMMIT, ABORT. The loop thread only."""
 
 from __future__ import annotations
 
+import json
 import time
 from typing import TYPE_CHECKING
 
-from penstock._core.broker import batch_names, gather
+from penstock._core.broker import batch_names, gather, range_batch
 from penstock.broker import words
-from penstock.broker.records import encode_properties
+from penstock.broker.ranges import ENTRY, topic_names, whole
 from penstock.broker.session import Session, need
 from penstock.broker.words import Disconnect, Refusal
+from penstock.errors import InvalidArgument
+from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -101,6 +104,32 @@ class PublishVerbs(Session):
                 self.reply(words.error_line(refusal.code, refusal.text))
             return
         self.reply(b"STAGED %d\n" % count)
+
+    def load(self, transaction: str, batch: Batch) -> None:
+        """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
+        messages = self._range(bytes(batch[0]))
+        self.broker.transactions.stage(transaction, messages)
+        self.reply(b"STAGED %d\n" % len(messages))
+
+    def _range(self, data: bytes) -> Batch:
+        text, newline, _ = data.partition(b"\n")
+        try:
+            head = json.loads(text)
+            count, topics = whole(head["count"]), topic_names(head)
+            end = len(text) + len(newline) + count * ENTRY.size
+            view = memoryview(data)
+            index, body = view[len(text) + len(newline) : end], view[end:]
+            if not 0 < count <= len(data) // ENTRY.size or len(index) != count * ENTRY.size:
+                raise Refusal("bad_range", f"{len(data)} bytes are no range of {count} messages")
+            messages = range_batch(index, body, topics, self.broker.limits.max_message_bytes)
+        except InvalidArgument as error:
+            raise Refusal("bad_range", str(error)) from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise Refusal("bad_range", "the head of a range is JSON: count and topics (numbers and names)") from None
+        for name in batch_names(messages):
+            if not self.rights.may_publish(words.check_topic(name)):
+                raise Refusal("denied", f"the topic is not yours to publish to: {name}")
+        return messages
 
     def commit(self, arguments: list[str]) -> None:
         """COMMIT <transaction> [part ...]: publish what was staged, once per id."""

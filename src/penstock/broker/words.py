@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from penstock.errors import InvalidArgument, RefusedError
+from penstock.journal import layout
 
 MAX_NAME_BYTES = 255
 MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
@@ -123,21 +124,14 @@ def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str 
 
 
 def encode_properties(properties: Mapping[str, str] | None) -> bytes:
-    """``key NUL value NUL ...``, as they stand behind a message's data."""
+    """What a user gives, as it stands behind a message's data; the broker's own are left out."""
     if not properties:
         return b""
-    parts = []
-    for key, value in properties.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise TypeError("properties must be a dict of str to str")
-        if "\0" in key or "\0" in value:
-            raise InvalidArgument(f"property {key!r} has a NUL in it")
-        if key in OWN_PROPERTIES:  # a message that came from a broker is published again
-            continue
-        if key.startswith("$"):
+    given = {key: value for key, value in properties.items() if key not in OWN_PROPERTIES}  # it came from a broker
+    for key in given:
+        if isinstance(key, str) and key.startswith("$"):
             raise InvalidArgument(f"property {key!r}: names that begin with $ are the broker's own")
-        parts += [key, value]
-    return "\0".join([*parts, ""]).encode("utf-8", "surrogateescape")
+    return layout.encode_properties(given)
 
 
 def number(text: str, what: str) -> int:

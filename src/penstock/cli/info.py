@@ -11,6 +11,7 @@ from penstock.cli import exits, show
 from penstock.cli.ls import as_record
 from penstock.cli.target import AddressArgument
 from penstock.monitor import decode
+from penstock.monitor.latency import spread
 from penstock.monitor.memory import seen
 from penstock.monitor.rates import flow
 from penstock.monitor.snapshot import Block, matching
@@ -39,6 +40,14 @@ def info(
     if not blocks and not told:
         exits.told(f"{address}: nobody has it open and nothing is kept of it")
         raise typer.Exit(exits.FAILED)
+
+
+def _latency(block: Block) -> str:
+    found = spread(block.latency_counts)
+    if found is None:
+        return "not measured"
+    p50, p99, last = (show.seconds_text(at_ns / 1e9) for at_ns in (found.p50_ns, found.p99_ns, block.latency_ns))
+    return f"p50 {p50}, p99 {p99} of {show.count_text(found.measured)} measured, the last {last}"
 
 
 def room_facts(parts: addresses.Address) -> dict[str, Any]:
@@ -70,7 +79,7 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "peers": str(block.peers),
             "memory": show.bytes_text(block.memory_bytes),
             "last message": show.seconds_text(block.idle_s) + " ago" if block.last_ns else "none",
-            "latency": show.seconds_text(block.latency_ns / 1e9) if block.latency_ns else "not measured",
+            "latency": _latency(block),
         }
         for name, text in rows.items():
             console.print(f"  {name:<14} {text}", markup=False)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 COLOURS = {"books": "bold red", "stuck": "red", "losing": "yellow", "late": "yellow", "idle": "dim", "ok": "green"}
-COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiting", "latency", "health")
-RIGHT = ("pid", "rate", "bytes", "messages", "lost", "waiting", "latency")
+COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99", "health")
+RIGHT = ("pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99")
 
 
 @app.command()
@@ -30,7 +30,9 @@ def top(
     match: Annotated[str, typer.Option(help="Only addresses that contain this.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
 ) -> None:
-    """A live table of what flows: rate, bytes, losses, queue, health of every handle on this machine.
+    """A live table of what flows: rate, bytes, losses, queue, latency, health of every handle on this machine.
+
+    p50 and p99 are latencies of the last minute, as the reader measured them.
 
     Example: [green]penstock top --match camera[/]
     """
@@ -69,6 +71,8 @@ def _plain(watcher: Watcher, every: float, count: int | None, match: str, as_jso
                     **as_record(k.block),
                     "messages_hz": k.rate.messages_hz,
                     "bytes_hz": k.rate.bytes_hz,
+                    "latency_p50_ns": k.latency.p50_ns if k.latency else None,
+                    "latency_p99_ns": k.latency.p99_ns if k.latency else None,
                     "health": k.verdict.word,
                 }
                 for k in _chosen(state, match)
@@ -105,7 +109,7 @@ def _table(state: State, match: str) -> RenderableType:
 def _row(look: Look) -> tuple[str, ...]:
     from rich.markup import escape
 
-    block, rate, verdict = look.block, look.rate, look.verdict
+    block, rate, verdict, latency = look.block, look.rate, look.verdict, look.latency
     colour = COLOURS[verdict.word]
     why = f" {verdict.reasons[0]}" if verdict.reasons and verdict.word != "idle" else ""
     return (
@@ -117,6 +121,7 @@ def _row(look: Look) -> tuple[str, ...]:
         show.count_text(flow(block)),
         show.count_text(block.lost),
         f"{block.depth}/{block.capacity}" if block.capacity else str(block.depth),
-        show.seconds_text(block.latency_ns / 1e9) if block.latency_ns else "-",
+        show.seconds_text(latency.p50_ns / 1e9) if latency else "-",
+        show.seconds_text(latency.p99_ns / 1e9) if latency else "-",
         f"[{colour}]{verdict.word}{escape(why)}[/]",
     )

@@ -31,7 +31,7 @@ from penstock.errors import InvalidArgument
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
 from penstock.gateway.filters import Filter, Predicate, any_of
-from penstock.gateway.flow import MAX_FLOWS, Flow
+from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import drain_order
 from penstock.gateway.worker import OnFailure, Worker
 
@@ -82,6 +82,7 @@ class ModuleBroker(Router):
         self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
         self._references = 1
         self._flows: dict[tuple[Worker, Worker], Flow] = {}
+        self._uncounted = Uncounted()
         #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
         self.on_refused: Callable[[str, BaseException], object] | None = None
         self.on_filter_error: Callable[[str, BaseException], object] | None = None
@@ -286,8 +287,12 @@ class ModuleBroker(Router):
 
     def _join(self, source: Worker, sink: Worker, accepts: Predicate | None) -> None:
         source.sinks[sink] = accepts
-        if (source, sink) not in self._flows and len(self._flows) < MAX_FLOWS:
-            self._flows[source, sink] = Flow(source, sink)
+        if (source, sink) not in self._flows:
+            if len(self._flows) < MAX_FLOWS:
+                self._flows[source, sink] = Flow(source, sink)
+                self._uncounted.discard(source, sink)
+            else:
+                self._uncounted.add(source, sink)
         sink.queue.subscribe(source.port.id)
 
     def _part(self, source: Worker, sink: Worker) -> None:
@@ -295,6 +300,7 @@ class ModuleBroker(Router):
         flow = self._flows.pop((source, sink), None)
         if flow is not None:
             flow.close()
+        self._uncounted.discard(source, sink)
         if not sink.queue.closed:
             sink.queue.unsubscribe(source.port.id)
 
@@ -403,6 +409,7 @@ class ModuleBroker(Router):
             self._workers.clear()
             self._ports.clear()
             flows, self._flows = self._flows, {}
+            self._uncounted.close()
         for flow in flows.values():
             flow.close()
         for worker in workers:
@@ -431,6 +438,7 @@ def _after_fork() -> None:
         broker._workers = {}
         broker._ports.clear()
         broker._flows = {}
+        broker._uncounted = Uncounted()
         broker._lock = threading.RLock()
 
 

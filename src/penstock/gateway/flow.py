@@ -14,7 +14,7 @@ from penstock._core import Counters
 if TYPE_CHECKING:
     from penstock.gateway.worker import Worker
 
-#: So many links of a broker are counted; what more there are is carried all the same.
+#: So many links of a broker are counted; what more there are is carried all the same, and told by ``Uncounted``.
 MAX_FLOWS = 4096
 
 
@@ -40,3 +40,37 @@ class Flow:
     def close(self) -> None:
         """The link is gone."""
         self.counters.close()
+
+
+class Uncounted:
+    """The links past ``MAX_FLOWS``: one row, there while there are any, says how many. Under the broker's lock."""
+
+    def __init__(self) -> None:
+        self._links: set[tuple[Worker, Worker]] = set()
+        self._counters: Counters | None = None
+
+    def add(self, source: Worker, sink: Worker) -> None:
+        """A link that nobody counts was made."""
+        self._links.add((source, sink))
+        self._tell()
+
+    def discard(self, source: Worker, sink: Worker) -> None:
+        """A link is gone, or is counted now."""
+        if (source, sink) in self._links:
+            self._links.discard((source, sink))
+            self._tell()
+
+    def close(self) -> None:
+        """All links are gone."""
+        self._links.clear()
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._links:
+            if self._counters is not None:
+                self._counters.close()
+            self._counters = None
+            return
+        if self._counters is None:
+            self._counters = Counters("gateway", "links", "more links")
+        self._counters.state(f"{len(self._links)} more, carried and not counted")

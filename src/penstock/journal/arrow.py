@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from penstock.errors import InvalidArgument, nearest
 from penstock.journal import layout
 from penstock.journal.format import HEAD
+from penstock.journal.stretches import stretches
 
 if TYPE_CHECKING:
     from penstock.journal.format import Directory, Entries, Segment
@@ -116,7 +117,7 @@ def _from_records(entries: Entries, data: NDArray[numpy.uint8], begin: int, want
     lengths = entries["length"].astype(numpy.int64)
     found: dict[str, Any] = {}
     if "data" in wanted:
-        found["data"] = _gather(data, starts + HEAD, lengths, pyarrow.binary())
+        found["data"] = stretches(data, starts + HEAD, lengths)
     if any(name in wanted for name in ("message_id", "key", "properties")):
         halves = data[: len(data) // 2 * 2].view("<u2")
         properties = data[: len(data) // 4 * 4].view("<u4")[(starts + 20) // 4].astype(numpy.int64)
@@ -124,27 +125,18 @@ def _from_records(entries: Entries, data: NDArray[numpy.uint8], begin: int, want
         keys = halves[(starts + 12) // 2].astype(numpy.int64)
         at = starts + HEAD + lengths
         if "properties" in wanted:
-            found["properties"] = _maps(_gather(data, at, properties, pyarrow.binary()))
+            found["properties"] = _maps(stretches(data, at, properties))
         at = at + properties
         if "message_id" in wanted:
-            found["message_id"] = _gather(data, at, identities, pyarrow.string())
+            found["message_id"] = _text(stretches(data, at, identities))
         if "key" in wanted:
-            found["key"] = _gather(data, at + identities, keys, pyarrow.string())
+            found["key"] = _text(stretches(data, at + identities, keys))
     return found
 
 
-def _gather(data: NDArray[numpy.uint8], starts: NDArray[Any], lengths: NDArray[Any], kind: Any) -> Any:
-    """The ranges as one Arrow array: payloads and the gaps between them alternate in it, then every second is taken."""
-    edges = numpy.empty(2 * len(starts), numpy.int64)
-    edges[0::2] = starts
-    edges[1::2] = starts + lengths
-    large = len(data) >= 2**31
-    offsets = edges if large else edges.astype(numpy.int32)
-    wide = {pyarrow.binary(): pyarrow.large_binary(), pyarrow.string(): pyarrow.large_string()}[kind] if large else kind
-    buffers = [None, pyarrow.py_buffer(offsets), pyarrow.py_buffer(data)]
-    alternating = pyarrow.Array.from_buffers(wide, len(edges) - 1, buffers)
-    taken = alternating.take(pyarrow.array(numpy.arange(0, len(edges), 2)))
-    return taken.cast(kind) if large else taken
+def _text(values: Any) -> Any:
+    """Bytes that the writer made of text, taken as text again."""
+    return pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers(), offset=values.offset)
 
 
 def _maps(encoded: Any) -> Any:

@@ -5,7 +5,8 @@ A transaction is used by one thread; several may be open at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -15,6 +16,7 @@ from penstock.journal import layout
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
+    from penstock._core import Batch
     from penstock.journal.journal import Journal
 
 
@@ -35,7 +37,7 @@ class Transaction:
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._messages: list[tuple[int, Buffer, bytes, bytes, bytes, int]] = []
+        self._messages: list[tuple[int, Buffer, bytes, bytes, bytes, int] | tuple[Batch, bytes]] = []
         self._states: list[tuple[int, int, Buffer]] = []
         self._done = False
         self.first: int | None = None
@@ -59,6 +61,12 @@ class Transaction:
         number = self._journal.topic_id(topic)
         self._check_open()
         self._messages.extend((number, data, b"", b"", b"", 0) for data in batch)
+
+    def append_batch(self, batch: Batch, topics: Sequence[str]) -> None:
+        """Add a batch, each message with its properties, message id, key and time; ``topics`` by number of channel."""
+        self._check_open()
+        numbers = [self._journal.topic_id(name) for name in topics]
+        self._messages.append((batch, struct.pack(f"<{len(numbers)}I", *numbers)))
 
     def add(self, entry: Entry) -> None:
         """Add a message."""
@@ -85,7 +93,7 @@ class Transaction:
         self._journal._prepare()  # before, not after: whoever gives the state has applied all that was committed
         first, last, ticket = writer.stage_all(self._messages, self._states)
         writer.commit(ticket)
-        if self._messages:
+        if last >= first:
             self.first, self.last = first, last
 
     def _check_open(self) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.monitor.latency import BOUNDS_NS
 from penstock.monitor.watcher import Look, Watcher
 
 __all__ = ["Collector", "exposition"]
@@ -21,7 +23,7 @@ class Collector:
         self._watcher = watcher
 
     def collect(self) -> Iterator[Any]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         looks = self._watcher.state.looks
         for field in _COUNTERS:
@@ -39,16 +41,23 @@ class Collector:
             for look in looks:
                 gauge.add_metric(_labels(look), getattr(look.block, field))
             yield gauge
-        latency = GaugeMetricFamily("penstock_latency_seconds", "Of the last message measured", labels=_LABELS)
+        latency = HistogramMetricFamily("penstock_latency_seconds", "Of the messages measured", labels=_LABELS)
         flight = GaugeMetricFamily("penstock_in_flight", "What the ledger's equation leaves", labels=_LABELS)
         for look in looks:
             flight.add_metric(_labels(look), look.block.in_flight)
-            if look.block.latency_ns:
-                latency.add_metric(_labels(look), look.block.latency_ns / 1e9)
+            if look.block.latency_counts:
+                latency.add_metric(_labels(look), _buckets(look.block.latency_counts), look.block.latency_sum_ns / 1e9)
         yield from (latency, flight)
         alarms = GaugeMetricFamily("penstock_alarms", "Ledgers that do not close")
         alarms.add_metric((), len(self._watcher.state.alarms))
         yield alarms
+
+
+def _buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
+    """Cumulative, one to a doubling: half as many series as there are counts."""
+    sums = list(itertools.accumulate(counts))
+    ends = [(str(bound / 1e9), sums[bucket]) for bucket, bound in enumerate(BOUNDS_NS) if bucket % 2 == 0]
+    return [*ends, ("+Inf", sums[-1])]
 
 
 def _labels(look: Look) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ __all__ = ["handle_record", "state_record"]
 
 def handle_record(look: Look) -> dict[str, Any]:
     """One handle: its books, its rates, the verdict."""
-    block, ledger = look.block, look.block.ledger
+    block, ledger, latency = look.block, look.block.ledger, look.latency
     return {
         "key": f"{block.pid}-{block.index}-{block.taking}",
         "where": place_of(look), "name": block.name,
@@ -24,7 +24,10 @@ def handle_record(look: Look) -> dict[str, Any]:
         "expired": ledger.expired, "in_flight": block.in_flight,
         "redelivered": ledger.redelivered, "errors": block.errors,
         "depth": block.depth, "capacity": block.capacity, "peers": block.peers, "memory_bytes": block.memory_bytes,
-        "lag": block.lag, "latency_us": block.latency_ns / 1e3 if block.latency_ns else None, "idle_s": block.idle_s,
+        "lag": block.lag, "idle_s": block.idle_s,
+        "latency_us": block.latency_ns / 1e3 if block.latency_ns else None,
+        "latency_p50_us": latency.p50_ns / 1e3 if latency else None,
+        "latency_p99_us": latency.p99_ns / 1e3 if latency else None,
         "rate_hz": look.rate.messages_hz, "bytes_hz": look.rate.bytes_hz, "lost_hz": look.rate.lost_hz,
         "health": look.verdict.word, "reasons": list(look.verdict.reasons),
     }  # fmt: skip

@@ -48,6 +48,8 @@ class Block:
     last_ns: int = 0
     latency_ns: int = 0
     lag: int = 0
+    latency_sum_ns: int = 0
+    latency_counts: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:

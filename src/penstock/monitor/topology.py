@@ -82,8 +82,8 @@ def graph(state: State) -> dict[str, Any]:
             _queue(look.block.name, nodes).take(look)
         elif ARROW in look.block.name:
             _join(look, nodes, edges)
-        elif look.block.kind == "broker":
-            continue  # it holds what others are shown for
+        elif look.block.kind in ("broker", "links"):
+            continue  # it holds, or stands for, what others are shown for
         elif look.block.kind in PLACES:
             _place(place_of(look), look, nodes).take(look)
         elif look.block.kind == "pipeline":

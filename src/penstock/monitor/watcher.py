@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.monitor import health, system
 from penstock.monitor.history import History
+from penstock.monitor.latency import Spread, Windows
 from penstock.monitor.memory import seen
 from penstock.monitor.rates import Rate, between, flow
 from penstock.monitor.snapshot import Block, Key
@@ -36,6 +37,7 @@ class Look:
     block: Block
     rate: Rate
     verdict: health.Verdict
+    latency: Spread | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class Watcher:
         self._state = State()
         self._open_books: dict[Key, int] = {}
         self._moved: dict[Key, tuple[int, int]] = {}
+        self._latencies = Windows()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._looked = threading.Condition()
@@ -78,10 +81,13 @@ class Watcher:
         blocks = self._with_last(list(self._source()))
         rates = between((look.block for look in before.looks), blocks)
         self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
-        looks = tuple(
-            Look(b, rates[b.key], health.judge(b, rates[b.key], self._open_books.get(b.key, 0))) for b in blocks
-        )
         now = time.time_ns()
+        latencies = self._latencies.look(blocks, now)
+        looks = tuple(
+            Look(
+                b, rates[b.key], health.judge(b, rates[b.key], self._open_books.get(b.key, 0)), latencies.get(b.key)
+            ) for b in blocks
+        )  # fmt: skip
         found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
         state = State(now, looks, found, _processor(before, found, now), _shared())
         self._state = state
@@ -154,8 +160,8 @@ def _samples(state: State) -> dict[str, float]:
         role = "in" if block.kind == "publisher" else "out"
         add(f"rate/{role}/{where}", look.rate.messages_hz)
         add(f"bytes/{role}/{where}", look.rate.bytes_hz)
-        if block.latency_ns:
-            values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), block.latency_ns / 1e3)
+        if look.latency is not None:
+            values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), look.latency.p99_ns / 1e3)
         if block.depth or block.capacity:
             add(f"depth/{where}", block.depth)
         if block.lag:

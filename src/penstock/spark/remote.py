@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -18,8 +18,9 @@ import numpy
 import pyarrow
 
 from penstock.broker.fetch import RangeClient
+from penstock.broker.words import OWN_PROPERTIES
 from penstock.errors import ClosedError, InvalidArgument, StateError
-from penstock.spark import rows
+from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.places import Range, Reading, shown
 
@@ -153,17 +154,6 @@ class BrokerPlace:
                 client.hold(name, position)
 
 
-def staged_topics(batch: pyarrow.RecordBatch) -> Mapping[str, tuple[list[bytes], list[dict[str, str] | None]]]:
-    """The payloads and properties of a batch by topic, each topic's in order."""
-    found: dict[str, tuple[list[bytes], list[dict[str, str] | None]]] = {}
-    columns = [batch.column(batch.schema.get_field_index(name)) for name in ("topic", "payload", "properties")]
-    for topic, data, properties in zip(*(column.to_pylist() for column in columns), strict=True):
-        payloads, more = found.setdefault(topic, ([], []))
-        payloads.append(data or b"")
-        more.append(dict(properties) if properties else None)
-    return found
-
-
 class BrokerStaging:
     """A transaction of the broker: tasks stage parts of it, one commit publishes them, once per id."""
 
@@ -176,16 +166,9 @@ class BrokerStaging:
         count = 0
         with connect(self.text) as client:
             for batch in batches:
-                self._check(batch)
-                for topic, (payloads, properties) in staged_topics(batch).items():
-                    count += client.stage(name, topic, payloads, properties=properties)
+                for block in blocks.encode(batch, own=OWN_PROPERTIES):
+                    count += client.load(name, block.topics, block.index, block.data)
         return (name, count) if count else ("", 0)
-
-    @staticmethod
-    def _check(batch: pyarrow.RecordBatch) -> None:
-        for name in ("message_id", "key"):
-            if batch.column(batch.schema.get_field_index(name)).null_count < batch.num_rows:
-                raise InvalidArgument(f"a broker takes no column {name!r} from Spark; drop it")
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         parts = [name for name in names if name]

@@ -1,8 +1,8 @@
 """A stretch of a segment as Arrow batches, without a loop over messages.
 
-Numbers come from the index by column. Payloads come from the mapped log by one Arrow ``take``: the log's own bytes
-are taken as a binary array whose odd values are the payloads and whose even values are what lies between them.
-Properties are split at their NULs by numpy. Needs numpy and pyarrow only; a function here may run in any thread.
+Numbers come from the index by column. Payloads, message ids and keys come from the mapped log by one Arrow ``take``
+each (``penstock.journal.stretches``). Properties are split at their NULs by numpy. Needs numpy and pyarrow only; a
+function here may run in any thread.
 """
 
 from __future__ import annotations
@@ -13,20 +13,24 @@ from typing import Any
 import numpy
 import pyarrow
 
+from penstock.journal.stretches import stretches, texts
+
 Array = numpy.ndarray[Any, Any]
 HEADER_BYTES = 48
 MAX_BATCH_ROWS = 65536
 _ROW_BYTES = {"topic": 16, "properties": 16, "message_id": 8, "key": 8, "payload": 4}
 
 
-def cuts(lengths: Array, row_bytes: int, batch_bytes: int) -> Iterator[tuple[int, int]]:
+def cuts(
+    lengths: Array, row_bytes: int, batch_bytes: int, batch_rows: int = MAX_BATCH_ROWS
+) -> Iterator[tuple[int, int]]:
     """Where to cut rows with payloads of ``lengths`` so that a batch has about ``batch_bytes``."""
     total = numpy.cumsum(lengths.astype(numpy.int64) + row_bytes)
     begin = 0
     while begin < len(lengths):
         reached = int(total[begin - 1]) if begin else 0
         end = int(numpy.searchsorted(total, reached + batch_bytes, side="right"))
-        end = min(max(end, begin + 1), begin + MAX_BATCH_ROWS)
+        end = min(max(end, begin + 1), begin + batch_rows)
         yield begin, end
         begin = end
 
@@ -172,12 +176,7 @@ class IndexedRows:
 
     def _text(self, extents: tuple[Array, Array]) -> pyarrow.Array:
         """Text where there is some, null where there is none."""
-        begins, sizes = extents
-        if not sizes.any():
-            return pyarrow.nulls(len(sizes), pyarrow.string())
-        values = stretches(self._log(), begins, sizes)
-        text = pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers(), offset=values.offset)
-        return pyarrow.compute.if_else(pyarrow.array(sizes > 0), text, pyarrow.scalar(None, pyarrow.string()))
+        return texts(self._log_or_empty(), *extents)
 
     def _without_damaged(self, values: pyarrow.Array) -> pyarrow.Array:
         if self.damaged is None:
@@ -186,10 +185,20 @@ class IndexedRows:
 
 
 class FetchedRows(IndexedRows):
-    """Messages that a broker sent: data and encoded properties lie side by side, without a record around them."""
+    """Messages that a broker sent: what belongs to one lies side by side, without a record around it.
+
+    The entries are those of ``penstock.broker.fetch.Range.entries``, which has checked where they point to.
+    """
 
     def __init__(self, entries: Array, data: Array, topics: Mapping[int, str], journal: str) -> None:
         super().__init__(entries, data, topics, journal, None)
+
+    def _topic(self) -> pyarrow.Array:
+        numbers = sorted(self.topics)  # a broker may number them as it likes
+        ids = numpy.ascontiguousarray(self.index["topic"])
+        places = numpy.searchsorted(numpy.array(numbers, numpy.uint32), ids)
+        names = pyarrow.array([self.topics[number] for number in numbers], pyarrow.string())
+        return names.take(pyarrow.array(places))
 
     def _payload(self) -> pyarrow.Array:
         return stretches(
@@ -197,32 +206,17 @@ class FetchedRows(IndexedRows):
         )
 
     def _has_extras(self) -> bool:
-        return bool(self.index["properties_length"].any())
+        lengths = ("properties_length", "message_id_length", "key_length")
+        return any(bool(self.index[name].any()) for name in lengths)
 
     def _parts(self) -> tuple[Any, Any, Any]:
-        begins = self.index["offset"].astype(numpy.int64) + self.index["length"]
-        nothing = (begins, numpy.zeros(len(begins), numpy.int64))
-        return (begins, self.index["properties_length"].astype(numpy.int64)), nothing, nothing
-
-
-def stretches(log: Array, begins: Array, sizes: Array) -> pyarrow.Array:
-    """The bytes at ``begins`` (ascending), ``sizes`` each, as a binary array: one gather in C++."""
-    count = len(begins)
-    if count == 0 or not sizes.any():
-        zeros = pyarrow.py_buffer(numpy.zeros(count + 1, numpy.int32))
-        return pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, zeros, pyarrow.py_buffer(b"")])
-    if not sizes.all():  # where there is nothing, the offset must still be between its neighbours
-        reached = numpy.maximum.accumulate(numpy.where(sizes > 0, begins + sizes, begins[0]))
-        begins = numpy.where(sizes > 0, begins, reached)
-    first, last = int(begins[0]), int(begins[-1] + sizes[-1])
-    kind, number = (pyarrow.binary(), numpy.int32) if last - first < 2**31 else (pyarrow.large_binary(), numpy.int64)
-    edges = numpy.empty(2 * count, number)
-    edges[0::2] = begins - first
-    edges[1::2] = begins - first + sizes
-    values = pyarrow.py_buffer(log[first:last])
-    whole = pyarrow.Array.from_buffers(kind, 2 * count - 1, [None, pyarrow.py_buffer(edges), values])
-    taken = whole.take(pyarrow.array(numpy.arange(0, 2 * count, 2, dtype=numpy.int32)))
-    return taken.cast(pyarrow.binary()) if number is numpy.int64 else taken
+        at = self.index["offset"].astype(numpy.int64) + self.index["length"]
+        parts = []
+        for name in ("properties_length", "message_id_length", "key_length"):
+            sizes = self.index[name].astype(numpy.int64)
+            parts.append((at, sizes))
+            at = at + sizes
+        return parts[0], parts[1], parts[2]
 
 
 def split_properties(encoded: pyarrow.Array) -> pyarrow.Array:

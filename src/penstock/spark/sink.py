@@ -21,6 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.errors import InvalidArgument, StateError, nearest
+from penstock.spark.blocks import SHAPE
 from penstock.spark.source import check_options, folded
 from penstock.spark.staging import Staging, open_staging
 
@@ -131,18 +132,6 @@ class _Writer:
 
     def _staging(self, transaction: str) -> Staging:
         return open_staging(self.target, transaction, self.options)
-
-
-SHAPE = pyarrow.schema(
-    [
-        ("topic", pyarrow.string()),
-        ("payload", pyarrow.binary()),
-        ("timestamp_ns", pyarrow.int64()),
-        ("properties", pyarrow.map_(pyarrow.string(), pyarrow.string())),
-        ("message_id", pyarrow.string()),
-        ("key", pyarrow.string()),
-    ]
-)
 
 
 class JournalWriter(DataSourceArrowWriter):

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow
 
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError
+from penstock.spark import blocks
 
 if TYPE_CHECKING:
     from penstock.journal import Journal
@@ -81,7 +82,9 @@ class DirectoryStaging:
             for batch in _chain(first, batches):
                 out.write_batch(batch)
                 rows += batch.num_rows
-        return name, rows
+        whole = f"{partition:06d}-{attempt}-{rows}.arrow"  # cut short it cannot pass for one with fewer
+        os.rename(self.directory / name, self.directory / whole)
+        return whole, rows
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         from penstock.journal import Journal
@@ -98,28 +101,34 @@ class DirectoryStaging:
         self.abort()
 
     def _publish(self, journal: Journal, names: Sequence[str], once: bool) -> None:
+        from penstock._core.broker import batch_names, range_batch
+
         marks = committed(journal)
         journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(name)) for name in marks))
         if once and self.transaction in marks:
             return
         with journal.transaction() as transaction:
             for name in names:
-                for entry in self._rows(name):
-                    transaction.add(entry)
+                for block in self._blocks(name):
+                    batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
+                    transaction.append_batch(batch, batch_names(batch))
             if once:
                 marks[self.transaction] = None
                 transaction.state(STATE_KIND, encode_mark(self.transaction))
 
-    def _rows(self, name: str) -> Iterator[Any]:
-        from penstock.journal import Entry
-
-        with pyarrow.OSFile(str(self.directory / Path(name).name), "rb") as file:
-            for batch in pyarrow.ipc.open_stream(file):
-                columns = [column.to_pylist() for column in batch.columns]
-                for topic, payload, time_ns, properties, message_id, key in zip(*columns, strict=True):
-                    yield Entry(
-                        topic, payload or b"", dict(properties) if properties else None, message_id, key, time_ns
-                    )
+    def _blocks(self, name: str) -> Iterator[blocks.Block]:
+        place = str(self.directory / Path(name).name)
+        rows = 0
+        try:
+            with pyarrow.OSFile(place, "rb") as file:
+                for batch in pyarrow.ipc.open_stream(file):
+                    rows += batch.num_rows
+                    yield from blocks.encode(batch)
+        except (pyarrow.ArrowException, OSError) as error:
+            text = f"{place} is no file of staged rows ({error}); run the job again"
+            raise CorruptionError(text, place) from None
+        if not name.endswith(f"-{rows}.arrow"):
+            raise CorruptionError(f"{place} has {rows} rows, not as many as its name says; run the job again", place)
 
     def abort(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)

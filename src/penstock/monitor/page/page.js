@@ -43,13 +43,14 @@ function showLedger(state) {
   const rows = state.handles.filter(h => !wanted || `${h.where} ${h.kind} ${h.pid} ${h.program} ${h.health}`.toLowerCase().includes(wanted));
   const key = view.sort, way = view.up ? 1 : -1;
   rows.sort((a, b) => way * (typeof a[key] === "string" ? a[key].localeCompare(b[key]) : (a[key] ?? -1) - (b[key] ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
+  text("ledger-more", rows.length > 500 ? `the first 500 of ${count(rows.length)}; name an address, a kind or a pid above to see others` : "");
   one("ledger-table").tBodies[0].replaceChildren(...rows.slice(0, 500).map(h => {
     const row = element("tr"); row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
     const why = Object.entries(h.dropped).filter(([, n]) => n).map(([reason, n]) => `${count(n)} ${reason}`).join(", ");
     const last = element("td"); last.append(element("span", `pill ${h.health}`, WORDS[h.health]), h.reasons.length && h.health !== "idle" ? h.reasons[0] : h.health === "idle" ? h.reasons[0] ?? "" : "books close"); last.dataset.value = h.health;
     const dropped = cell("n lost", h.lost, count(h.lost)); if (why) dropped.title = why;
     const where = cell("where", h.where, h.where); where.title = h.where;
-    row.append(where, cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n", h.latency_us, h.latency_us === null ? "–" : micros(h.latency_us)), last);
+    row.append(where, cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n p50", h.latency_p50_us, h.latency_p50_us === null ? "–" : micros(h.latency_p50_us)), cell("n p99", h.latency_p99_us, h.latency_p99_us === null ? "–" : micros(h.latency_p99_us)), last);
     return row;
   }));
 }
@@ -65,6 +66,7 @@ function meter(title, right, part, full) {
 function showQueues(state) {
   const bounded = state.handles.filter(h => h.capacity || h.depth || h.lag || h.kind === "queue").sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
   one("queue-empty").hidden = bounded.length > 0;
+  text("queue-more", bounded.length > 60 ? `the fullest 60 of ${count(bounded.length)}; the ledger has all` : "");
   one("queue-list").replaceChildren(...bounded.slice(0, 60).map(h => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
     const made = meter(`${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity);

@@ -1,0 +1,175 @@
+"""Range: many messages as an index of fixed width and the bytes that it tells of (docs/formats.md, "Range fetch").
+
+What FETCH answers and LOAD brings. Python alone; numpy and pyarrow only where columns are asked for. Nothing that a
+range claims is believed before it was checked: ``ProtocolError`` says what is wrong with it. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from penstock.errors import InvalidArgument, ProtocolError, nearest
+from penstock.journal.layout import decode_properties
+
+#: position, ordinal, timestamp_ns, offset, lengths of data, topic, lengths of properties, message id, key
+ENTRY = struct.Struct("<qQqQIIIHH")
+ENTRY_FIELDS = [
+    ("position", "<i8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("offset", "<u8"), ("length", "<u4"),
+    ("topic", "<u4"), ("properties_length", "<u4"), ("message_id_length", "<u2"), ("key_length", "<u2"),
+]  # fmt: skip
+COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "data")
+MORE_COLUMNS = ("size", "message_id", "key")
+
+
+class Fetched(NamedTuple):
+    """One message of a range."""
+
+    position: int
+    topic: str
+    ordinal: int
+    timestamp_ns: int
+    data: bytes
+    properties: dict[str, str]
+    message_id: str | None = None
+    key: str | None = None
+
+
+class Range:
+    """A part of a journal as a broker sent it."""
+
+    def __init__(self, head: Any, body: memoryview) -> None:
+        try:
+            self.count: int = whole(head["count"])
+            self.next: int = whole(head["next"])  #: where to go on from
+            self.first: int = whole(head["first"])  #: least position kept
+            self.frontier: int = whole(head["frontier"])
+            self.journal: str = str(head["journal"])
+            self.topics: dict[int, str] = topic_names(head)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ProtocolError(f"the head of a range is not one: {str(error)[:100]}") from None
+        if self.count * ENTRY.size > len(body):
+            raise ProtocolError(f"a range of {self.count} messages has {len(body)} bytes")
+        self.index = body[: self.count * ENTRY.size]
+        self.payload = body[self.count * ENTRY.size :]
+        self._entries: Any = None
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Fetched]:
+        for position, ordinal, timestamp_ns, offset, length, topic, *sizes in ENTRY.iter_unpack(self.index):
+            if offset + length + sum(sizes) > len(self.payload) or topic not in self.topics:
+                raise _wrong()
+            at, parts = offset, []
+            for size in (length, *sizes):
+                parts.append(bytes(self.payload[at : at + size]))
+                at += size
+            data, encoded, message_id, key = parts
+            texts = (part.decode(errors="replace") or None for part in (message_id, key))
+            properties = decode_properties(encoded) if encoded else {}
+            yield Fetched(position, self.topics[topic], ordinal, timestamp_ns, data, properties, *texts)
+
+    def entries(self) -> Any:
+        """The index as a numpy array of records, each of which lies inside the payload, after the one before."""
+        if self._entries is None:
+            import numpy
+
+            found = numpy.frombuffer(self.index, numpy.dtype(ENTRY_FIELDS))
+            size = numpy.uint64(len(self.payload))
+            near = numpy.minimum(found["offset"], size + numpy.uint64(1)).astype("i8")  # no sum can overflow
+            lengths = ("length", "properties_length", "message_id_length", "key_length")
+            ends = near + sum(found[name].astype("i8") for name in lengths)
+            known = numpy.isin(found["topic"], numpy.array(list(self.topics), "u4"))
+            if (ends > len(self.payload)).any() or (near[1:] < ends[:-1]).any() or not known.all():
+                raise _wrong()
+            self._entries = found
+        return self._entries
+
+    def cut(self, end: int) -> None:
+        """Without what lies at position ``end`` or after it."""
+        while self.count and self.last >= end:
+            self.count -= 1
+        self.index = self.index[: self.count * ENTRY.size]
+        self.next = end
+        self._entries = None
+
+    @property
+    def last(self) -> int:
+        """The position of the last message; there is one."""
+        return int(ENTRY.unpack_from(self.index, (self.count - 1) * ENTRY.size)[0])
+
+    def record_batch(self, columns: Sequence[str] = COLUMNS) -> Any:
+        """The range as an Arrow record batch, without a loop over messages."""
+        import pyarrow
+
+        for name in columns:
+            if name not in (*COLUMNS, *MORE_COLUMNS):
+                raise InvalidArgument(f"column {name!r} is not known; {nearest(name, (*COLUMNS, *MORE_COLUMNS))}")
+        return pyarrow.record_batch([self._column(name) for name in columns], names=list(columns))
+
+    def _column(self, name: str) -> Any:
+        import numpy
+        import pyarrow
+
+        from penstock.journal.stretches import stretches, texts
+
+        entries = self.entries()
+        if name in ("data", "message_id", "key"):
+            data = numpy.frombuffer(self.payload, "u1")
+            at = entries["offset"].astype("i8")
+            if name == "data":
+                return stretches(data, at, entries["length"].astype("i8"))
+            at = at + entries["length"] + entries["properties_length"]
+            if name == "key":
+                at = at + entries["message_id_length"]
+            return texts(data, at, entries[f"{name}_length"].astype("i8"))
+        if name == "topic":
+            known, codes = numpy.unique(entries["topic"], return_inverse=True)
+            names = pyarrow.array([self.topics[int(number)] for number in known], pyarrow.string())
+            return names.take(pyarrow.array(codes.astype("i8")))
+        return pyarrow.array(entries["length" if name == "size" else name].astype("i8"))
+
+
+def decode_range(data: bytes) -> Range:
+    """What stands behind DATA in the answer to FETCH."""
+    head, newline, _ = data.partition(b"\n")
+    try:
+        fields = json.loads(head)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"the head of a range is no JSON: {str(error)[:100]}") from None
+    return Range(fields, memoryview(data)[len(head) + len(newline) :])
+
+
+def encode_entry(offset: int, length: int, properties: int, message_id: int, key: int, topic: int = 0) -> bytes:
+    """The entry of a message that is to be staged: position, ordinal and time are the broker's to give."""
+    if message_id > 65535 or key > 65535:
+        raise InvalidArgument("a message id and a key have at most 65535 bytes")
+    return ENTRY.pack(-1, 0, 0, offset, length, topic, properties, message_id, key)
+
+
+def encode_head(count: int, topics: Sequence[str]) -> bytes:
+    """The head of a range that is to be staged; a topic's number is its place."""
+    names = {str(number): name for number, name in enumerate(topics)}
+    return json.dumps({"count": count, "topics": names}, ensure_ascii=False).encode() + b"\n"
+
+
+def topic_names(head: Any) -> dict[int, str]:
+    """The names that a head gives to numbers of topics."""
+    found = {int(number): name for number, name in head["topics"].items()}
+    if any(not 0 <= number < 1 << 32 or not isinstance(name, str) for number, name in found.items()):
+        raise ValueError("topics are numbers and names")
+    return found
+
+
+def whole(value: Any) -> int:
+    """A number from 0 that fits where positions do; ValueError otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no number of messages")
+    return value
+
+
+def _wrong() -> ProtocolError:
+    return ProtocolError("a message of the range lies outside of its bytes, over another one or in no topic")

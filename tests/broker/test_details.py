@@ -1,0 +1,211 @@
+"""Message ids and keys: they come with a fetched range, and with what is staged; null where a message has none."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock._core.broker import batch_details, range_batch
+from penstock.broker import Client, Limits, Server
+from penstock.broker.fetch import RangeClient
+from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
+from penstock.errors import InvalidArgument, ProtocolError, RefusedError
+from penstock.journal import Journal
+
+from .conftest import Wire
+
+ROWS = [
+    ("a", b"1", {"k": "v"}, "id-1", "key-1"),
+    ("a", b"", None, "id-2", None),
+    ("b", b"", {"k": ""}, None, "schlüssel"),
+    ("b", b"4", None, None, None),
+    ("a", b"5" * 300, {"x": "y", "z": ""}, "", ""),  # nothing is what a journal has of an empty one
+    ("c", b"6", None, "i" * 65535, "k" * 65535),
+]
+
+
+def expected() -> list[tuple[str, bytes, dict[str, str], str | None, str | None]]:
+    return [(topic, data, more or {}, name or None, key or None) for topic, data, more, name, key in ROWS]
+
+
+def fetched(reader: RangeClient) -> list[tuple[str, bytes, dict[str, str], str | None, str | None]]:
+    found = [message for part in reader.ranges(1, reader.frontier, most_bytes=400) for message in part]
+    return [(row.topic, row.data, row.properties, row.message_id, row.key) for row in found]
+
+
+def test_a_range_has_what_the_journal_has(serve: Callable[..., Server], tmp_path: Path) -> None:
+    with Journal(tmp_path / "broker") as journal:
+        for topic, data, more, name, key in ROWS:
+            journal.append(topic, data, properties=more, message_id=name, key=key)
+    with RangeClient(port=serve().port) as reader:
+        assert fetched(reader) == expected()
+        pytest.importorskip("pyarrow")
+        table = reader.fetch(1).record_batch(["data", "message_id", "key"])
+        wanted = expected()
+        assert table.column("data").to_pylist() == [row[1] for row in wanted]
+        assert table.column("message_id").to_pylist() == [row[3] for row in wanted]
+        assert table.column("key").to_pylist() == [row[4] for row in wanted]
+
+
+def test_what_is_staged_keeps_them(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with RangeClient(port=server.port) as writer, RangeClient(port=server.port) as reader:
+        for topic, data, more, name, key in ROWS:
+            writer.stage("job.0", topic, [data], properties=[more], message_ids=[name], keys=[key])
+        assert writer.commit("job", ["job.0"]) == (1, len(ROWS), False)
+        assert fetched(reader) == expected()
+        writer.stage("job.0", "a", [b"again"], message_ids=["other"])
+        assert writer.commit("job", ["job.0"]) == (1, len(ROWS), True), "a batch that runs again stores nothing"
+        assert fetched(reader) == expected()
+    server.close()
+    with RangeClient(port=serve().port) as reader:
+        assert fetched(reader) == expected()
+
+
+def test_ids_of_a_transaction_count_among_duplicates(serve: Callable[..., Server]) -> None:
+    """A transaction stores all it has; who publishes with one of its ids later is told where that is."""
+    server = serve()
+    with RangeClient(port=server.port) as writer, Client(port=server.port) as client:
+        before = client.publish("t", b"x", message_id="seen")
+        writer.stage("job", "t", [b"x", b"y", b"z"], message_ids=["seen", "fresh", "fresh"])
+        first, last, _ = writer.commit("job")
+        assert last - first == 2
+        assert client.publish("t", b"x", message_id="seen") == before
+        assert client.publish("t", b"y", message_id="fresh") == first + 1
+    server.close()
+    server = serve()
+    with Client(port=server.port) as client, RangeClient(port=server.port) as reader:
+        assert client.publish("t", b"y", message_id="fresh") in (first + 1, first + 2)
+        assert reader.frontier == last + 1, "nothing was stored again"
+
+
+def test_as_many_details_as_messages(server: Server) -> None:
+    with RangeClient(port=server.port) as writer:
+        with pytest.raises(ValueError, match="shorter"):
+            writer.stage("job", "t", [b"1", b"2"], message_ids=["one"])
+        with pytest.raises(InvalidArgument, match="65535"):
+            writer.stage("job", "t", [b"1"], keys=["k" * 65536])
+
+
+def one(data: bytes = b"x", more: bytes = b"", name: bytes = b"", key: bytes = b"", offset: int = 0) -> tuple[bytes, bytes]:
+    """The index and the bytes of a range of one message."""
+    return encode_entry(offset, len(data), len(more), len(name), len(key)), data + more + name + key
+
+
+def block(index: bytes, body: bytes, head: bytes | None = None) -> bytes:
+    return (encode_head(len(index) // ENTRY.size, ["t"]) if head is None else head) + index + body
+
+
+GOOD = one(b"data", b"k\0v\0", b"id", b"key")
+WRONG = {
+    "no range": b"",
+    "no JSON": b"{\n" + b"".join(GOOD),
+    "deep JSON": b"[" * 100_000 + b"\n",
+    "no dict": b"[]\n" + b"".join(GOOD),
+    "no topics": block(*GOOD, head=b'{"count": 1}\n'),
+    "topics that are none": block(*GOOD, head=b'{"count": 1, "topics": {"0": 5}}\n'),
+    "a topic beyond numbers": block(*GOOD, head=b'{"count": 1, "topics": {"99999999999": "t"}}\n'),
+    "a topic that is not named": block(*GOOD, head=b'{"count": 1, "topics": {"7": "t"}}\n'),
+    "a wildcard": block(*GOOD, head=b'{"count": 1, "topics": {"0": "t.>"}}\n'),
+    "the broker's topic": block(*GOOD, head=b'{"count": 1, "topics": {"0": "$dead.q"}}\n'),
+    "no messages": block(b"", b""),
+    "less than it says": block(*GOOD, head=encode_head(2, ["t"])),
+    "a count that is none": block(*GOOD, head=b'{"count": "9", "topics": {"0": "t"}}\n'),
+    "a count beyond all": block(*GOOD, head=b'{"count": %d, "topics": {"0": "t"}}\n' % 10**30),
+    "below zero": block(*GOOD, head=b'{"count": -1, "topics": {"0": "t"}}\n'),
+    "data outside": block(one(b"12345")[0], b"1234"),
+    "a key outside": block(one(b"1", key=b"22")[0], b"12"),
+    "far outside": block(one(b"x", offset=(1 << 64) - 1)[0], b"x" * 99),
+    "one over another": block(one(b"xx")[0] * 2, b"xx"),
+    "properties that are no pairs": block(*one(more=b"k\0v")),
+    "the broker's own properties": block(*one(more=b"$topic\0v\0")),
+    "long properties": block(*one(more=b"k\0" + b"v" * 70_000 + b"\0")),
+    "an id that is no text": block(*one(name=b"\xff\xfe")),
+    "a key that is no text": block(*one(key=b"\xc3")),
+}
+
+
+@pytest.mark.parametrize("data", WRONG.values(), ids=WRONG)
+def test_no_wrong_range_is_staged(server: Server, wire: Callable[[], Wire], data: bytes) -> None:
+    connection = wire().send(b"HELLO 1\n")
+    assert connection.line().startswith("HELLO")
+    connection.send(b"LOAD job %d\n%s" % (len(data), data))
+    assert connection.line().startswith(("ERR bad_range", "ERR bad_name"))
+    assert not server.broker.transactions.staged and not server.broker.transactions.staged_bytes
+    good = block(*GOOD)
+    connection.send(b"LOAD job %d\n%s\nCOMMIT job\n" % (len(good), good))
+    assert [connection.line(), connection.line()] == ["STAGED 1", "COMMITTED 1-1"]
+
+
+def test_a_topic_needs_its_right(serve: Callable[..., Server], tmp_path: Path) -> None:
+    rights = tmp_path / "rights.toml"
+    rights.write_text('[[token]]\nname = "x"\ntoken = "sesame"\npublish = ["mine.>"]\nsubscribe = [">"]\nqueues = [">"]\n')
+    rights.chmod(0o600)
+    with RangeClient(port=serve(tokens=rights).port, token="sesame") as writer:
+        assert writer.stage("job", "mine.a", [b"1"]) == 1
+        with pytest.raises(RefusedError, match="not yours to publish to"):
+            writer.stage("job", "theirs", [b"2"])
+        entries = b"".join(encode_entry(place, 1, 0, 0, 0, topic) for place, topic in ((0, 0), (1, 1)))
+        with pytest.raises(RefusedError, match="not yours to publish to"):
+            writer.load("job", ["mine.a", "theirs"], entries, b"12")
+        assert writer.commit("job") == (1, 1, False)
+
+
+def test_what_is_staged_is_bounded(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(max_staged_bytes=300_000))
+    with RangeClient(port=server.port) as writer, pytest.raises(RefusedError, match="more than 300000 bytes"):
+        for number in range(100):
+            writer.stage(f"job-{number}", "t", [b""], message_ids=["i" * 60_000])
+    assert server.broker.transactions.staged_bytes <= 300_000
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("offset", 1 << 63), ("offset", 5), ("length", 1 << 31), ("properties_length", 1 << 31), ("message_id_length", 65535),
+    ("key_length", 9), ("topic", 3),
+])  # fmt: skip
+def test_a_hostile_brokers_range_is_refused(field: str, value: int) -> None:
+    """By the messages one by one and by columns: nothing points outside of what was sent."""
+    head = {"count": 1, "next": 2, "first": 1, "frontier": 2, "journal": "j", "topics": {"0": "t"}}
+    fields = {"position": 1, "ordinal": 1, "timestamp_ns": 1, "offset": 0, "length": 4, "topic": 0, "properties_length": 0,
+              "message_id_length": 2, "key_length": 3}  # fmt: skip
+
+    def made(**more: int) -> Range:
+        return decode_range(json.dumps(head).encode() + b"\n" + ENTRY.pack(*{**fields, **more}.values()) + b"dataidkey")
+
+    (right,) = made()
+    assert (right.data, right.message_id, right.key) == (b"data", "id", "key")
+    part = made(**{field: value})
+    with pytest.raises(ProtocolError, match="outside of its bytes"):
+        list(part)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(ProtocolError, match="outside of its bytes"):
+        part.record_batch(["data"])
+
+
+@pytest.mark.parametrize("head", [
+    "", "[", "[]", "5", "{}", '{"count": 5, "next": 2, "first": 1, "frontier": 2, "journal": "j", "topics": {}}',
+    '{"count": 0, "next": 2, "first": 1, "frontier": 2, "journal": "j", "topics": {"x": "t"}}',
+    '{"count": 0, "next": -2, "first": 1, "frontier": 2, "journal": "j", "topics": {}}',
+    '{"count": 0, "next": "2", "first": 1, "frontier": 2, "journal": "j", "topics": {}}',
+    '{"count": 0, "next": 1e99, "first": 1, "frontier": 2, "journal": "j", "topics": {}}',
+])  # fmt: skip
+def test_a_hostile_brokers_head_is_refused(head: str) -> None:
+    with pytest.raises(ProtocolError):
+        decode_range(head.encode() + b"\n" + bytes(48))
+
+
+def test_a_batch_of_a_range_keeps_its_memory() -> None:
+    index, body = GOOD
+    data = bytearray(body)
+    batch = range_batch(index, data, {0: "t", 9: "unused"})
+    with pytest.raises(BufferError):
+        data.extend(b"more")
+    assert [(bytes(message), dict(message.properties), message.channel) for message in batch] == [(b"data", {"k": "v"}, "t")]
+    assert batch_details(batch) == [(b"id", b"key")]
+    with pytest.raises(InvalidArgument, match="larger than a message"):
+        range_batch(index, data, {0: "t"}, 3)
+    with pytest.raises(InvalidArgument, match="no whole number"):
+        range_batch(index[:-1], data, {0: "t"})
