@@ -1,8 +1,8 @@
 """Makes ``spark.read.format("penstock")`` work: Spark imports packages named ``pyspark_*`` and takes
 ``DefaultSource``.
 
-Nothing is to be registered. Executors import it too, so it needs PySpark, numpy and pyarrow and no compiled code of
-ours.
+Nothing is to be registered. Executors import it too, so it needs PySpark, numpy and pyarrow; compiled code of ours is
+used where it is installed and not needed.
 """
 
 from __future__ import annotations

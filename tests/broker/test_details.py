@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import socket
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from penstock._core.broker import batch_details, range_batch
-from penstock.broker import Client, Limits, Server
+from penstock.broker import Client, ConnectionLimits, Limits, Server
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.journal import Journal
 
-from .conftest import Wire
+from .conftest import LONG, Wire
+from .test_disk_failures import Failing
 
 ROWS = [
     ("a", b"1", {"k": "v"}, "id-1", "key-1"),
@@ -80,6 +85,61 @@ def test_ids_of_a_transaction_count_among_duplicates(serve: Callable[..., Server
     with Client(port=server.port) as client, RangeClient(port=server.port) as reader:
         assert client.publish("t", b"y", message_id="fresh") in (first + 1, first + 2)
         assert reader.frontier == last + 1, "nothing was stored again"
+
+
+def test_ids_of_a_transaction_that_was_not_stored_are_unknown(serve: Callable[..., Server]) -> None:
+    disk = Failing()
+    server = serve(disk=disk)
+    with RangeClient(port=server.port) as writer, Client(port=server.port, timeout=LONG) as client:
+        writer.stage("job", "t", [b"x"], message_ids=["id"], keys=["key"])
+        disk.write_error = errno.ENOSPC
+        with pytest.raises(RefusedError, match="full"):
+            writer.commit("job")
+        disk.write_error = 0
+        assert not len(server.broker.identifiers)
+        assert client.publish("t", b"first", message_id="id") == 1
+        assert writer.commit("job") == (2, 2, False), "it is still staged, and stores all it has"
+        assert [(row.data, row.message_id, row.key) for row in writer.fetch(1)] == [(b"first", "id", None), (b"x", "id", "key")]
+
+
+def test_ids_of_a_transaction_are_bounded_as_others(serve: Callable[..., Server]) -> None:
+    """Of many the last ones are kept; one that is too long to be published with is not."""
+    server = serve(limits=Limits(deduplication_ids=4))
+    with RangeClient(port=server.port) as writer, Client(port=server.port) as client:
+        for part in range(3):
+            writer.stage(f"job.{part}", "t", [b"x"] * 10, message_ids=[f"{part}-{number}" for number in range(10)])
+        writer.stage("job.3", "t", [b"x"], message_ids=["i" * 256])
+        first, _, _ = writer.commit("job", [f"job.{part}" for part in range(4)])
+        assert len(server.broker.identifiers) <= 4
+        assert client.publish("t", b"x", message_id="2-9") == first + 29
+        assert client.publish("t", b"x", message_id="0-0") == first + 31, "no longer known: stored again"
+
+
+def test_messages_of_a_range_count_for_the_rate(serve: Callable[..., Server]) -> None:
+    server = serve(connection_limits=ConnectionLimits(max_rate=200))
+    with RangeClient(port=server.port) as writer:
+        began = time.monotonic()
+        writer.stage("job", "t", [b"x"] * 300)
+        writer.commit("job")
+        assert time.monotonic() - began >= 0.4
+    assert max((connection.received_messages for connection in server.connections.values()), default=300) == 300
+
+
+def test_what_is_no_broker_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def answer() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                peer.recv(100)
+                peer.sendall(b"220 ready\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ProtocolError, match="no broker"):
+            RangeClient(port=port)
+        thread.join()
 
 
 def test_as_many_details_as_messages(server: Server) -> None:
@@ -182,6 +242,17 @@ def test_a_hostile_brokers_range_is_refused(field: str, value: int) -> None:
         list(part)
     pytest.importorskip("pyarrow")
     with pytest.raises(ProtocolError, match="outside of its bytes"):
+        part.record_batch(["data"])
+
+
+@pytest.mark.parametrize("offsets", [(0, 3), (4, 0)])
+def test_a_hostile_brokers_messages_lie_one_after_the_other(offsets: tuple[int, int]) -> None:
+    """Columns are gathered by ascending offsets: others would point anywhere."""
+    pytest.importorskip("pyarrow")
+    head = {"count": 2, "next": 3, "first": 1, "frontier": 3, "journal": "j", "topics": {"0": "t"}}
+    index = b"".join(encode_entry(offset, 4, 0, 0, 0) for offset in offsets)
+    part = decode_range(json.dumps(head).encode() + b"\n" + index + b"datadata")
+    with pytest.raises(ProtocolError, match="over another one"):
         part.record_batch(["data"])
 
 

@@ -47,6 +47,8 @@ def test_what_goes_in_comes_out(monkeypatch, block_rows):
     assert decoded(batch(ROWS * 5).slice(3, 9)) == (WANTED * 5)[3:12]
     assert decoded(batch(ROWS).slice(1, 0)) == []
     assert decoded(batch([ROWS[3], ROWS[1]]).slice(1)) == [WANTED[1]]
+    beside = dict(ROWS[0], properties=[("k", "\0")])
+    assert decoded(batch([beside, ROWS[0], beside]).slice(1, 1)) == [WANTED[0]], "what is not in the slice does not count"
 
 
 def test_large_payloads_are_cut_into_blocks():

@@ -18,6 +18,7 @@ from tests.spark.journals import BEGIN_NS, extend, make
 
 from penstock.errors import PenstockError
 from penstock.journal import Journal
+from penstock.spark import push_down
 from penstock.spark.directory import Directory
 from penstock.spark.failure import unwrap
 from penstock.spark.source import JournalReader
@@ -228,6 +229,21 @@ def test_without_push_down_it_works_too(spark, tmp_path):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
+def test_push_down_in_a_session_of_another_maker(spark, tmp_path):
+    """A plain session has none until ``push_down``, whether or not another session of this process has it."""
+    make(tmp_path / "j", 3000)
+    plain = spark.newSession()
+    plain.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    table = lambda frame: frame._jdf.queryExecution().analyzed().table().getClass().getSimpleName()  # noqa: E731
+    before = load(plain, tmp_path / "j")
+    push_down(plain)
+    after = load(plain, tmp_path / "j")
+    assert (table(before), table(after)) == ("PythonTable", "TableOfScans")
+    logs = segments(tmp_path / "j")
+    without(tmp_path / "j", [logs[0], logs[-1]])
+    assert after.filter("position <= 10").count() == 10 and after.filter("position <= 20").count() == 20
+
+
 def test_partitions_of_even_bytes(spark, tmp_path):
     make(tmp_path / "j", 20_000, size=100, segment_bytes=1 << 20)
     frame = load(spark, tmp_path / "j", partitionBytes=300_000)
@@ -287,7 +303,12 @@ def test_wrong_requests_are_told_clearly(spark, tmp_path):
         (lambda: load(spark, tmp_path / "j", startTime="noon").count(), "neither nanoseconds nor a time"),
         (lambda: spark.read.format("penstock").schema("ordinal string").load(str(tmp_path / "j")).count(), "is bigint"),
         (
-            lambda: spark.read.format("penstock").schema("position bigint, speed double").load(str(tmp_path / "j")).collect(),
+            lambda: (
+                spark.read.format("penstock")
+                .schema("position bigint, speed double")
+                .load(str(tmp_path / "j"))
+                .collect()
+            ),
             "no column 'speed'",
         ),
         (lambda: spark.read.format("penstock").load().count(), "name a journal"),
@@ -306,16 +327,32 @@ def test_wrong_requests_are_told_clearly(spark, tmp_path):
         spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
 
 
-def test_executors_load_no_native_code(tmp_path):
+@pytest.mark.parametrize("native", [False, True])
+def test_executors_need_no_native_code_and_check_alike(tmp_path, native):
+    """Without the compiled core zlib checks the blocks; with it the core does. Damage is found by both."""
     make(tmp_path / "j", 10)
     code = (
-        "import sys, pyspark_penstock, pyarrow\n"
+        f"import sys\nif not {native}: sys.modules['penstock._core'] = None\n"
+        "import pyspark_penstock, pyarrow, zlib\n"
+        "from penstock.errors import CorruptionError\n"
+        "from penstock.spark import checksum\n"
         "from penstock.spark.places import open_place, Reading\n"
         "from penstock.spark.bounds import Bounds\n"
+        f"assert (checksum.crc32 is zlib.crc32) is not {native}\n"
+        "assert all(checksum.crc32(memoryview(bytes(range(256)) * 9)[:n]) == "
+        "zlib.crc32((bytes(range(256)) * 9)[:n]) for n in (0, 1, 63, 64, 65, 2304))\n"
         f"place = open_place({str(tmp_path / 'j')!r})\n"
         "schema = pyarrow.schema([('payload', pyarrow.binary())])\n"
-        "assert sum(b.num_rows for b in place.batches(1, 11, Reading(schema, Bounds()))) == 10\n"
-        "assert not [name for name in sys.modules if name.startswith('penstock._core')], 'native code was loaded'\n"
+        "read = lambda: [value for b in place.batches(1, 11, Reading(schema, Bounds())) for value in b[0].to_pylist()]\n"
+        "values = read()\n"
+        "assert len(values) == 10\n"
+        f"log = next(__import__('pathlib').Path({str(tmp_path / 'j')!r}).glob('*.log'))\n"
+        "data = bytearray(log.read_bytes())\n"
+        "data[data.index(values[4])] ^= 1\n"
+        "log.write_bytes(data)\n"
+        "try: read()\n"
+        "except CorruptionError as error: assert 'position 5 is damaged' in str(error), error\n"
+        "else: raise AssertionError('damage was not found')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 

@@ -301,10 +301,12 @@ class Broker:
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
+        published: list[tuple[Batch, Sequence[int]]] = []
         for batch in batches:
             positions = self.publish(batch)
-            self._note_identifiers(batch, positions)
+            published.append((batch, positions))
             first, last = first or positions[0], positions[-1]
+        self._note_identifiers(published)
         taken = self.transactions.take(names)
         self.transactions.note(transaction, first, last)
         record = (KIND_TRANSACTION, named(transaction, struct.pack("<QQ", first, last)))
@@ -318,12 +320,17 @@ class Broker:
         self.on_failure(undo)
         return first, last, False
 
-    def _note_identifiers(self, batch: Batch, positions: Sequence[int]) -> None:
+    def _note_identifiers(self, published: list[tuple[Batch, Sequence[int]]]) -> None:
         """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
+        room = self.limits.deduplication_ids
+        rows: list[tuple[str, int]] = []
+        for batch, positions in reversed(published):  # the last ones, as many as are kept
+            found = message_ids(batch, room - len(rows), words.MAX_NAME_BYTES)
+            rows += [(identifier, positions[number]) for number, identifier in reversed(found)]
         fresh = []
-        for number, identifier in message_ids(batch, self.limits.deduplication_ids, words.MAX_NAME_BYTES):
+        for identifier, position in reversed(rows):
             if self.identifiers.find(identifier) is None:
-                self.identifiers.note(identifier, positions[number])
+                self.identifiers.note(identifier, position)
                 fresh.append(identifier)
         if fresh:
             self.on_failure(lambda: self.identifiers.forget(*fresh))

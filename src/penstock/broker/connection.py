@@ -125,6 +125,9 @@ class Connection:
             if batch is not None:
                 self._count(len(batch))
             self.session.handle(verb, rest, batch)
+            if self.session.loaded:
+                self._count(self.session.loaded)
+                self.session.loaded = 0
 
     def _count(self, messages: int) -> None:
         self.received_messages += messages

@@ -45,11 +45,13 @@ class RangeClient:
             self._file = self._socket.makefile("rb", 1 << 20)
             hello = "HELLO 1" + (f" token={token}" if token else "")
             answer = self._ask(hello)
+            fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
+            if not fields.get("journal"):
+                raise ProtocolError(f"what answers at {host}:{port} is no broker: {answer[:100]!r}")
+            self.journal: str = fields["journal"]
         except BaseException:
             sock.close()
             raise
-        fields = dict(word.partition("=")[::2] for word in answer.split()[2:])
-        self.journal: str = fields.get("journal", "")
 
     # --- reading
 

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 
 from penstock.broker.limits import Limits
-from penstock.broker.words import MAX_NAME_BYTES
 
 
 class Identifiers:
@@ -32,8 +31,7 @@ class Identifiers:
 
     def note(self, identifier: str, position: int, age_s: float = 0.0) -> None:
         """It is stored there, so long ago."""
-        if len(identifier.encode(errors="replace")) <= MAX_NAME_BYTES:  # nobody can publish with a longer one
-            self._found[identifier] = (position, time.monotonic() - age_s)
+        self._found[identifier] = (position, time.monotonic() - age_s)
 
     def forget(self, *identifiers: str) -> None:
         """They were not stored after all."""

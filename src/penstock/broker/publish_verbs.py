@@ -108,6 +108,7 @@ class PublishVerbs(Session):
     def load(self, transaction: str, batch: Batch) -> None:
         """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
         messages = self._range(bytes(batch[0]))
+        self.loaded += len(messages) - 1
         self.broker.transactions.stage(transaction, messages)
         self.reply(b"STAGED %d\n" % len(messages))
 

@@ -108,6 +108,7 @@ class Session:
         self._last_ok: list[int] | None = None
         self.starved = False  # messages wait for the client to read what it was sent
         self.failed = False  # a commit failed with messages of this connection in it
+        self.loaded = 0  # messages that came in ranges, not yet counted
 
     # --- replies
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._core.broker import batch_names
+from penstock._core.broker import batch_names, message_ids
+from penstock.broker.words import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -167,13 +168,12 @@ class JournalStore:
         return iter(self._journal.state_records())
 
     def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
-        """Read one by one: the window is short."""
+        """Those that are too long to be published with are left out."""
         while True:
             batch, following = self.read(start, 4096, 1 << 40)
-            for position, timestamp_ns in zip(batch.positions, batch.timestamps_ns, strict=True):
-                identifier = self._journal.details(position).message_id
-                if identifier:
-                    yield position, identifier, timestamp_ns
+            positions, timestamps_ns = batch.positions, batch.timestamps_ns
+            for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
+                yield positions[number], identifier, timestamps_ns[number]
             if following >= self._journal.frontier or following <= start:
                 return
             start = following

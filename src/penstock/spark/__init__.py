@@ -9,6 +9,7 @@ native code.
 from __future__ import annotations
 
 from penstock.spark.java import find_java
+from penstock.spark.relation import push_down
 from penstock.spark.session import make_class_cache, session
 
-__all__ = ["session", "make_class_cache", "find_java"]
+__all__ = ["session", "push_down", "make_class_cache", "find_java"]

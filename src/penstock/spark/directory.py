@@ -1,6 +1,6 @@
 """A journal's directory as Spark reads it: segments with their least and greatest values, indexes, checked blocks.
 
-Rules: nothing here loads native code; files are only read. Planning touches headers and summaries, never a whole
+Rules: nothing here needs native code; files are only read. Planning touches headers and summaries, never a whole
 index, so that the driver's memory does not grow with the journal. Reading follows the durable frontier, never a
 file's size. A block whose checksum is wrong is looked at record by record, since the checksum itself may be what is
 damaged. One ``Directory`` belongs to one thread.
@@ -12,7 +12,6 @@ import bisect
 import itertools
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from penstock.journal import format as journal_format
 from penstock.journal import layout
 from penstock.journal.format import INDEX, TOPICS
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
+from penstock.spark.checksum import crc32
 
 Array = numpy.ndarray[Any, Any]
 LEAST_SHARE = 0.01
@@ -328,7 +328,7 @@ class Directory:
         if block == 0:
             data = bytearray(data)
             data[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = bytes(layout.SEAL_BYTES)
-        return zlib.crc32(data) == int(sums[block])
+        return crc32(data) == int(sums[block])
 
     def _sums(self, segment: Segment) -> Array:
         try:

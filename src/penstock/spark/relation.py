@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger("penstock.spark")
 _CLASS = "penstock.spark.TableOfScans"
@@ -95,6 +95,16 @@ public class TableOfScans extends PythonTable {
 }
 """
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_ENABLED = "spark.sql.python.filterPushdown.enabled"
+
+
+def push_down(spark: SparkSession) -> None:
+    """Columns and filters of queries reach journals in ``spark`` too, a session that ``session()`` did not start.
+
+    It holds for frames loaded afterwards, and for classic sessions: frames of Spark Connect are read whole.
+    """
+    spark.conf.set(_ENABLED, "true")
+    install()
 
 
 def install() -> None:
@@ -123,7 +133,7 @@ def separated(frame: DataFrame) -> DataFrame:
         return frame
     given = {str(key): str(value) for key, value in dict(relation.options().asCaseSensitiveMap()).items()}
     small = {key.lower(): value for key, value in given.items()}
-    enabled = frame.sparkSession.conf.get("spark.sql.python.filterPushdown.enabled", "false")
+    enabled = frame.sparkSession.conf.get(_ENABLED, "false")
     if enabled != "true" or small.get("pushdown", "true").lower() != "true":
         return frame
     more = {"pushdown": "true", "ends": _ends(frame, given)}
