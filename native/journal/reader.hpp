@@ -70,6 +70,7 @@ struct ReadResult {
     std::vector<Found> found;
     std::shared_ptr<Mapping> mapping;
     std::uint64_t next = 0;  // where to go on
+    std::uint64_t skipped = 0;  // positions from the start on that are not kept any more
     Problem problem;         // only when nothing was found
 };
 
@@ -112,7 +113,7 @@ class Reader {
     };
 
     void refresh();
-    void list();
+    bool list();
     std::map<std::uint64_t, Segment>::iterator segment_of(std::uint64_t position);
     std::uint64_t next_of(std::map<std::uint64_t, Segment>::iterator at) const;
     bool open_log(std::uint64_t first, bool active, Segment &segment, Problem &problem);
