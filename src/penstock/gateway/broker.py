@@ -159,10 +159,11 @@ class ModuleBroker(Router):
             if id(module) in self._workers:
                 raise BrokerError(f"{module!r} is attached to this broker already")
             name = name or getattr(module, "name", "") or f"{type(module).__name__}-{len(self._workers) + 1}"
+            name = without_secrets(name)  # of an endpoint it is an address
             port = self._port(name)
             port.on_error = functools.partial(self._filter_failed, name)
             reader = QueueSubscriber(
-                name=f"{self.id[:12]}/{without_secrets(name)}",
+                name=f"{self.id[:12]}/{name}",
                 depth=queue.depth,
                 overflow=queue.overflow,
                 timeout=queue.timeout_s,

@@ -20,7 +20,6 @@ from typing import Any
 
 from penstock._core import Counters
 from penstock._core.gateway import GatewayMessage, Port
-from penstock.address import without_secrets
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.filters import Predicate
@@ -36,7 +35,6 @@ class Worker:
     """One module at work."""
 
     def __init__(self, module: Any, name: str, port: Port, queue: QueueSubscriber, on_failure: OnFailure) -> None:
-        name = without_secrets(name)  # of an endpoint it is an address
         self.name = name
         self.port = port
         self.queue = queue
