@@ -124,6 +124,9 @@ void bind_queue_state(nb::module_ &module) {
         .def("open", [](BoundQueueState &self, std::int64_t position) { return self.state().open(position); })
         .def("put_back", [](BoundQueueState &self, std::int64_t position, std::uint32_t deliveries,
                             std::int64_t due_ns) { self.state().put_back(position, deliveries, due_ns); })
+        .def("postpone", [](BoundQueueState &self, std::int64_t position, std::int64_t due_ns) {
+            return self.state().postpone(position, due_ns);
+        })
         .def("return_message", [](BoundQueueState &self, std::uint32_t consumer, std::int64_t position,
                                   std::int64_t due_ns) { return self.state().return_message(consumer, position, due_ns); })
         .def("drop_consumer",

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "broker/scanner.hpp"
@@ -38,17 +39,21 @@ class BoundScanner {
 
     // Bytes received, 0 at the end of the stream, None when there are none now.
     nb::object receive(int descriptor) {
+        wait_for_receive();
         std::size_t room = 0;
         std::uint8_t *place = scanner_.inbox().space(scanner_.wanted(), room);
         if (!place) throw std::bad_alloc();
         ssize_t got;
         int error;
+        receiving_.lock();
         {
             GilReleased unlocked;
             do {
                 got = ::recv(descriptor, place, room, MSG_DONTWAIT);
                 error = errno;
             } while (got < 0 && error == EINTR);
+            if (got > 0) scanner_.inbox().filled(static_cast<std::size_t>(got));
+            receiving_.unlock();  // before the GIL is asked for: whoever has it may be waiting for this
         }
         if (got < 0) {
             scanner_.inbox().rest();
@@ -57,12 +62,12 @@ class BoundScanner {
             PyErr_SetFromErrno(PyExc_OSError);
             throw nb::python_error();
         }
-        scanner_.inbox().filled(static_cast<std::size_t>(got));
         if (got == 0) scanner_.inbox().rest();
         return nb::int_(static_cast<std::int64_t>(got));
     }
 
     void feed(nb::handle data) {
+        wait_for_receive();
         Py_buffer view;
         if (PyObject_GetBuffer(data.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
         const auto *at = static_cast<const std::uint8_t *>(view.buf);
@@ -83,6 +88,7 @@ class BoundScanner {
 
     // Events that are no verb have names with a newline, which no line holds.
     nb::object next(std::size_t most) {
+        wait_for_receive();
         switch (scanner_.next(most)) {
             case Event::more:
                 scanner_.inbox().rest();
@@ -98,11 +104,17 @@ class BoundScanner {
     void allow(std::string_view topic) { scanner_.allow(topic); }
     void refuse(std::string_view topic) { scanner_.refuse(topic); }
     void forget_topics() { scanner_.forget_topics(); }
-    std::size_t buffered() { return scanner_.inbox().size(); }
+    std::size_t buffered() {
+        wait_for_receive();
+        return scanner_.inbox().size();
+    }
     std::size_t held() { return scanner_.inbox().held_bytes(); }
     std::uint64_t moved() { return scanner_.inbox().moved_bytes(); }
 
    private:
+    // Another thread's receive writes into the inbox without the GIL: it never waits for anything, so this does not long.
+    void wait_for_receive() { std::lock_guard over(receiving_); }
+
     static nb::object event(std::string_view head, nb::object batch) {
         const std::size_t blank = head.find(' ');
         std::string_view rest = blank == std::string_view::npos ? std::string_view{} : head.substr(blank + 1);
@@ -142,6 +154,7 @@ class BoundScanner {
     }
 
     Scanner scanner_;
+    std::mutex receiving_;
     nb::object channels_;
     std::uint64_t generation_ = 0;
 };

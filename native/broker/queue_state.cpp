@@ -70,7 +70,7 @@ bool QueueState::deliver(std::int64_t position, std::uint32_t consumer, std::int
         auto found = counts_before_.find(position);
         entry.deliveries = (found == counts_before_.end() ? 1 : found->second) + 1;
     }
-    deadlines_.emplace_back(deadline_ns, position);
+    note_deadline(deadline_ns, position);
     ++held_[consumer];
     add(entry);
     note_deliveries(entry);
@@ -160,6 +160,13 @@ void QueueState::put_back(std::int64_t position, std::uint32_t deliveries, std::
     changed_ = true;
 }
 
+bool QueueState::postpone(std::int64_t position, std::int64_t due_ns) {
+    Entry *entry = live(position);
+    if (!entry || entry->place != static_cast<std::uint8_t>(Place::waiting)) return false;
+    wait(*entry, due_ns);
+    return true;
+}
+
 bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns) {
     Entry *entry = live(position);
     if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight)) return false;
@@ -179,15 +186,32 @@ std::size_t QueueState::drop_consumer(std::uint32_t consumer, std::int64_t now_n
     return count;
 }
 
+// Deadlines come in time order, but for a time-out that was made shorter and a clock that was set back: those stand
+// apart, or they would wait for the ones before them. What has no deadline stands nowhere.
+void QueueState::note_deadline(std::int64_t deadline_ns, std::int64_t position) {
+    if (deadline_ns == INT64_MAX) return;
+    if (deadlines_.empty() || deadlines_.back().first <= deadline_ns) deadlines_.emplace_back(deadline_ns, position);
+    else early_deadlines_.emplace(deadline_ns, position);
+}
+
+bool QueueState::expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns) {
+    Entry *entry = live(position);
+    if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight) || entry->time_ns != deadline_ns) return false;
+    wait(*entry, now_ns);
+    return true;
+}
+
 std::size_t QueueState::expire(std::int64_t now_ns) {
     std::size_t count = 0;
     while (!deadlines_.empty() && deadlines_.front().first <= now_ns) {
         const auto [deadline, position] = deadlines_.front();
         deadlines_.pop_front();
-        Entry *entry = live(position);
-        if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight) || entry->time_ns != deadline) continue;
-        wait(*entry, now_ns);
-        ++count;
+        count += expire_one(deadline, position, now_ns);
+    }
+    while (!early_deadlines_.empty() && early_deadlines_.begin()->first <= now_ns) {
+        const auto [deadline, position] = *early_deadlines_.begin();
+        early_deadlines_.erase(early_deadlines_.begin());
+        count += expire_one(deadline, position, now_ns);
     }
     return count;
 }
@@ -212,7 +236,7 @@ bool QueueState::redeliver(std::int64_t position, std::uint32_t consumer, std::i
     entry->consumer = consumer;
     entry->time_ns = deadline_ns;
     entry->deliveries = entry->deliveries + 1;
-    deadlines_.emplace_back(deadline_ns, position);
+    note_deadline(deadline_ns, position);
     note_deliveries(*entry);
     deliveries = entry->deliveries;
     return true;
@@ -221,6 +245,7 @@ bool QueueState::redeliver(std::int64_t position, std::uint32_t consumer, std::i
 std::int64_t QueueState::next_time_ns() const {
     std::int64_t next = INT64_MAX;
     if (!deadlines_.empty()) next = deadlines_.front().first;
+    if (!early_deadlines_.empty()) next = std::min(next, early_deadlines_.begin()->first);
     if (!waiting_.empty()) next = std::min(next, waiting_.begin()->first);
     return next;
 }
@@ -234,6 +259,8 @@ void QueueState::settle_floor() {
     }
     if (cursor_ > delivered_before_ && !counts_before_.empty()) counts_before_.clear();
     while (!deadlines_.empty() && deadlines_.front().second < floor_) deadlines_.pop_front();
+    while (!early_deadlines_.empty() && early_deadlines_.begin()->second < floor_)
+        early_deadlines_.erase(early_deadlines_.begin());
 }
 
 // Entries that are done behind one that is not must not pile up.
@@ -241,6 +268,7 @@ void QueueState::tidy() {
     if (entries_.size() < 1024 || entries_.size() < 2 * live_) return;
     std::erase_if(entries_, [](const Entry &entry) { return entry.place == static_cast<std::uint8_t>(Place::done); });
     std::erase_if(deadlines_, [this](const auto &item) { return live(item.second) == nullptr; });
+    std::erase_if(early_deadlines_, [this](const auto &item) { return live(item.second) == nullptr; });
 }
 
 void QueueState::reset(std::int64_t start) {
@@ -251,6 +279,7 @@ void QueueState::reset(std::int64_t start) {
     held_.clear();
     waiting_.clear();
     deadlines_.clear();
+    early_deadlines_.clear();
     done_before_.clear();
     counts_before_.clear();
     delivered_before_ = 0;

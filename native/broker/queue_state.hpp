@@ -65,6 +65,8 @@ class QueueState {
     std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
     // Undoes what was acknowledged or looked past and could not be stored: it waits again.
     void put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns);
+    // One that waits does so until later.
+    bool postpone(std::int64_t position, std::int64_t due_ns);
     bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
     std::size_t expire(std::int64_t now_ns);
@@ -110,6 +112,8 @@ class QueueState {
     void leave_place(Entry &entry);
     void wait(Entry &entry, std::int64_t due_ns);
     void settle_floor();
+    void note_deadline(std::int64_t deadline_ns, std::int64_t position);
+    bool expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns);
     void tidy();
     void note_deliveries(const Entry &entry) {
         if (entry.deliveries > 1) counts_[entry.position] = entry.deliveries;
@@ -123,6 +127,7 @@ class QueueState {
     std::unordered_map<std::uint32_t, std::size_t> held_;                   // in flight, by consumer
     std::set<std::pair<std::int64_t, std::int64_t>> waiting_;               // (due, position)
     std::deque<std::pair<std::int64_t, std::int64_t>> deadlines_;           // (deadline, position), in time order
+    std::set<std::pair<std::int64_t, std::int64_t>> early_deadlines_;       // those that came before the last of them
     // From before a restart, used up while the cursor passes.
     Runs done_before_;
     std::int64_t delivered_before_ = 0;

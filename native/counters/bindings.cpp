@@ -7,6 +7,7 @@
 
 #include "bindings.hpp"
 #include "counters/counters.hpp"
+#include "gil.hpp"
 
 namespace nb = nanobind;
 
@@ -118,7 +119,7 @@ void bind_counters(nb::module_ &module) {
         [] {
             std::vector<CountersCopy> copies;
             {
-                nb::gil_scoped_release unlocked;
+                GilReleased unlocked;
                 copies = counters_read();
             }
             nb::list result;

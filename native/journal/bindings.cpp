@@ -577,7 +577,7 @@ class BoundReader {
         auto *owner = entries.empty() ? nullptr : new MappingOwner(result.mapping, entries.size());
         nb::object batch = nb::steal(batch_new(std::move(entries), owner, names.ptr()));
         if (!batch.is_valid()) throw nb::python_error();
-        return nb::make_tuple(batch, result.next);
+        return nb::make_tuple(batch, result.next, result.skipped);
     }
 
     nb::object read(std::uint64_t position) {

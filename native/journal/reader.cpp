@@ -297,7 +297,12 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
     ReadResult result;
     refresh();
     std::uint64_t frontier_now = seen_.frontier;
-    if (!segments_.empty()) start = std::max(start, segments_.begin()->first);
+    auto skip = [&] {  // retention was quicker
+        if (segments_.empty() || segments_.begin()->first <= start) return;
+        result.skipped += segments_.begin()->first - start;
+        start = segments_.begin()->first;
+    };
+    skip();
     result.next = start;
     while (result.found.empty() && start < frontier_now) {
         auto at = segment_of(start);
@@ -306,7 +311,7 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         View view;
         if (!open_segment(at->first, next, at->second, view, result.problem)) {
             if (!gone(at->first, at->second.revision, result.problem)) return result;
-            if (!segments_.empty()) start = std::max(start, segments_.begin()->first);  // retention was quicker
+            skip();
             result.next = start;
             continue;
         }

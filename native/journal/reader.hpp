@@ -70,6 +70,7 @@ struct ReadResult {
     std::vector<Found> found;
     std::shared_ptr<Mapping> mapping;
     std::uint64_t next = 0;  // where to go on
+    std::uint64_t skipped = 0;  // positions from the start on that are not kept any more
     Problem problem;         // only when nothing was found
 };
 

@@ -138,3 +138,16 @@ def run_model(chance: random.Random) -> None:
     assert len(done) == len(mine)
     assert state.offer([p for p in mine if p >= state.cursor], 400, now) == []
     assert state.floor >= mine[-1]
+
+
+def test_no_deadline_is_further_away_than_the_time_out() -> None:
+    """The clock may be set back, and the time-out made shorter, while messages are out."""
+    state = QueueState("q", QueueSettings(ack_timeout_ns=100))
+    assert [delivery.position for delivery in state.offer([1, 2], 3, 10_000)] == [1, 2]
+    assert state.due(5_000) == []  # the clock went back by far more than the time-out
+    assert [delivery.position for delivery in state.offer([3], 4, 5_050)] == [3]
+    assert [delivery.position for delivery in state.due(5_100)] == [1, 2]
+    assert [delivery.position for delivery in state.due(5_150)] == [3]
+    state.change(QueueSettings(ack_timeout_ns=10))
+    assert state.due(5_160) == []
+    assert [delivery.position for delivery in state.due(5_170)] == [1, 2, 3]

@@ -148,6 +148,29 @@ time.sleep(0.02)
         assert ended.returncode == 0, ended.stderr
 
 
+def test_a_draft_that_is_being_published_can_be_neither_published_nor_cancelled() -> None:
+    """Publishing may wait for a disk, and another thread come along meanwhile."""
+    published: list[bytes] = []
+
+    def publish(view: memoryview) -> int:
+        for call in (draft.publish, draft.cancel):
+            with pytest.raises(StateError, match="published"):
+                call()
+        if not published:
+            published.append(bytes(view))
+            raise OSError("refused the first time")
+        published.append(bytes(view))
+        return 7
+
+    draft = native.reserve(4, publish, published)
+    draft.write(b"data")
+    with pytest.raises(OSError, match="refused"):
+        draft.publish()
+    draft.write(b"more")
+    assert draft.publish() == 7
+    assert published == [b"data", b"more"]
+
+
 def test_topics_defined_in_another_order_than_numbered_have_their_names(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.topic_id("early")
@@ -213,3 +236,17 @@ def test_who_follows_while_segments_come_and_go_sees_no_damage(tmp_path: Path) -
         for reader in readers:
             reader.close()
         assert problems == []
+
+
+def test_what_retention_took_is_told_to_who_waits_too(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536, retain_bytes=1) as journal:
+        follower = journal.follow(1, topics=["other"])
+        for _ in range(60):
+            journal.append("a", bytes(4096))
+        journal.retain()
+        gone = journal.first - 1
+        assert gone > 0
+        assert not follower.wait(0)
+        assert follower.position == journal.frontier and follower.ledger.dropped == {"gap": gone}
+        assert not follower.wait(0) and follower.ledger.dropped == {"gap": gone}
+        follower.close()

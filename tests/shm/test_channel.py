@@ -431,3 +431,26 @@ def test_the_last_one_removes_the_files(name: str) -> None:
     del message
     gc.collect()
     assert not any(path.name.startswith("%2Ftest") for path in directory.iterdir())
+
+
+def test_a_batch_that_is_released_while_it_is_published_again_keeps_its_messages(name: str) -> None:
+    """By a callback, or by another thread while publishing waits."""
+    with shm.Publisher(name, slots=16, slot_size=256) as source, shm.Subscriber(name, max_active_messages=8) as reader:
+        sent = [bytes([i]) * 200 for i in range(8)]
+        source.publish_many(sent)
+        batch = reader.read_many(8, 0)
+
+        def release(*_: object) -> None:
+            batch.release()
+            for _ in range(32):
+                source.publish(b"\xff" * 256)  # into every slot that is free
+
+        other = f"{name}-again"
+        with shm.Publisher(other, slots=16, slot_size=64, on_resize=release) as publisher:
+            with shm.Subscriber(other, max_active_messages=8) as subscriber:
+                assert publisher.publish_many(batch) == 8
+                assert [bytes(message) for message in subscriber.read_many(8, 0)] == sent
+        source.publish(b"")
+        assert source.publish_many([b"x"] * 32) == 32  # everything was given back in the end
+        with pytest.raises(penstock.errors.StateError):
+            batch.release()

@@ -8,6 +8,7 @@ nobody is as it was before the turn.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import struct
@@ -22,7 +23,7 @@ from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock.broker import dead_letters, delayed, words
 from penstock.broker.identifiers import Identifiers
 from penstock.broker.limits import Limits
-from penstock.broker.queue import Consumer, Queue, QueueOptions
+from penstock.broker.queue import UNREADABLE_NS, Consumer, Queue, QueueOptions
 from penstock.broker.records import (
     KIND_CHANGE,
     KIND_DELAYED,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
+MAX_COMMIT_BYTES, MESSAGE_BYTES = 768 << 20, 128  # of one commit at most, and what goes around a message
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
@@ -63,6 +65,8 @@ class Broker:
         self._by_topic: dict[str, list[Queue]] = {}
         self._ready: set[Queue] = set()  # to be pumped in this turn
         self._timed: set[Queue] = set()  # with messages that may come due
+        self._stuck: dict[Queue, int] = {}  # whose next message cannot be read, and when to try again
+        self._stored_bytes = 0
         self._moved: set[Queue] = set()  # with state to record
         self._changed_producers: dict[str, int] = {}  # and what they were
         self._records: list[tuple[int, bytes]] = []  # kept until they are on disk
@@ -188,6 +192,7 @@ class Broker:
         """Drop everything the queue still has; gives how many messages that were."""
         count = queue.backlog(1 << 62) + queue.state.outstanding
         queue.state.reset(self.store.next)
+        self._stuck.pop(queue, None)
         queue.caught_up = True
         queue.recount()
         self.touch(queue)
@@ -196,6 +201,7 @@ class Broker:
     def seek(self, queue: Queue, position: int) -> None:
         """Deliver from ``position`` on, again or for the first time."""
         queue.state.reset(max(1, position))
+        self._stuck.pop(queue, None)
         queue.caught_up = False
         queue.recount()
         self.wake(queue)
@@ -233,13 +239,18 @@ class Broker:
     def check_room(self, more_bytes: int) -> None:
         """Refusal when the disk quota is reached."""
         quota = self.limits.quota_bytes
-        if quota and self.store.statistics().stored_bytes + more_bytes > quota:
+        if quota and self._stored() + more_bytes > quota:
             raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
     def full(self) -> bool:
         """Whether the disk quota is reached."""
         quota = self.limits.quota_bytes
-        return bool(quota) and self.store.statistics().stored_bytes >= quota
+        return bool(quota) and self._stored() >= quota
+
+    def _stored(self) -> int:
+        with contextlib.suppress(OSError):  # a file that retention removed meanwhile: then as of the last look
+            self._stored_bytes = self.store.statistics().stored_bytes
+        return self._stored_bytes
 
     def publish(self, batch: Batch, **more: Any) -> Sequence[int]:
         """Stage messages; their positions. They count as published after the next commit."""
@@ -286,8 +297,12 @@ class Broker:
             self.transactions.take(names)
             return *done, True
         first = last = 0
+        batches = self.transactions.batches(names, all_there=bool(parts))
+        whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
+        if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
+            raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
         published: list[tuple[Batch, Sequence[int]]] = []
-        for batch in self.transactions.batches(names, all_there=bool(parts)):
+        for batch in batches:
             positions = self.publish(batch)
             published.append((batch, positions))
             first, last = first or positions[0], positions[-1]
@@ -394,7 +409,7 @@ class Broker:
 
     def _notify(self, topic: str, first: int) -> None:
         if topic == delayed.TOPIC:
-            self.delayed.read()
+            self.delayed.look(first)
         for queue in self.queues_of(topic):
             queue.affected(first)
             self._ready.add(queue)
@@ -413,18 +428,32 @@ class Broker:
         exhausted: list[tuple[Queue, int, int]] = []
         self._pumped_ns = now_ns
         self._ready.update(queue for queue in self._timed if queue.state.next_time_ns <= now_ns)
+        self._ready.update(queue for queue, again_ns in self._stuck.items() if again_ns <= now_ns)
         ready, self._ready = self._ready, set()
         for queue in ready:
             if queue.name not in self.queues:
                 self._timed.discard(queue)
+                self._stuck.pop(queue, None)
                 continue
-            if queue.hands_out:
-                queue.pump(now_ns, exhausted)
+            if queue.hands_out and self._stuck.get(queue, 0) <= now_ns:
+                self._hand_out(queue, now_ns, exhausted)
             (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
             if queue.state.changed:
                 self.touch(queue)
         for queue, position, deliveries in exhausted:
-            dead_letters.bury(self, queue, position, deliveries, "delivered too often")
+            try:
+                dead_letters.bury(self, queue, position, deliveries, "delivered too often")
+            except (PenstockError, OSError) as error:
+                queue.postpone(position, error, now_ns)
+
+    def _hand_out(self, queue: Queue, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
+        """A message that cannot be read is its queue's trouble, never the end of all."""
+        try:
+            queue.pump(now_ns, exhausted)
+            self._stuck.pop(queue, None)
+        except (PenstockError, OSError) as error:
+            self._stuck[queue] = now_ns + UNREADABLE_NS  # until the journal is repaired, or SEEK goes past it
+            queue.stuck(error)
 
     def observe(self) -> None:
         """Set the counters of queues for who looks from outside; where there are many, some of them at a time."""
@@ -439,21 +468,24 @@ class Broker:
     def trim(self) -> None:
         """Let the store free what its rules let go, told what every queue is done with."""
         end = self.store.next
-        self.delayed.read()
+        self.delayed.look(end)
         for queue in self.queues.values():
             if queue.caught_up:
                 queue.state.look_from(end)
         floors = [queue.state.floor for queue in self.queues.values()]
-        self.store.trim(min([*floors, self.delayed.state.floor]) if floors else None)
+        try:
+            self.store.trim(min([*floors, self.delayed.state.floor]) if floors else None)
+        except (PenstockError, OSError) as error:
+            logger.warning("retention could not be applied: %s", error)
 
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""
         # What was due at the last pump and still is has nobody with credit: an acknowledgement wakes its queue at once,
         # and a hold that runs out is seen a little later.
-        times = [queue.state.next_time_ns for queue in self._timed]
+        times = [queue.state.next_time_ns for queue in self._timed if queue not in self._stuck]
         stalled_ns = self._pumped_ns + int(LAZY_S * 1e9)
         later = [due if due > self._pumped_ns else stalled_ns for due in times]
-        return min([*later, self.delayed.state.next_time_ns])
+        return min([*later, *self._stuck.values(), self.delayed.state.next_time_ns])
 
     def close(self) -> None:
         """Make state durable and let go of the store."""

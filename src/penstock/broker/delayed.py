@@ -6,20 +6,24 @@ wait for delayed messages; retention by queues does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.errors import PenstockError
 from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
     from penstock._core import Batch
     from penstock.broker.broker import Broker
 
+log = logging.getLogger("penstock.broker")
 TOPIC = "$delayed"
 RELEASE_MESSAGES = 1024  # a turn
 RETRY_NS = 1_000_000_000  # after a commit that failed
+UNREADABLE_NS = 10_000_000_000  # after a message that could not be read
 
 
 class Delayed:
@@ -29,6 +33,19 @@ class Delayed:
         self._broker = broker
         self.state = QueueState(1)
         self._whole = False  # the next record is the whole state, not a change
+        self._caught_up = False  # everything stored so far was looked at
+
+    def look(self, first: int) -> None:
+        """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
+
+        What cannot be read now is looked at again with the next retention.
+        """
+        if self._caught_up:
+            self.state.look_from(first)
+        try:
+            self.read()
+        except (PenstockError, OSError) as error:
+            log.error("delayed messages cannot be read: %s", error)
 
     def add(self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: str) -> Sequence[int]:
         """Store one message now and publish it at ``due_ns``."""
@@ -39,10 +56,12 @@ class Delayed:
         """Look at what was stored since the last look."""
         store = self._broker.store
         end = store.next
+        self._caught_up = False
         while self.state.cursor < end:
             batch, following = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
             self.state.hold(batch)
             self.state.look_from(following)
+        self._caught_up = True
 
     def release(self, now_ns: int) -> None:
         """Publish the messages whose time has come."""
@@ -50,7 +69,12 @@ class Delayed:
             return
         broker = self._broker
         for position, _ in self.state.due(now_ns, RELEASE_MESSAGES):
-            batch, _ = broker.store.read(position, 1, 1 << 62)
+            try:
+                batch, _ = broker.store.read(position, 1, 1 << 62)
+            except (PenstockError, OSError) as error:  # the others are not held up by it
+                log.error("a delayed message that is due cannot be read: %s", error)
+                self.state.postpone(position, now_ns + UNREADABLE_NS)
+                continue
             if len(batch) == 1 and batch.positions[0] == position:
                 properties = dict(batch[0].properties)
                 topic = properties.pop("$topic", words.DEFAULT_TOPIC)

@@ -7,6 +7,7 @@ consumes costs nothing but its state.
 
 from __future__ import annotations
 
+import logging
 import struct
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 TAKE_MESSAGES = 1024
 TAKE_BYTES = 256 * 1024
 NO_DEADLINE = (1 << 63) - 1
+UNREADABLE_NS = 10_000_000_000  # a message that could not be read is tried again after this
+log = logging.getLogger("penstock.broker")
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,11 @@ class Queue:
             consumer = self._next()
             if consumer is None:
                 return
-            batch, _ = self._store.read(position, 1, 1 << 62)
+            try:
+                batch, _ = self._store.read(position, 1, 1 << 62)
+            except (PenstockError, OSError) as error:
+                self.postpone(position, error, now_ns)
+                continue
             if len(batch) != 1 or batch.positions[0] != position:  # freed by retention while it waited
                 self.state.acknowledge(0, position, position)
                 self.counters.drop("expired")
@@ -180,6 +187,16 @@ class Queue:
         self._counted_to = max(self._counted_to, following)
         self.state.look_from(following)
         self.caught_up = following >= end
+
+    def postpone(self, position: int, error: Exception, now_ns: int) -> None:
+        """A message that is due again cannot be read: it is tried again later, the others are not held up by it."""
+        self.state.postpone(position, now_ns + UNREADABLE_NS)
+        self.stuck(error)
+
+    def stuck(self, error: Exception) -> None:
+        """A message cannot be read: said where people look."""
+        log.error("queue %s: %s", self.name, error)
+        self._say(f"failed to read a message: {error}")
 
     def affected(self, first: int) -> None:
         """Something of this queue's was published at or after position ``first``."""

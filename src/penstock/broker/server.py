@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -217,19 +218,25 @@ class Server:
         return max(0.0, min(timeout, due_ns / 1e9))
 
     def _event(self, connection: Connection, mask: int) -> None:
+        if mask & select.EPOLLOUT:
+            self._touched.add(connection)
+        readable = mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR)
+        if readable and connection not in self._paused:
+            self._serve(connection, partial(self._read, connection, connection.readable))
+
+    def _read(self, connection: Connection, take: Callable[[], None]) -> None:
+        take()
+        if connection.paused():
+            self._paused.add(connection)
+            self._watch(connection)
+
+    def _serve(self, connection: Connection, act: Callable[[], None]) -> None:
+        """Do something for one connection: what goes wrong is that connection's, never the end of all."""
         try:
-            if mask & select.EPOLLOUT:
-                self._touched.add(connection)
-            if mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                if connection in self._paused:
-                    return
-                connection.readable()
-                if connection.paused():
-                    self._paused.add(connection)
-                    self._watch(connection)
+            act()
         except Disconnect as end:
             self._end(connection, end.reason)
-        except PenstockError as error:  # one connection's, never the end of all
+        except PenstockError as error:
             log.error("%s: %s", connection.peer, error)
             self._end(connection, str(error))
         except OSError as error:
@@ -241,17 +248,11 @@ class Server:
 
     def _resume(self) -> None:
         for connection in list(self._paused):
-            if connection.paused():
+            if connection not in self._paused or connection.paused():  # dropped for the sake of one before it
                 continue
             self._paused.discard(connection)
             self._watch(connection)
-            try:
-                connection.scan()
-                if connection.paused():
-                    self._paused.add(connection)
-                    self._watch(connection)
-            except Disconnect as end:
-                self._end(connection, end.reason)
+            self._serve(connection, partial(self._read, connection, connection.scan))
 
     def _commit(self) -> None:
         broker = self.broker
@@ -263,8 +264,8 @@ class Server:
             except OSError as error:
                 self._fail(error)
                 return
-        for connection in self._touched:
-            connection.session.flush()
+        for connection in list(self._touched):
+            self._serve(connection, connection.session.flush)
 
     def _fail(self, error: OSError) -> None:
         """A commit failed: nothing of this turn is confirmed. After a failed sync the broker has to be started anew."""
@@ -276,9 +277,10 @@ class Server:
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
+        text = f"nothing was stored: {error.strerror or error}"
         code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
         for connection in list(self.connections.values()):
-            connection.session.fail_replies(code, f"nothing was stored: {error.strerror or error}")
+            self._serve(connection, partial(connection.session.fail_replies, code, text))
             if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
@@ -336,11 +338,16 @@ class Server:
             if len(self.connections) >= self.max_connections:
                 sock.close()
                 continue
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection = Connection(
-                self, sock, f"{address[0]}:{address[1]}", is_loopback(address[0]), self.connection_limits,
-                self._numbers, self._touch, self._tls,
-            )  # fmt: skip
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection = Connection(
+                    self, sock, f"{address[0]}:{address[1]}", is_loopback(address[0]), self.connection_limits,
+                    self._numbers, self._touch, self._tls,
+                )  # fmt: skip
+            except OSError as error:  # gone before it was taken
+                log.debug("%s: %s", address[0], error)
+                sock.close()
+                continue
             self.connections[connection.descriptor] = connection
             self._epoll.register(connection.descriptor, select.EPOLLIN)
             self.accepted += 1

@@ -188,7 +188,7 @@ class Session:
                     self.broker.acknowledge(subscription.queue, subscription, first, last, exact=True)
         if self.written and not self.outbox.pending_bytes:
             for subscription, first, last in self.written:
-                self.broker.acknowledge(subscription.queue, subscription, first, last)
+                self.broker.acknowledge(subscription.queue, subscription, first, last, exact=True)
             self.written.clear()
         if self.starved and self.outbox.pending_bytes < self.output_bytes:
             self.starved = False

@@ -69,12 +69,8 @@ class Follower(Subscriber):
 
     def _take(self, most: int) -> Batch:
         self._check_open()
-        least = self._journal.first
-        if self.position < least:  # retention was faster: told, not passed over in silence
-            self._counters.add("matched", least - self.position)
-            self._counters.drop("gap", least - self.position)
-            self.position = least
-        batch, self.position = self._journal.read_from(self.position, most, None, self._filter)
+        batch, self.position, skipped = self._journal.read_counted(self.position, most, None, self._filter)
+        self._tell_gap(skipped)
         if count := len(batch):
             self._counters.add("matched", count)
             self._counters.add("delivered", count)
@@ -84,6 +80,11 @@ class Follower(Subscriber):
                 self._counters.measure(batch[0].timestamp_ns)
         return batch
 
+    def _tell_gap(self, positions: int) -> None:
+        if positions:  # retention was faster: told, not passed over in silence
+            self._counters.add("matched", positions)
+            self._counters.drop("gap", positions)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read."""
         check_timeout(timeout)
@@ -91,10 +92,11 @@ class Follower(Subscriber):
         while True:
             self._watch.drain()
             self._check_open()
-            batch, following = self._journal.read_from(max(self.position, self._journal.first), 1, None, self._filter)
+            batch, following, skipped = self._journal.read_counted(self.position, 1, None, self._filter)
             if len(batch):
                 return True
             self.position = following
+            self._tell_gap(skipped)
             if not self._sleep(deadline):
                 return False
 

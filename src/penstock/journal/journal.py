@@ -551,6 +551,13 @@ class Journal:
         self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
     ) -> tuple[Batch, int]:
         """``read_many`` with a filter made by ``topic_filter``, and the position to go on from."""
+        batch, following, _ = self.read_counted(start, most, most_bytes, chosen)
+        return batch, following
+
+    def read_counted(
+        self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
+    ) -> tuple[Batch, int, int]:
+        """The same, and how many positions from ``start`` on are not kept any more."""
         if most < 1:
             raise InvalidArgument(f"most={most} must be at least 1")
         limit = 2**63 if most_bytes is None else most_bytes

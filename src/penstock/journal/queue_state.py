@@ -204,6 +204,7 @@ class QueueState:
 
     def expire(self, now_ns: int) -> int:
         """Take back what was out for too long; gives how many."""
+        self._clamp(now_ns)
         late = []
         for position, flight in self._flights.items():
             if flight.deadline_ns > now_ns:
@@ -213,6 +214,13 @@ class QueueState:
             flight = self._flights.pop(position)
             self._wait(position, Wait(flight.lead, now_ns, flight.tries))
         return len(late)
+
+    def _clamp(self, now_ns: int) -> None:
+        """No deadline is further away than the time-out: not after the clock was set back, nor one made shorter."""
+        limit = now_ns + self.settings.ack_timeout_ns
+        out = self._flights
+        if out and max(next(iter(out.values())).deadline_ns, next(reversed(out.values())).deadline_ns) > limit:
+            self._flights = {p: f if f.deadline_ns <= limit else f._replace(deadline_ns=limit) for p, f in out.items()}
 
     def _wait(self, position: int, wait: Wait) -> None:
         self._waits[position] = wait
