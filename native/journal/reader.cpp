@@ -132,27 +132,27 @@ std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const c
 // The frontier is read before the names, and stays what it was until the next refresh: one that is newer may speak of a
 // segment that is not in the list, and what is not in the list looks like damage.
 void Reader::refresh() {
-    seen_ = frontier();
-    if (seen_.generation == generation_ && seen_.segment == listed_segment_) return;
-    list();
-    generation_ = seen_.generation;
-    listed_segment_ = seen_.segment;
+    FrontierWords now = frontier();
+    if ((now.generation != generation_ || now.segment != listed_segment_) && !list()) return;  // no descriptor left: later
+    seen_ = now;
+    generation_ = now.generation;
+    listed_segment_ = now.segment;
 }
 
 // Whether a segment that cannot be opened has gone or been written anew meanwhile; the list is up to date then.
 bool Reader::gone(std::uint64_t first, std::uint32_t revision, Problem &problem) {
     if (problem.kind != Problem::system || problem.error != ENOENT) return false;
-    list();
+    if (!list()) return false;
     auto place = segments_.find(first);
     if (place != segments_.end() && place->second.revision == revision) return false;
     problem = {};
     return true;
 }
 
-void Reader::list() {
+bool Reader::list() {
     std::map<std::uint64_t, std::uint32_t> seen;
     DIR *directory = opendir(directory_.c_str());
-    if (!directory) return;
+    if (!directory) return false;
     while (dirent *entry = readdir(directory)) {
         unsigned long long first;
         unsigned revision;
@@ -168,6 +168,7 @@ void Reader::list() {
         return place == seen.end() || place->second != item.second.revision;
     });
     for (auto [first, revision] : seen) segments_[first].revision = revision;
+    return true;
 }
 
 std::uint64_t Reader::first() {

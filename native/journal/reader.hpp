@@ -113,7 +113,7 @@ class Reader {
     };
 
     void refresh();
-    void list();
+    bool list();
     std::map<std::uint64_t, Segment>::iterator segment_of(std::uint64_t position);
     std::uint64_t next_of(std::map<std::uint64_t, Segment>::iterator at) const;
     bool open_log(std::uint64_t first, bool active, Segment &segment, Problem &problem);

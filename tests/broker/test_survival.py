@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import struct
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from penstock._core.broker import QueueState
-from penstock.broker import Client, Server, Subscriber, broker
+from penstock.broker import AsyncClient, Client, Server, Subscriber, broker
 from penstock.broker.queue import NO_DEADLINE
+from penstock.errors import ClosedError
 from tests.broker.conftest import LONG, Wire, until
 from tests.broker.test_security import certificate
 
@@ -135,3 +137,17 @@ def test_a_transaction_larger_than_a_commit_is_refused_whole(
                 client.commit("x")
         assert client.statistics()["next"] == 1
         assert client.commit("x") == (1, 3, False)
+
+
+def test_closing_ends_what_tasks_wait_for() -> None:
+    async def ask_and_close() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            client = AsyncClient(port=silent.getsockname()[1], timeout=10 * LONG)
+            asked = [asyncio.create_task(client.ping()) for _ in range(3)]
+            await asyncio.sleep(0)
+            client.close()
+            for task in asked:
+                with pytest.raises(ClosedError):
+                    await asyncio.wait_for(task, LONG)
+
+    asyncio.run(ask_and_close())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -250,3 +251,20 @@ def test_what_retention_took_is_told_to_who_waits_too(tmp_path: Path) -> None:
         assert follower.position == journal.frontier and follower.ledger.dropped == {"gap": gone}
         assert not follower.wait(0) and follower.ledger.dropped == {"gap": gone}
         follower.close()
+
+
+def test_a_reader_without_descriptors_sees_less_but_no_damage(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        journal.append("a", b"0")
+        with Journal(tmp_path / "j", mode="read") as reader:
+            assert bytes(reader.read(1)) == b"0"
+            last = [journal.append("a", bytes(4096)) for _ in range(40)][-1]
+            assert len(list((tmp_path / "j").glob("*.log"))) > 1
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))  # what is open stays open
+            try:
+                with pytest.raises(LookupError):
+                    reader.read(last)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            assert bytes(reader.read(last)) == bytes(4096)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -81,26 +79,5 @@ def test_settings():
     assert local["spark.sql.session.timeZone"] == "UTC" and local["spark.driver.bindAddress"] == "127.0.0.1"
     assert local["spark.sql.python.filterPushdown.enabled"] is True
     assert "spark.driver.bindAddress" not in defaults("spark://host:7077", Java(Path("/java"), 17), class_cache=False)
-    assert "spark.python.unix.domain.socket.dir" not in defaults("spark://host:7077", Java(Path("/java"), 17))
     with pytest.raises(InvalidArgument, match="has no option 'memory'"):
         session(memory="4g")
-
-
-def test_sockets_to_workers_lie_where_only_this_user_can_enter(tmp_path, monkeypatch, request):
-    short = Path(tempfile.mkdtemp(dir="/tmp"))  # a socket's path has at most 107 bytes
-    request.addfinalizer(lambda: shutil.rmtree(short))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(short))
-    (short / "penstock" / "sockets").mkdir(mode=0o755, parents=True)
-    settings = defaults("local[2]", Java(Path("/java"), 17), class_cache=False)
-    directory = Path(settings["spark.python.unix.domain.socket.dir"])
-    assert settings["spark.python.unix.domain.socket.enabled"] is True
-    assert stat.S_IMODE(directory.stat().st_mode) == 0o700 and not list(directory.iterdir())
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ("long" * 25)))
-    assert "spark.python.unix.domain.socket.enabled" not in defaults("local[2]", Java(Path("/java"), 17), False)
-
-
-@pytest.mark.spark
-def test_workers_are_reached_by_unix_sockets(spark):
-    directory = Path(spark.conf.get("spark.python.unix.domain.socket.dir"))
-    reach = spark.sparkContext.parallelize([0], 1).map(lambda _: os.environ.get("PYTHON_WORKER_FACTORY_SOCK_DIR"))
-    assert reach.collect() == [str(directory)]

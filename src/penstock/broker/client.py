@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.broker.dialogue import Dialogue, Pending
 from penstock.broker.link import Link
 from penstock.broker.requests import Requests
-from penstock.errors import ProtocolError
+from penstock.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
     from penstock.broker.subscriber import Subscriber
@@ -154,9 +154,17 @@ class AsyncClient(_Base):
         """Give the connection back."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._link.fileno())
+            self._loop.call_soon_threadsafe(self._tell_closed)
         if self._timer is not None:
             self._timer.cancel()
         self._link.close()
+
+    def _tell_closed(self) -> None:
+        """Nobody will answer those who still wait."""
+        while self._waiting:
+            future = self._waiting.popleft()[1]
+            if not future.done():
+                future.set_exception(ClosedError("this client was closed while it waited"))
 
     async def __aenter__(self) -> Self:
         return self

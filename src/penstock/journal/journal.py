@@ -17,7 +17,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,18 +26,14 @@ from penstock.errors import ClosedError, CorruptionError, InvalidArgument, State
 from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, read_all
 from penstock.journal.queue_state import QueueSettings, QueueState, restore
+from penstock.journal.reading import Details, Reading, check_position, topic_filter
 from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
-    import pyarrow
-
-    from penstock._core import Batch, Message
-    from penstock.journal.commands import JournalInfo
     from penstock.journal.follow import Follower
-    from penstock.journal.format import Hole
     from penstock.journal.queue import Queue
 
 LOG = logging.getLogger("penstock.journal")
@@ -47,15 +43,7 @@ MAX_KIND = 65535
 QUEUE_KIND = 1  # of the journal's own state records
 
 
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What a message carries beside its data and properties; empty where it has none."""
-
-    message_id: str
-    key: str
-
-
-class Journal:
+class Journal(Reading):
     """A journal's directory, opened. ``mode="write"`` makes it where it is missing."""
 
     def __init__(
@@ -101,7 +89,7 @@ class Journal:
         self._failures = 0
         self._upkeep = Upkeep(self.directory, self._disk, self._retain_at_roll)
         self.recovery = recovery.Recovery()
-        self._reader: native.Reader | None = None
+        self._reader = None
         _opened.add(self)
         if mode == "read":
             self._open_reader()
@@ -507,126 +495,13 @@ class Journal:
             self._announce()
         return removed
 
-    # -- reading ----------------------------------------------------------------------------------------------------
-
-    @property
-    def frontier(self) -> int:
-        """Every position below it is on disk; the next message gets it or a greater one."""
-        return self._live_reader().frontier
-
-    @property
-    def first(self) -> int:
-        """The least position kept."""
-        return self._live_reader().first
-
-    @property
-    def topics(self) -> dict[str, int]:
-        """Names of all topics and their ids."""
-        return {name.decode("utf-8", "replace"): number for number, name in self._live_reader().topics()}
-
-    def read(self, position: int) -> Message:
-        """The message, a view of the mapped file; LookupError where there is none, CorruptionError where damaged."""
-        message = self._live_reader().read(check_position(position))
-        if message is None:
-            raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
-        return message
-
-    def _why_missing(self, position: int) -> str:
-        if position >= self.frontier:
-            return f"the journal's frontier is {self.frontier}"
-        return f"the least kept is {self.first}" if position < self.first else "it went by compaction"
-
-    def read_many(
-        self,
-        start: int,
-        most: int = 1024,
-        *,
-        topics: Iterable[str] | None = None,
-        most_bytes: int | None = None,
-    ) -> Batch:
-        """Up to ``most`` messages from ``start`` on, in order; fewer at a segment's border, none at the frontier."""
-        return self.read_from(start, most, most_bytes, topic_filter(topics))[0]
-
-    def read_from(
-        self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
-    ) -> tuple[Batch, int]:
-        """``read_many`` with a filter made by ``topic_filter``, and the position to go on from."""
-        batch, following, _ = self.read_counted(start, most, most_bytes, chosen)
-        return batch, following
-
-    def read_counted(
-        self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
-    ) -> tuple[Batch, int, int]:
-        """The same, and how many positions from ``start`` on are not kept any more."""
-        if most < 1:
-            raise InvalidArgument(f"most={most} must be at least 1")
-        limit = 2**63 if most_bytes is None else most_bytes
-        return self._live_reader().read_many(check_position(start), most, limit, chosen)
-
-    def details(self, position: int) -> Details:
-        """The message's id and key."""
-        found = self._live_reader().details(check_position(position))
-        if found is None:
-            raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
-        return Details(found[0].decode("utf-8", "replace"), found[1].decode("utf-8", "replace"))
-
-    def find_time(self, timestamp_ns: int, topic: str | None = None) -> int | None:
-        """The first position with that time or a later one."""
-        number = 0 if topic is None else self._live_reader().topic_id(topic)
-        if topic is not None and not number:
-            return None
-        return self._live_reader().find_time(timestamp_ns, number) or None
-
-    def find_ordinal(self, topic: str, ordinal: int) -> int | None:
-        """The position of the topic's first message with that ordinal or a greater one."""
-        number = self._live_reader().topic_id(topic)
-        return (self._live_reader().find_ordinal(number, ordinal) or None) if number else None
+    # -- following --------------------------------------------------------------------------------------------------
 
     def follow(self, start: int | None = None, *, topics: Iterable[str] | None = None) -> Follower:
         """A subscriber from ``start`` on (None: what comes after now)."""
         from penstock.journal.follow import Follower
 
         return Follower(self, self.frontier if start is None else check_position(start), topics)
-
-    def batches(
-        self,
-        *,
-        start: int | None = None,
-        end: int | None = None,
-        columns: Sequence[str] | None = None,
-        topics: Iterable[str] | None = None,
-        rows: int = 65536,
-        bytes: int = 4 << 20,
-        check: bool = True,
-    ) -> Iterator[pyarrow.RecordBatch]:
-        """Arrow record batches of a range of positions, gathered without a loop over messages."""
-        from penstock.journal.format import open_directory
-
-        self._live_reader()
-        directory = open_directory(self.directory, crc32=native.crc32)
-        return directory.batches(start, end, columns=columns, topics=topics, rows=rows, bytes=bytes, check=check)
-
-    @property
-    def holes(self) -> list[Hole]:
-        """Positions below the frontier that cannot be read, and why."""
-        from penstock.journal.format import open_directory
-
-        self._live_reader()
-        return open_directory(self.directory).holes()
-
-    def info(self) -> JournalInfo:
-        """Topics, segments, queues, sizes."""
-        from penstock.journal.commands import info
-
-        self._live_reader()
-        return info(self.directory)
-
-    def verify(self) -> list[recovery.Damage]:
-        """Every byte against its checksums; empty when the journal is whole."""
-        from penstock.journal.verify import verify
-
-        self._live_reader()
-        return verify(self.directory)
 
     # -- closing ----------------------------------------------------------------------------------------------------
 
@@ -681,12 +556,6 @@ class Journal:
     def __repr__(self) -> str:
         return f"<Journal {self.directory} ({self.mode}{', closed' if self._closed else ''})>"
 
-    def _live_reader(self) -> native.Reader:
-        reader = self._reader
-        if reader is None:
-            raise ClosedError(f"journal {self.directory} was closed")
-        return reader
-
     def _check_writing(self) -> None:
         if self._closed:
             raise ClosedError(f"journal {self.directory} was closed")
@@ -705,30 +574,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def topic_filter(topics: Iterable[str] | None) -> native.TopicFilter | None:
-    """What ``read_from`` selects by; None for all."""
-    if topics is None:
-        return None
-    if isinstance(topics, str):
-        raise TypeError("topics is a list of names or patterns, not one str")
-    patterns = [layout.check_pattern(pattern) for pattern in topics]
-    return None if ">" in patterns else native.TopicFilter(patterns)
-
-
 def check_kind(kind: int) -> int:
     """A state record's kind."""
     if not 0 <= kind <= MAX_KIND:
         raise InvalidArgument(f"kind={kind} must be 0 to {MAX_KIND}")
     return kind
-
-
-def check_position(position: Any) -> int:
-    """A position as an int from 1."""
-    if isinstance(position, bool) or not isinstance(position, int):
-        raise TypeError(f"a position is an int, not {type(position).__name__}")
-    if not 1 <= position < 2**63:
-        raise InvalidArgument(f"position={position} must be 1 or more")
-    return position
 
 
 __all__ = ["CorruptionError", "Details", "Journal", "check_position", "topic_filter"]

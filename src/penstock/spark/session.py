@@ -1,7 +1,7 @@
 """``session()``: a Spark session that is right for Penstock without further settings.
 
 It sets what would otherwise be looked up in a manual: the Python of the workers, UTC, filter push-down for Python
-sources, a shuffle as wide as the machine, RocksDB for state, loopback only, Unix sockets to the workers. Whatever the
+sources, a shuffle as wide as the machine, RocksDB for state, loopback only, large buffers to the workers. Whatever the
 caller names wins. The start-up class cache is an archive of the classes that Spark loads, made once by
 ``make_class_cache()`` and used when it is there. Call it from the thread that will use Spark.
 """
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark import relation
 from penstock.spark.java import Java, cache_directory, find_java
-from penstock.spark.sockets import BUFFER_BYTES, socket_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+BUFFER_BYTES = 1 << 20  # between the JVM and a Python worker: a batch in two reads instead of thirty
 
 
 def session(
@@ -72,11 +72,6 @@ def defaults(master: str, java: Java, class_cache: bool = True) -> dict[str, Any
             "spark.default.parallelism": os.cpu_count() or 2,
             "spark.buffer.size": BUFFER_BYTES,
         }
-        if (sockets := socket_directory()) is not None:
-            settings |= {
-                "spark.python.unix.domain.socket.enabled": True,
-                "spark.python.unix.domain.socket.dir": sockets,
-            }
     options = java_options(java, class_cache)
     if options:
         settings["spark.driver.extraJavaOptions"] = " ".join(options)

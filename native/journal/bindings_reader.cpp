@@ -1,0 +1,223 @@
+// penstock._core.journal.Reader, TopicFilter and Watch.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <mutex>
+
+#include "gil.hpp"
+#include "journal/python.hpp"
+#include "journal/reader.hpp"
+
+namespace penstock::journal {
+namespace {
+
+// Holds the mapped file for the messages of one read.
+struct MappingOwner final : Owner {
+    MappingOwner(std::shared_ptr<Mapping> mapping, std::size_t left) : mapping(std::move(mapping)), left(left) {}
+    void release(std::uint64_t) noexcept override {
+        if (--left == 0) delete this;
+    }
+    void release_many(const std::uint64_t *, std::size_t count) noexcept override {
+        if ((left -= count) == 0) delete this;
+    }
+    std::shared_ptr<Mapping> mapping;
+    std::size_t left;
+};
+
+Envelope envelope_of(const Found &found) {
+    RecordHeader record;
+    std::memcpy(&record, found.record, sizeof record);
+    Envelope envelope;
+    envelope.data = found.record + sizeof record;
+    envelope.size = record.data_bytes;
+    envelope.ordinal = record.ordinal;
+    envelope.timestamp_ns = record.timestamp_ns;
+    envelope.position = static_cast<std::int64_t>(found.position);
+    envelope.properties = envelope.data + record.data_bytes;
+    envelope.properties_size = record.properties_bytes;
+    envelope.message_id_size = record.id_bytes;
+    envelope.key_size = record.key_bytes;
+    envelope.channel = record.topic;
+    return envelope;
+}
+
+void check_problem(const Problem &problem) {
+    if (problem.kind == Problem::none) return;
+    if (problem.kind == Problem::system) fail_system(problem.error, problem.text, problem.place);
+    nb::object kind = nb::module_::import_("penstock.errors").attr("CorruptionError");
+    nb::object error = kind(problem.text + " (" + problem.place + ")", problem.place);
+    PyErr_SetObject(kind.ptr(), error.ptr());
+    throw nb::python_error();
+}
+
+class BoundReader {
+   public:
+    BoundReader(const std::string &directory, std::uint64_t segment_bytes) {
+        Problem problem;
+        reader_ = Reader::open(directory, segment_bytes, problem);
+        check_problem(problem);
+    }
+
+    nb::tuple read_many(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+        ReadResult result = look(start, most, most_bytes, filter);
+        check_problem(result.problem);
+        std::vector<Envelope> entries;
+        entries.reserve(result.found.size());
+        std::uint32_t greatest = 0;
+        bool known = true;
+        for (const Found &found : result.found) {
+            entries.push_back(envelope_of(found));
+            greatest = std::max(greatest, found.topic);
+            known = known && is_named(found.topic);
+        }
+        nb::object names = channels(greatest, known);
+        auto *owner = entries.empty() ? nullptr : new MappingOwner(result.mapping, entries.size());
+        nb::object batch = nb::steal(batch_new(std::move(entries), owner, names.ptr()));
+        if (!batch.is_valid()) throw nb::python_error();
+        return nb::make_tuple(batch, result.next, result.skipped);
+    }
+
+    nb::object read(std::uint64_t position) {
+        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        if (!result.found.empty() && result.found[0].position != position) result.found.clear();
+        else check_problem(result.problem);
+        if (result.found.empty()) return nb::none();
+        nb::object names = channels(result.found[0].topic, is_named(result.found[0].topic));
+        auto *owner = new MappingOwner(result.mapping, 1);
+        PyObject *message =
+            message_new(envelope_of(result.found[0]), owner, PyTuple_GET_ITEM(names.ptr(), result.found[0].topic));
+        if (!message) {
+            delete owner;
+            throw nb::python_error();
+        }
+        return nb::steal(message);
+    }
+
+    // (message id, key) or None.
+    nb::object details(std::uint64_t position) {
+        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        if (result.found.empty() || result.found[0].position != position) {
+            check_problem(result.problem);
+            return nb::none();
+        }
+        RecordHeader record;
+        std::memcpy(&record, result.found[0].record, sizeof record);
+        const std::uint8_t *at = result.found[0].record + sizeof record + record.data_bytes + record.properties_bytes;
+        return nb::make_tuple(nb::bytes(at, record.id_bytes), nb::bytes(at + record.id_bytes, record.key_bytes));
+    }
+
+    std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic) {
+        return with_reader([&](Problem &problem) { return reader_->find_time(timestamp_ns, topic, problem); });
+    }
+    std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal) {
+        return with_reader([&](Problem &problem) { return reader_->find_ordinal(topic, ordinal, problem); });
+    }
+    std::uint32_t topic_id(std::string_view name) {
+        return with_reader([&](Problem &) { return reader_->topic_id(name); });
+    }
+    nb::list topics() {
+        std::vector<std::string> names = with_reader([&](Problem &) { return reader_->topics(); });
+        nb::list result;
+        for (std::size_t id = 1; id < names.size(); ++id)
+            if (!names[id].empty()) result.append(nb::make_tuple(id, nb::bytes(names[id].data(), names[id].size())));
+        return result;
+    }
+    nb::list segments() {
+        auto places = with_reader([&](Problem &) { return reader_->places(); });
+        nb::list result;
+        for (const auto &place : places) result.append(nb::make_tuple(place.first, place.next, place.revision));
+        return result;
+    }
+    std::uint64_t first() {
+        return with_reader([&](Problem &) { return reader_->first(); });
+    }
+    std::uint64_t frontier() { return reader_->frontier().frontier; }
+    nb::tuple frontier_words() {
+        FrontierWords words = reader_->frontier();
+        return nb::make_tuple(words.frontier, words.segment, words.end, words.generation);
+    }
+
+   private:
+    ReadResult look(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+        GilReleased released;
+        std::lock_guard lock(mutex_);
+        return reader_->read(start, most, most_bytes, filter);
+    }
+    template <typename Call>
+    auto with_reader(Call call) -> std::decay_t<decltype(call(std::declval<Problem &>()))> {
+        Problem problem;
+        std::decay_t<decltype(call(problem))> result;
+        {
+            GilReleased released;
+            std::lock_guard lock(mutex_);
+            result = call(problem);
+        }
+        check_problem(problem);
+        return result;
+    }
+
+    // Topics are numbered when they are asked for and defined when they are first used, so a lower id may come later.
+    bool is_named(std::uint32_t topic) const { return topic < named_.size() && named_[topic]; }
+
+    // All names so far, by topic id.
+    nb::object channels(std::uint32_t greatest, bool known_already) {
+        if (names_.is_valid() && known_already) return names_;
+        std::vector<std::string> known;
+        {
+            GilReleased released;
+            std::lock_guard lock(mutex_);
+            known = reader_->topics();
+        }
+        std::size_t count = std::max<std::size_t>(known.size(), greatest + std::size_t{1});
+        nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
+        if (!names.is_valid()) throw nb::python_error();
+        std::vector<bool> named(count);
+        for (std::size_t id = 0; id < count; ++id) {
+            std::string name = id < known.size() ? known[id] : std::string();
+            named[id] = !name.empty();
+            if (name.empty()) name = Reader::unknown_name(static_cast<std::uint32_t>(id));  // its record was damaged
+            PyObject *text = PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "replace");
+            if (!text) throw nb::python_error();
+            PyTuple_SET_ITEM(names.ptr(), static_cast<Py_ssize_t>(id), text);
+        }
+        names_ = names;
+        named_ = std::move(named);
+        return names;
+    }
+
+    std::mutex mutex_;
+    std::unique_ptr<Reader> reader_;
+    nb::object names_;
+    std::vector<bool> named_;  // which of them are known
+};
+
+}  // namespace
+
+void bind_reader(nb::module_ &module) {
+    nb::class_<TopicFilter>(module, "TopicFilter").def(nb::init<std::vector<std::string>>()).def("matches", &TopicFilter::matches);
+    nb::class_<Watch>(module, "Watch")
+        .def(nb::init<const std::string &>())
+        .def("fileno", &Watch::file)
+        .def("wait", &Watch::wait, nb::arg("timeout_ms"), nb::call_guard<GilReleased>())
+        .def("drain", &Watch::drain)
+        .def("wake", &Watch::wake);
+    nb::class_<BoundReader>(module, "Reader")
+        .def(nb::init<const std::string &, std::uint64_t>(), nb::arg("directory"), nb::arg("segment_bytes"))
+        .def("read", &BoundReader::read, nb::arg("position"))
+        .def("read_many", &BoundReader::read_many, nb::arg("start"), nb::arg("most"), nb::arg("most_bytes"),
+             nb::arg("filter").none() = nb::none())
+        .def("details", &BoundReader::details, nb::arg("position"))
+        .def("find_time", &BoundReader::find_time, nb::arg("timestamp_ns"), nb::arg("topic_id") = 0)
+        .def("find_ordinal", &BoundReader::find_ordinal, nb::arg("topic_id"), nb::arg("ordinal"))
+        .def("topic_id", &BoundReader::topic_id, nb::arg("name"))
+        .def("topics", &BoundReader::topics)
+        .def("segments", &BoundReader::segments)
+        .def_prop_ro("first", &BoundReader::first)
+        .def_prop_ro("frontier", &BoundReader::frontier)
+        .def("frontier_words", &BoundReader::frontier_words);
+}
+
+}  // namespace penstock::journal
