@@ -289,7 +289,7 @@ def test_a_full_queue_stops_the_source_and_nothing_is_lost(broker: ModuleBroker)
     eventually(lambda: len(sink.got) == 3000)
     assert sink.got == [b"%d" % n for n in range(3000)]
     assert broker.info(sink).ledger.lost == 0
-    assert 4 <= most <= 4 + 1, "the queue holds its depth, and the message in hand"
+    assert 4 <= most <= 4 + 4, "a full queue, and at most as many that were taken out of it together"
 
 
 @pytest.mark.parametrize("overflow", [Overflow.DROP_OLDEST, Overflow.DROP_NEWEST])
