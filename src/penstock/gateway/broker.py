@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
 from penstock._core.gateway import Port, Router
+from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
@@ -161,7 +162,7 @@ class ModuleBroker(Router):
             port = self._port(name)
             port.on_error = functools.partial(self._filter_failed, name)
             reader = QueueSubscriber(
-                name=f"{self.id[:12]}/{name}",
+                name=f"{self.id[:12]}/{without_secrets(name)}",
                 depth=queue.depth,
                 overflow=queue.overflow,
                 timeout=queue.timeout_s,

@@ -20,6 +20,7 @@ from typing import Any
 
 from penstock._core import Counters
 from penstock._core.gateway import GatewayMessage, Port
+from penstock.address import without_secrets
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.filters import Predicate
@@ -35,6 +36,7 @@ class Worker:
     """One module at work."""
 
     def __init__(self, module: Any, name: str, port: Port, queue: QueueSubscriber, on_failure: OnFailure) -> None:
+        name = without_secrets(name)  # of an endpoint it is an address
         self.name = name
         self.port = port
         self.queue = queue
