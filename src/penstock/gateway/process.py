@@ -224,8 +224,8 @@ class ProcessModule(Module):
                 return
             self._handled = self.handled  # for whoever asks what was left
             self._closed = True
-            if self._pumping and self._thread is not threading.current_thread():
-                return  # it waits for a full sink still, and closes everything when that has room or goes
+            if self._pumping:
+                return  # it waits for a full sink still (or calls this), and closes everything when it is done
         self._close_handles()
 
     def _close_handles(self) -> None:
