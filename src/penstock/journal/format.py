@@ -288,6 +288,8 @@ def _walk(segment: Segment) -> Iterator[tuple[int, ...]]:
             checksum, _, _, _, identity, key, _, topic, properties, length, _, ordinal, time_ns = record
             place = offset + layout.BATCH.size + at
             extra = properties + identity + key
+            if HEAD + length + extra > record[1]:  # its parts are longer than it is: told as damaged when it is read
+                length, extra, checksum = record[1] - HEAD, 0, checksum ^ 0xFFFF_FFFF
             yield (position, ordinal, time_ns, place, length, topic, extra, checksum)
             position += 1
 
