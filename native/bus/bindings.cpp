@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "bus/objects.hpp"
+#include "gil.hpp"
 
 namespace penstock::bus {
 
@@ -47,16 +48,14 @@ bool parse_id(PyObject *number, std::uint16_t *id) {
 
 bool sleep_without_gil(Sleeper *sleeper, Deadline deadline) {
     Slept slept;
-    Py_BEGIN_ALLOW_THREADS
-    slept = sleeper->sleep(deadline);
-    Py_END_ALLOW_THREADS
+    {
+        GilReleased released;
+        slept = sleeper->sleep(deadline);
+    }
     return slept != Slept::interrupted || PyErr_CheckSignals() == 0;
 }
 
-void give_way() {
-    Py_BEGIN_ALLOW_THREADS
-    Py_END_ALLOW_THREADS
-}
+void give_way() { GilReleased released; }
 
 bool ready_type(PyObject *module, const char *name, PyType_Spec *spec, PyTypeObject **type, PyTypeObject *base) {
     PyObject *made = base ? PyType_FromSpecWithBases(spec, reinterpret_cast<PyObject *>(base)) : PyType_FromSpec(spec);
@@ -99,9 +98,8 @@ Header *copy_buffer(BusObject *bus, AllocatorObject *allocator, std::uint16_t id
         if (view.len < long_copy_bytes) {
             std::memcpy(payload(header), view.buf, static_cast<std::size_t>(view.len));
         } else {
-            Py_BEGIN_ALLOW_THREADS
+            GilReleased released;
             std::memcpy(payload(header), view.buf, static_cast<std::size_t>(view.len));
-            Py_END_ALLOW_THREADS
         }
     }
     PyBuffer_Release(&view);

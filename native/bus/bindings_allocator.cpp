@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "bus/objects.hpp"
+#include "gil.hpp"
 
 namespace penstock::bus {
 
@@ -26,7 +27,8 @@ class CustomPool final : public Pool {
 
     // Null without an error: the source gave None. Null with one: it raised, or gave something unfit.
     Header *get(std::uint32_t size) noexcept override {
-        PyObject *memory = PyObject_CallMethod(source_, "allocate", "k", static_cast<unsigned long>(size));
+        PyObject *memory = calling_python(
+            [&] { return PyObject_CallMethod(source_, "allocate", "k", static_cast<unsigned long>(size)); });
         if (!memory) return nullptr;
         if (memory == Py_None) {
             Py_DECREF(memory);
@@ -57,11 +59,13 @@ class CustomPool final : public Pool {
         auto *block = reinterpret_cast<Block *>(header);
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
-        PyBuffer_Release(&block->buffer);
-        PyObject *done = PyObject_CallMethod(source_, "free", "O", block->memory);
-        if (!done) PyErr_WriteUnraisable(source_);
-        Py_XDECREF(done);
-        Py_DECREF(block->memory);
+        calling_python([&] {
+            PyBuffer_Release(&block->buffer);
+            PyObject *done = PyObject_CallMethod(source_, "free", "O", block->memory);
+            if (!done) PyErr_WriteUnraisable(source_);
+            Py_XDECREF(done);
+            Py_DECREF(block->memory);
+        });
         delete block;
         PyErr_Restore(type, value, trace);
     }

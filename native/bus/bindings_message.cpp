@@ -3,6 +3,7 @@
 #include <structmember.h>
 
 #include "bus/objects.hpp"
+#include "gil.hpp"
 
 namespace penstock::bus {
 
@@ -339,13 +340,13 @@ void StaticPool::give(Header *header) noexcept {
         PyObject *type, *value, *trace;
         PyErr_Fetch(&type, &value, &trace);
         PyObject *function = Py_NewRef(callback);
-        PyObject *result = PyObject_CallOneArg(function, object);
+        PyObject *result = calling_python([&] { return PyObject_CallOneArg(function, object); });
         if (!result) PyErr_WriteUnraisable(function);
         Py_XDECREF(result);
         Py_DECREF(function);
         PyErr_Restore(type, value, trace);
     }
-    Py_DECREF(object);  // may be the end of this pool
+    calling_python([&] { Py_DECREF(object); });  // may be the end of this pool
 }
 
 bool message_types(PyObject *module) {

@@ -1,5 +1,4 @@
 // Subscribers: callback, queue and fifo. What a subscriber has matched is counted before it is called or queued.
-#include <fcntl.h>
 #include <Python.h>
 #include <structmember.h>
 #include <sys/eventfd.h>
@@ -15,8 +14,6 @@ PyTypeObject *subscriber_type = nullptr;
 namespace {
 
 SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }
-// Calls the handler, which the caller holds; see call_handler.
-bool call(SubscriberObject *self, PyObject *handler, PyObject *message);
 PyObject *as_object(SubscriberObject *self) { return reinterpret_cast<PyObject *>(self); }
 
 // Subscriber(kind, name, handler, priority, max_public_id, max_peer_id, capacity, overflow, timeout, drop_above)
@@ -104,21 +101,6 @@ int subscriber_clear(PyObject *object) {
     return 0;
 }
 
-// What is queued is given back; counted where somebody can still read the count.
-std::size_t discard(SubscriberObject *self) {
-    std::size_t count = 0;
-    while (!self->ring.empty()) {
-        Item item = self->ring.pop();
-        item.mark_queued(false);
-        self->counters->drop(DropReason::closed);
-        ++count;
-        if (self->kind == Kind::fifo && !item.was_forwarded() && self->bus) forward(self->bus, self, item);
-        else item.give_back();
-    }
-    if (self->counters) self->counters->depth.set(0);
-    return count;
-}
-
 void subscriber_dealloc(PyObject *object) {
     SubscriberObject *self = as_subscriber(object);
     PyTypeObject *type = Py_TYPE(object);
@@ -139,190 +121,10 @@ void subscriber_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-// Whether there was one who slept.
-bool wake_reader(SubscriberObject *self) {
-    if (self->armed) signal_descriptor(self);
-    for (Sleeper *sleeper = self->readers.head; sleeper; sleeper = sleeper->next)
-        if (!sleeper->woken()) {
-            sleeper->wake();
-            return true;
-        }
-    return false;
-}
-
-void enqueue(SubscriberObject *self, Item item) {
-    if (!self->ring.push(item)) {  // out of memory: told as a drop rather than by ending the process
-        self->counters->drop(DropReason::error);
-        item.give_back();
-        return;
-    }
-    item.mark_queued(true);
-    self->counters->depth.set(self->ring.size());
-    if (self->readers.head || self->armed) [[unlikely]] wake_reader(self);
-}
-
-Pushed drop_new(SubscriberObject *self, Item item, DropReason reason) {
-    self->counters->drop(reason);
-    if (self->kind == Kind::fifo && self->bus) forward(self->bus, self, item);
-    else item.give_back();
-    return Pushed::dropped;
-}
-
-Pushed drop_old(SubscriberObject *self, Item item) {
-    Item oldest = self->ring.pop();
-    oldest.mark_queued(false);
-    self->counters->drop(DropReason::overflow);
-    enqueue(self, item);
-    if (self->kind == Kind::fifo && !oldest.was_forwarded() && self->bus) forward(self->bus, self, oldest);
-    else oldest.give_back();
-    return Pushed::queued;
-}
-
-Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
-    Writer writer;
-    writer.subscriber = self;
-    BusObject *bus = self->bus;
-    const double seconds = timeout == own_timeout ? self->timeout : timeout;
-    Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
-    self->writers.join(&writer);
-    Pushed result;
-    while (true) {
-        if (self->closed || self->bus != bus) {
-            result = Pushed::dropped;
-            self->counters->drop(DropReason::closed);
-            break;
-        }
-        if (self->writers.head == &writer && self->ring.size() < self->capacity) {
-            result = Pushed::queued;
-            enqueue(self, item);
-            break;
-        }
-        if (deadline.passed()) {
-            result = Pushed::timed_out;
-            self->counters->drop(DropReason::overflow);
-            break;
-        }
-        writer.rearm();
-        bool fine = sleep_without_gil(&writer, deadline);
-        if (!writer.subscriber) {  // nobody can read it any more, nor count it
-            item.give_back();
-            return fine ? Pushed::dropped : Pushed::failed;
-        }
-        if (!fine) {
-            result = Pushed::failed;
-            self->counters->drop(DropReason::error);
-            break;
-        }
-    }
-    self->writers.leave(&writer);
-    if (self->ring.size() < self->capacity) self->writers.wake_first();
-    if (result != Pushed::queued) item.give_back();  // last: it may run anything, and the subscriber may go by that
-    return result;
-}
-
-[[gnu::noinline]] Pushed push_full(SubscriberObject *self, Item item, bool wait, double timeout) {
-    if (self->full == Full::drop_newest) return drop_new(self, item, DropReason::overflow);
-    if (self->full == Full::drop_oldest) return drop_old(self, item);
-    if (!wait || (self->drop_above >= 0 && item.id() > self->drop_above)) return drop_new(self, item, DropReason::overflow);
-    return wait_for_room(self, item, timeout);
-}
-
 bool check_readable(SubscriberObject *self) {
     if (self->kind != Kind::callback) [[likely]] return true;
     raise_error("StateError", "a callback subscriber has no queue: its handler is called by the bus");
     return false;
-}
-
-PyObject *raise_closed(SubscriberObject *self) {
-    return raise_error("ClosedError", self->closed ? "subscriber %R was closed" : "the bus of subscriber %R was closed",
-                       self->name);
-}
-
-// Hands one more reference on to the next fifo subscriber.
-void pass_on(BusObject *bus, SubscriberObject *self, Header *header) {
-    acquire(header);
-    forward(bus, self, Item::of(header));
-}
-
-// The next message, or null when there is none (or, with an error set, no memory for its object). A fifo's message goes on
-// to the next one first, and only then is its predicate asked: handing on runs no Python code, so nothing can come between
-// and change the order.
-PyObject *pop(SubscriberObject *self, bool waited = false) {
-    while (!self->ring.empty()) {
-        Item item = self->ring.pop();
-        Counters *counters = self->counters;
-        counters->depth.set(self->ring.size());
-        item.mark_queued(false);
-        if (self->writers.head) self->writers.wake_first();
-        const bool passing = self->kind == Kind::fifo && !item.was_forwarded();
-        if (passing && self->bus) pass_on(self->bus, self, item.header());
-        PyObject *message = item.object();
-        if (!message && !(message = wrap(item.header(), self->channel ? self->channel : self->name))) [[unlikely]] {
-            counters->drop(DropReason::error);
-            item.give_back();
-            return nullptr;
-        }
-        if (passing && self->predicate && ask_predicate(self, message) <= 0) {
-            Py_DECREF(message);
-            continue;
-        }
-        if (waited || counters->delivered.get() % measured_every == 0) [[unlikely]]
-            counters->measure(reinterpret_cast<Message *>(message)->envelope.timestamp_ns);
-        counters->delivered.add();
-        counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
-        return message;
-    }
-    return nullptr;
-}
-
-// Nothing there: from now on the descriptor tells.
-void arm(SubscriberObject *self) {
-    if (self->descriptor < 0 || self->closed || self->finished) return;
-    if (self->signalled) {
-        std::uint64_t count;
-        while (read(self->descriptor, &count, sizeof count) < 0 && errno == EINTR) {
-        }
-        self->signalled = false;
-    }
-    self->armed = true;
-}
-
-// 1: something is there; 0: the time is over; -1: an error is set (closed, or a signal handler raised).
-int wait_for_message(SubscriberObject *self, Deadline deadline, bool poll) {
-    if (!self->ring.empty()) return 1;
-    if (self->closed || self->finished) {
-        raise_closed(self);
-        return -1;
-    }
-    if (poll) {
-        arm(self);
-        return 0;
-    }
-    Sleeper sleeper;
-    self->readers.join(&sleeper);
-    int result = 0;
-    while (true) {
-        if (!self->ring.empty()) {
-            result = 1;
-            break;
-        }
-        if (self->closed || self->finished) {
-            raise_closed(self);
-            result = -1;
-            break;
-        }
-        if (deadline.passed()) break;
-        sleeper.rearm();
-        if (!sleep_without_gil(&sleeper, deadline)) {
-            result = -1;
-            break;
-        }
-    }
-    self->readers.leave(&sleeper);
-    // Woken but leaving without it: what is there is for the next one.
-    if (result < 0 && !self->ring.empty() && !self->closed) wake_reader(self);
-    if (result == 0) arm(self);
-    return result;
 }
 
 bool one_timeout(PyObject *const *arguments, Py_ssize_t count, PyObject *names, Py_ssize_t before, Deadline *deadline,
@@ -359,33 +161,6 @@ PyObject *subscriber_read(PyObject *object, PyObject *const *arguments, Py_ssize
         if (found < 0) return nullptr;
         if (found == 0) Py_RETURN_NONE;
     }
-}
-
-// Fills the list from a queue that has enough, counting once; how far it came.
-Py_ssize_t take_all(SubscriberObject *self, PyObject *list, bool waited) {
-    PyObject *channel = self->channel ? self->channel : self->name;
-    std::uint64_t bytes = 0;
-    Py_ssize_t filled = 0;
-    for (const Py_ssize_t size = PyList_GET_SIZE(list); filled < size; ++filled) {
-        Item item = self->ring.pop();
-        item.mark_queued(false);
-        PyObject *message = item.object();
-        if (!message && !(message = wrap(item.header(), channel))) [[unlikely]] {
-            self->counters->drop(DropReason::error);
-            item.give_back();
-            break;
-        }
-        bytes += static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size);
-        PyList_SET_ITEM(list, filled, message);
-    }
-    const std::uint64_t before = self->counters->delivered.get(), after = before + static_cast<std::uint64_t>(filled);
-    if (filled && (waited || before % measured_every == 0 || before / measured_every != after / measured_every))
-        self->counters->measure(reinterpret_cast<Message *>(PyList_GET_ITEM(list, 0))->envelope.timestamp_ns);
-    self->counters->delivered.set(after);
-    self->counters->bytes.add(bytes);
-    self->counters->depth.set(self->ring.size());
-    if (self->writers.head) self->writers.wake_first();
-    return filled;
 }
 
 PyObject *subscriber_read_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -727,114 +502,7 @@ PyType_Slot subscriber_slots[] = {
 PyType_Spec subscriber_spec = {"penstock._core.bus.Subscriber", sizeof(SubscriberObject), 0,
                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, subscriber_slots};
 
-// Counts a raising handler and tells its subscriber. False, with the error set, where it is not an Exception.
-[[gnu::cold, gnu::noinline]] bool failed(SubscriberObject *self, PyObject *message) {
-    self->counters->errors.add();
-    if (!PyErr_ExceptionMatches(PyExc_Exception)) return false;
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    if (trace) PyException_SetTraceback(value, trace);
-    PyObject *told = PyObject_CallMethod(as_object(self), "_failed", "OO", message, value);
-    if (!told) PyErr_WriteUnraisable(as_object(self));
-    Py_XDECREF(told);
-    Py_XDECREF(type);
-    Py_XDECREF(value);
-    Py_XDECREF(trace);
-    return true;
-}
-
-bool call(SubscriberObject *self, PyObject *handler, PyObject *message) {
-    PyObject *stack[2] = {nullptr, message};
-    PyObject *result = PyObject_Vectorcall(handler, stack + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-    if (result) [[likely]] {
-        Py_DECREF(result);
-        return true;
-    }
-    return failed(self, message);
-}
-
 }  // namespace
-
-void signal_descriptor(SubscriberObject *self) {
-    self->armed = false;
-    if (self->signalled) return;
-    std::uint64_t one = 1;
-    while (write(self->descriptor, &one, sizeof one) < 0 && errno == EINTR) {
-    }
-    self->signalled = true;
-}
-
-void detach_wake(SubscriberObject *self) { self->writers.wake_all(); }
-
-void forget_sleepers(SubscriberObject *self) {
-    self->readers.forget();
-    self->writers.forget();
-    if (self->descriptor < 0) return;
-    // The descriptor is shared with the parent: a new one takes its number.
-    int fresh = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (fresh < 0) return;
-    dup3(fresh, self->descriptor, O_CLOEXEC);
-    close(fresh);
-    self->signalled = false;
-    if (self->ring.empty()) self->armed = true;
-    else signal_descriptor(self);
-}
-
-void forward_queued(BusObject *bus, SubscriberObject *self) {
-    if (self->kind != Kind::fifo) return;
-    // All are taken first: a drop further on may run a callback, and that may read from this very queue.
-    Ring<Header *> leaving;
-    for (std::size_t i = 0; i < self->ring.size(); ++i) {
-        Item item = self->ring.at(i);
-        if (item.was_forwarded() || !leaving.push(item.header())) continue;
-        self->ring.at(i) = item.forwarded();
-        acquire(item.header());
-    }
-    while (!leaving.empty()) forward(bus, self, Item::of(leaving.pop()));
-}
-
-Pushed push(SubscriberObject *self, Item item, bool wait, double timeout) {
-    if (self->ring.size() < self->capacity && !self->writers.head) [[likely]] {
-        enqueue(self, item);
-        return Pushed::queued;
-    }
-    return push_full(self, item, wait, timeout);
-}
-
-bool has_room(SubscriberObject *self, std::size_t count) {
-    return self->ring.size() + count <= self->capacity && !self->writers.head && self->ring.reserve(count);
-}
-
-void push_many(SubscriberObject *self, Header *const *headers, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) self->ring.push(Item::of(headers[i]));
-    self->counters->matched.add(count);
-    self->counters->depth.set(self->ring.size());
-    for (std::size_t i = 0; i < count && (self->readers.head || self->armed); ++i)
-        if (!wake_reader(self)) break;  // one for each message, as far as there are any
-}
-
-bool call_handler(SubscriberObject *self, PyObject *message) {
-    PyObject *handler = Py_NewRef(self->handler);  // it may be replaced or dropped while it runs
-    bool fine = call(self, handler, message);
-    Py_DECREF(handler);
-    return fine;
-}
-
-int ask_predicate(SubscriberObject *self, PyObject *message) {
-    PyObject *predicate = Py_NewRef(self->predicate);
-    PyObject *answer = PyObject_CallOneArg(predicate, message);
-    Py_DECREF(predicate);
-    int matching = answer ? PyObject_IsTrue(answer) : -1;
-    Py_XDECREF(answer);
-    bool counted = self->kind == Kind::fifo;  // it matched when it was queued
-    if (counted && matching == 0) self->counters->drop(DropReason::filtered);
-    if (matching >= 0) return matching;
-    if (!counted) self->counters->matched.add();
-    self->counters->drop(DropReason::error);
-    if (!failed(self, message)) PyErr_WriteUnraisable(as_object(self));
-    return -1;
-}
 
 bool subscriber_types(PyObject *module) { return ready_type(module, "Subscriber", &subscriber_spec, &subscriber_type); }
 

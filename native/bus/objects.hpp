@@ -81,7 +81,7 @@ PyObject *publish_draft_on(BusObject *bus, Draft *draft);
 // The one reference of an open draft, for publishing to one subscriber; null with an error set.
 Header *take_from_draft(Draft *draft);
 
-// ---- subscribers (bindings_subscriber.cpp)
+// ---- subscribers (their Python type: bindings_subscriber.cpp)
 
 // What a queue holds: one reference to a message, which becomes an object when it is read (so that the reading thread
 // makes and frees it in its own cache), or an object that a room above hands out.
@@ -158,31 +158,48 @@ inline bool matches(const SubscriberObject *subscriber, std::uint32_t id) {
     return subscriber->predicate && !subscriber->subscribed;
 }
 
+// ---- queues of subscribers (queue.cpp)
+
 enum class Pushed { queued, dropped, timed_out, failed };
 // Puts `item` (taken over) in the queue; may sleep without the GIL where the overflow is block and `wait` is set.
 // failed: with an error set. The subscriber may be gone afterwards.
 // A `timeout` that is not own_timeout takes the place of the subscriber's.
 inline constexpr double own_timeout = -2;
 Pushed push(SubscriberObject *subscriber, Item item, bool wait, double timeout = own_timeout);
+void enqueue(SubscriberObject *subscriber, Item item);  // only where it has room
 // Whether `count` messages can be queued at once: room for all of them, and nobody waits.
 bool has_room(SubscriberObject *subscriber, std::size_t count);
 void push_many(SubscriberObject *subscriber, Header *const *headers, std::size_t count);  // only where it has
+// The next message, or null when there is none (or, with an error set, no memory for its object). `waited`: it is measured.
+PyObject *pop(SubscriberObject *subscriber, bool waited = false);
+// Fills the list from a queue that has enough, counting once; how far it came.
+Py_ssize_t take_all(SubscriberObject *subscriber, PyObject *list, bool waited);
+// 1: something is there; 0: the time is over; -1: an error is set (closed, or a signal handler raised).
+int wait_for_message(SubscriberObject *subscriber, Deadline deadline, bool poll);
+// What is queued is given back and counted as lost by closing; how many.
+std::size_t discard(SubscriberObject *subscriber);
+PyObject *raise_closed(SubscriberObject *subscriber);  // null, with ClosedError set
+bool wake_reader(SubscriberObject *subscriber);         // whether there was one who slept
 void signal_descriptor(SubscriberObject *subscriber);
-// Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
-// false, with it set.
-bool call_handler(SubscriberObject *subscriber, PyObject *message);
-// 1 matches, 0 does not, -1 raised (told and counted).
-int ask_predicate(SubscriberObject *subscriber, PyObject *message);
 void detach_wake(SubscriberObject *subscriber);
 // A fifo subscriber that leaves: what it holds goes on to the next ones now.
 void forward_queued(BusObject *bus, SubscriberObject *subscriber);
 void forget_sleepers(SubscriberObject *subscriber);  // in a forked child
 
+// ---- calling what users gave (calls.cpp)
+
+// Calls the handler with a borrowed message; an error goes to the subscriber's _failed, unless it is no Exception: then
+// false, with it set. `call`: the handler is held by the caller.
+bool call(SubscriberObject *subscriber, PyObject *handler, PyObject *message);
+bool call_handler(SubscriberObject *subscriber, PyObject *message);
+// 1 matches, 0 does not, -1 raised (told and counted).
+int ask_predicate(SubscriberObject *subscriber, PyObject *message);
+
 // ---- the bus (dispatch.cpp; its Python type: bindings_bus.cpp)
 
 struct Route {
     std::uint32_t users, count;
-    SubscriberObject *entries[];  // borrowed: null once removed (see forget_entry)
+    SubscriberObject *entries[];  // borrowed: null once removed (see bus_remove)
 };
 struct IdState {
     Route *route;

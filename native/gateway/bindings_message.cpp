@@ -9,6 +9,7 @@
 
 #include "gateway/codec.hpp"
 #include "gateway/objects.hpp"
+#include "gil.hpp"
 
 namespace penstock::gateway {
 
@@ -28,7 +29,7 @@ struct Block final : Owner {
     std::uint8_t *room() { return reinterpret_cast<std::uint8_t *>(this + 1); }
 
     void release(std::uint64_t) noexcept override {
-        if (content.obj) PyBuffer_Release(&content);
+        if (content.obj) calling_python([&] { PyBuffer_Release(&content); });
         this->~Block();
         PyMem_Free(this);
     }

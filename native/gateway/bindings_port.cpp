@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gateway/objects.hpp"
+#include "gil.hpp"
 
 namespace penstock::gateway {
 
@@ -29,7 +30,7 @@ struct LinkTerms final : bus::Terms {
         if (inside && seconds != Py_None) *timeout = PyFloat_AsDouble(seconds);
         if (predicate == Py_None) return Answer::yes;
         Py_INCREF(predicate);
-        PyObject *said = PyObject_CallOneArg(predicate, message);
+        PyObject *said = calling_python([&] { return PyObject_CallOneArg(predicate, message); });
         Py_DECREF(predicate);
         const int yes = said ? PyObject_IsTrue(said) : -1;
         Py_XDECREF(said);
@@ -53,7 +54,7 @@ struct LinkTerms final : bus::Terms {
         PyErr_Fetch(&type, &value, &trace);
         PyErr_NormalizeException(&type, &value, &trace);
         if (PyObject *function = Py_XNewRef(port->on_error)) {  // it may be replaced while it runs
-            PyObject *told = PyObject_CallOneArg(function, value);
+            PyObject *told = calling_python([&] { return PyObject_CallOneArg(function, value); });
             Py_DECREF(function);
             if (!told) PyErr_WriteUnraisable(reinterpret_cast<PyObject *>(port));
             Py_XDECREF(told);

@@ -7,6 +7,7 @@
 #include <cstdarg>
 #include <cstring>
 
+#include "gil.hpp"
 #include "message/arguments.hpp"
 
 namespace penstock {
@@ -47,7 +48,7 @@ void give_back(Message *message) {
 struct BufferOwner final : Owner {
     Py_buffer buffer{};
     void release(std::uint64_t) noexcept override {
-        PyBuffer_Release(&buffer);
+        calling_python([&] { PyBuffer_Release(&buffer); });
         delete this;
     }
 };

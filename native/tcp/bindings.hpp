@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "counters/counters.hpp"
+#include "gil.hpp"
 #include "message/message.hpp"
 #include "tcp/inlet.hpp"
 
@@ -54,7 +55,7 @@ class Turn {
     Turn(const Turn &) = delete;
     void take() {
         if (!core_.try_lock()) {
-            nb::gil_scoped_release free;
+            GilReleased free;
             core_.lock();
         }
         held_ = true;

@@ -72,9 +72,10 @@ void check_usable(InletHandle &self) {
 void tell_lost(InletHandle &self, const Lost &lost) {
     if (!self.on_lost) return;
     PyObject *function = Py_NewRef(self.on_lost);
-    PyObject *result =
-        PyObject_CallFunction(function, "IKsiK", lost.session, static_cast<unsigned long long>(lost.serial), lost.reason,
-                              lost.error, static_cast<unsigned long long>(lost.messages));
+    PyObject *result = calling_python([&] {
+        return PyObject_CallFunction(function, "IKsiK", lost.session, static_cast<unsigned long long>(lost.serial),
+                                     lost.reason, lost.error, static_cast<unsigned long long>(lost.messages));
+    });
     Py_DECREF(function);
     if (!result) throw nb::python_error();
     Py_DECREF(result);
@@ -120,7 +121,7 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
     Read result = self.core.take(received);
     for (;;) {
         if (result == Read::nothing) {
-            nb::gil_scoped_release free;
+            GilReleased free;
             result = self.core.fetch(deadline, received);
             if (result == Read::nothing) return false;
         }
@@ -259,14 +260,14 @@ std::uint64_t inlet_attach(InletHandle &self, std::uint32_t session, int fd, boo
                            std::uint64_t next_ordinal, nb::handle channel, nb::handle source) {
     std::uint64_t serial = self.core.next_serial();
     self.names[serial] = {session, Py_NewRef(channel.ptr()), Py_NewRef(source.ptr())};
-    nb::gil_scoped_release free;
+    GilReleased free;
     self.core.attach(serial, session, fd, extended, fresh, next_ordinal);
     return serial;
 }
 
 void inlet_detach(InletHandle &self, std::uint32_t session) {
     {
-        nb::gil_scoped_release free;
+        GilReleased free;
         self.core.detach(session);
     }
     drop_names(take_names(self, [&](std::uint64_t, const Names &names) { return names.session == session; }));
@@ -275,7 +276,7 @@ void inlet_detach(InletHandle &self, std::uint32_t session) {
 void inlet_close(InletHandle &self) {
     if (self.core.forked()) return;
     {
-        nb::gil_scoped_release free;
+        GilReleased free;
         self.core.close();
     }
     self.clear();
@@ -317,7 +318,7 @@ void bind_inlet(nb::module_ &module) {
         .def("detach", inlet_detach)
         .def("finish",
              [](InletHandle &self, bool ended) {
-                 nb::gil_scoped_release free;
+                 GilReleased free;
                  self.core.finish(ended);
              })
         .def("close", inlet_close)

@@ -33,7 +33,7 @@ void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step) {
     for (;;) {
         Sent sent;
         {
-            nb::gil_scoped_release free;
+            GilReleased free;
             sent = step(deadline);
         }
         switch (sent) {
@@ -60,7 +60,7 @@ std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message
         case Quick::done:
             return ordinal;
         case Quick::flush: {
-            nb::gil_scoped_release free;
+            GilReleased free;
             core.flush();
             return ordinal;
         }
@@ -151,7 +151,7 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
 struct FlushAtEnd {
     Outlet &core;
     ~FlushAtEnd() {
-        nb::gil_scoped_release free;
+        GilReleased free;
         core.flush();
     }
 };
@@ -190,7 +190,7 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
     std::uint64_t count = 0;
     FlushAtEnd flush{core};
     for (;;) {  // the turn is taken anew for each: the iterator may be anybody's code
-        nb::object item = nb::steal(PyIter_Next(iterator.ptr()));
+        nb::object item = nb::steal(calling_python([&] { return PyIter_Next(iterator.ptr()); }));
         if (!item.is_valid()) break;
         Bytes bytes(item.ptr());
         Outgoing message;
@@ -261,7 +261,7 @@ bool outlet_drain(OutletHandle &self, nb::handle timeout) {
     for (;;) {
         Sent sent;
         {
-            nb::gil_scoped_release free;
+            GilReleased free;
             sent = self.core->drain(deadline);
         }
         if (sent != Sent::interrupted) return sent == Sent::done;
@@ -297,7 +297,7 @@ std::shared_ptr<Outlet> make_outlet(LoopHandle &loop, const std::string &overflo
 
 void bind_outlet(nb::module_ &module) {
     nb::class_<LoopHandle>(module, "Loop").def(nb::init<>()).def("stop", [](LoopHandle &self) {
-        nb::gil_scoped_release free;
+        GilReleased free;
         self.core->stop();
     });
 
@@ -325,7 +325,7 @@ void bind_outlet(nb::module_ &module) {
         .def("close",
              [](OutletHandle &self) {
                  if (self.core->forked()) return;
-                 nb::gil_scoped_release free;
+                 GilReleased free;
                  self.core->close();
              })
         .def_prop_ro("closed", [](OutletHandle &self) { return self.core->closed(); })

@@ -1,5 +1,6 @@
 #include "tcp/chunk.hpp"
 
+#include <pthread.h>
 #include <sys/mman.h>
 
 #include <bit>
@@ -12,6 +13,9 @@ namespace {
 
 constexpr int class_count = 32;
 std::mutex pool_mutex;
+// A child that is forked while another thread holds it could never take it again.
+[[maybe_unused]] const int registered =
+    ::pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, [] { pool_mutex.unlock(); });
 Chunk *pool[class_count];
 std::size_t pool_bytes = 0;
 

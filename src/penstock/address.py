@@ -33,10 +33,16 @@ ROOMS: Mapping[str, str] = {
     "broker": "penstock.broker",
 }
 
+#: Options whose values are nobody else's business.
+SECRETS = ("token",)
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The parts of an address. ``name`` is the bus, channel or directory; ``topic`` what follows it."""
+    """The parts of an address. ``name`` is the bus, channel or directory; ``topic`` what follows it.
+
+    ``text`` is the whole as it may be shown: without secrets.
+    """
 
     scheme: str
     name: str = ""
@@ -50,11 +56,21 @@ class Address:
         return self.text
 
 
+def without_secrets(text: str) -> str:
+    """An address as it may be shown, logged, counted under and stored: its token left out."""
+    head, mark, query = text.partition("?")
+    if "token" not in unquote(query):
+        return text
+    kept = [pair for pair in query.split("&") if unquote(pair.partition("=")[0]) not in SECRETS]
+    return head + (mark + "&".join(kept) if kept else "")
+
+
 def parse(text: str) -> Address:
     """The parts of ``text``; ``InvalidArgument`` says what is wrong and shows the right form."""
     if not isinstance(text, str):
         raise TypeError(f"an address is a str such as 'shm:/camera', not {type(text).__name__}")
     scheme, colon, rest = text.partition(":")
+    text = without_secrets(text)  # from here on it is for people
     if not colon or scheme not in ROOMS:
         raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
     rest, _, query = rest.partition("?")
@@ -105,8 +121,8 @@ def _open(kind: str, text: str, options: dict[str, Any]) -> Any:
     """A room offers ``open_publisher(address, **options)`` and ``open_subscriber`` with named options only."""
     address = parse(text)
     function = getattr(room(address.scheme), f"open_{kind}")
-    given = {**convert(address.options, function, text), **options}
-    check_options(given, function, f"{kind} of {text!r}")
+    given = {**convert(address.options, function, address.text), **options}
+    check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker import Client, Limits, Server
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
 from .conftest import LONG, Wire, until
 
@@ -93,9 +93,16 @@ def test_a_token_that_was_taken_away(serve: Callable[..., Server], tokens: Path)
         client.publish("sensors.north.x", b"1")
         tokens.write_text(tokens.read_text().replace('publish = ["sensors.north.>"]', "publish = []"))
         server.reload()
-        until(lambda: not server._reload)
+        until(lambda: (rights := server.tokens.rights("secret-north")) is not None and not rights.publish)
         with pytest.raises(RefusedError):
             client.publish("sensors.north.x", b"2")
+        tokens.write_text(tokens.read_text().replace("secret-north", "another"))  # the token itself
+        server.reload()
+        until(lambda: server.tokens.rights("secret-north") is None and not server.connections)
+        with pytest.raises((RefusedError, ClosedError)):
+            client.ping()
+    with Client(port=server.port, token="secret-north") as late, pytest.raises(RefusedError):
+        late.ping()
 
 
 @pytest.mark.parametrize("text", ["[[token]]\nname = 1", "[[token]]", "x = 1", "[[token]]\ntoken='a'\nnope=1", "{"])

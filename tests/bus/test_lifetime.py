@@ -246,3 +246,61 @@ def test_descriptors_are_given_back() -> None:
             del queue
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+BUSY_AT_EXIT = {
+    "a callback message": """
+        from penstock.bus import CallbackMessage, QueueSubscriber, publish_to
+
+        def run():
+            queue = QueueSubscriber(depth=4)
+            message = CallbackMessage(bytearray(8), 5000, lambda message: sum(range(300)))
+            while True:
+                publish_to(queue, message.acquire())
+                queue.read(0)
+    """,
+    "a custom allocator": """
+        from penstock.bus import Bus, CustomAllocator
+
+        class Source:
+            def allocate(self, size):
+                return bytearray(size + 0 * sum(range(300)))
+
+            def free(self, memory):
+                sum(range(300))
+
+        bus = Bus(mode="direct")
+        allocator = CustomAllocator(Source(), 64)
+        bus.add_allocator(allocator)
+        queues = [bus.subscribe(1, overflow="drop_oldest", depth=3) for _ in range(4)]
+
+        def run():
+            while True:
+                bus.publish(bus.allocate(1, 8, allocator))
+    """,
+    "a handler": """
+        from penstock.bus import Bus
+
+        bus = Bus(mode="direct")
+        queues = [bus.subscribe(1, overflow="drop_oldest", depth=3) for _ in range(4)]
+        bus.subscribe(1, kind="callback", handler=lambda message: sum(range(300)))
+
+        def run():
+            while True:
+                bus.publish(b"", 1)
+    """,
+}
+
+
+@pytest.mark.parametrize("what", BUSY_AT_EXIT)
+def test_the_interpreter_ends_while_a_daemon_thread_is_in(what: str) -> None:
+    program = textwrap.dedent(BUSY_AT_EXIT[what]) + textwrap.dedent(
+        """
+        import threading, time
+        for _ in range(8):
+            threading.Thread(target=run, daemon=True).start()
+        time.sleep(0.1)
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG)
+    assert done.returncode == 0, done.stderr

@@ -198,3 +198,34 @@ def test_the_broker_is_killed_under_load(tmp_path: Path, kills: int | None, seed
         f"\nseed {seed}: {len(restarts)} kills, {len(wanted)} confirmed, delivered again {again}, "
         f"restart median {restarts[len(restarts) // 2]:.2f} s, longest {restarts[-1]:.2f} s"
     )
+
+
+def test_acknowledged_and_delayed_messages_survive_a_kill(tmp_path: Path) -> None:
+    """What was acknowledged does not come again, what was not does, what is delayed comes when it is due."""
+    port = free_port()
+    process, _ = start(tmp_path / "journal", port)
+    try:
+        with Client(port=port, timeout=LONG) as client:
+            client.queue("q", topics="t")
+            client.publish_many("t", [b"%d" % i for i in range(10)])
+            due_ns = time.time_ns() + 1_000_000_000
+            client.publish("t", b"later", at_ns=due_ns)
+            with client.subscribe("q", ack="manual") as consumer:
+                messages = [consumer.read(LONG) for _ in range(6)]
+                for message in messages[1:4]:
+                    assert message is not None
+                    consumer.ack(message, confirm=True)
+                process.kill()
+                process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        process, _ = start(tmp_path / "journal", port)
+        with Client(port=port, timeout=LONG) as client, client.subscribe("q") as consumer:
+            found = [consumer.read(LONG) for _ in range(8)]
+            assert [bytes(message or b"") for message in found] == [b"0", *(b"%d" % i for i in range(4, 10)), b"later"]
+            assert time.time_ns() >= due_ns
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

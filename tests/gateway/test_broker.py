@@ -283,11 +283,13 @@ def test_a_full_queue_stops_the_source_and_nothing_is_lost(broker: ModuleBroker)
     eventually(lambda: broker.info(sink).waiting >= 4)
     assert thread.is_alive()
     assert broker.info(source).published < 3000, "the source is held back"
+    most = broker.info(sink).waiting
     sink.gate.set()
     thread.join(60)
     eventually(lambda: len(sink.got) == 3000)
     assert sink.got == [b"%d" % n for n in range(3000)]
     assert broker.info(sink).ledger.lost == 0
+    assert 4 <= most <= 4 + 4, "a full queue, and at most as many that were taken out of it together"
 
 
 @pytest.mark.parametrize("overflow", [Overflow.DROP_OLDEST, Overflow.DROP_NEWEST])

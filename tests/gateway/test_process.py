@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, Restart
+from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, QueueOptions, Restart
 from tests.gateway.conftest import Collector, eventually
 
 HERE = "tests.gateway.test_process"
@@ -232,3 +232,44 @@ def test_nobody_comes(gateway: Gateway, tmp_path: Path) -> None:
     with pytest.raises(ModuleError, match="nobody connected"):
         gateway.add_module("echo", entrypoint, loader="process")
     assert list(tmp_path.iterdir()) == []
+
+
+class Talker(Module):
+    """In its own process: says something for ever."""
+
+    def start(self) -> None:
+        threading.Thread(target=self.talk, daemon=True).start()
+
+    def talk(self) -> None:
+        while True:
+            self.publish(b"again")
+
+    def receive(self, message: GatewayMessage) -> None:
+        pass
+
+
+def test_a_full_sink_does_not_keep_the_gateway_from_its_end() -> None:
+    gate = threading.Event()
+
+    class Stuck(Module):
+        def receive(self, message: GatewayMessage) -> None:
+            gate.wait(60)
+
+    gateway = Gateway()
+    try:
+        place = {"class": f"{HERE}:Talker", "grace_period_ms": 100}
+        gateway.add_module("talker", place, loader="process")
+        gateway.add_module("sink", Stuck, queue=QueueOptions(depth=4))
+        gateway.add_link("talker", "sink")
+        gateway.start()
+        sink = gateway.broker.worker_of(gateway._kept["sink"].module)
+        eventually(lambda: sink.waiting > 4, "the sink is full")
+        ending = threading.Thread(target=gateway.destroy, args=(0,), daemon=True)
+        ending.start()
+        eventually(lambda: sink.queue.closed, "the process does not hold it up")
+        gate.set()
+        ending.join(60)
+        assert not ending.is_alive()
+    finally:
+        gate.set()
+        gateway.destroy(0)

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock._core import Message
+from penstock._core import Message, counters_read
+from penstock.address import parse
+from penstock.broker import Server
 from penstock.errors import PenstockError
 from penstock.gateway import configuration
 from penstock.monitor.filter import compile_filter
@@ -38,21 +40,71 @@ def test_configurations_and_filters_have_bounds(tmp_path: Path) -> None:
     assert compile_filter("1" + "+1" * 499)(Message(b"")), "the longest that is taken can be evaluated"
 
 
-def test_a_token_is_in_no_text(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_token_is_in_no_text(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     caplog.set_level(logging.DEBUG)
     with penstock.publisher("tcp://127.0.0.1:0", token=SECRET) as publisher:
         address = f"tcp://127.0.0.1:{publisher.port}"  # type: ignore[attr-defined]
         with penstock.subscriber(address, token=SECRET + "-wrong") as subscriber:
-            shown = [repr(publisher), repr(subscriber), str(vars(type(publisher)))]
+            shown = [repr(publisher), repr(subscriber)]
             for _ in range(3):
                 try:
                     shown.append(repr(subscriber.read(0.2)))
                 except PenstockError as error:
                     shown += [str(error), repr(error)]
-    with pytest.raises((PenstockError, OSError)) as failure:
-        penstock.subscriber("broker://127.0.0.1:1/t?queue=q", token=SECRET, connect_timeout=-1)
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(f'[[token]]\nname = "one"\ntoken = "{SECRET}"\npublish = ["allowed"]\n')
+    tokens.chmod(0o600)
+    with Server(tmp_path / "broker", 0, tokens=tokens).start() as server:
+        for token in (SECRET, SECRET + "-wrong"):
+            with pytest.raises((PenstockError, OSError)) as failure:
+                penstock.subscriber(f"broker://127.0.0.1:{server.port}/t?queue=q", token=token, timeout=30.0)
+            shown += [str(failure.value), repr(failure.value)]
+    with pytest.raises((PenstockError, OSError)) as failure:  # nobody is there any more
+        penstock.subscriber(f"broker://127.0.0.1:{server.port}/t?queue=q", token=SECRET, timeout=0.1)
     shown += [str(failure.value), caplog.text]
     assert not any(SECRET in text for text in shown)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nothing:?token={0}", "tcp:127.0.0.1?token={0}", "tcp://127.0.0.1?token={0}", "tcp://127.0.0.1:0?token={0}",
+        "shm:/x?token={0}", "broker://127.0.0.1:1/t?tokens=1&token={0}", "journal:x?token={0}#t",
+        "tcp://127.0.0.1:1?%74oken={0}&nonsense=1",
+    ],
+)  # fmt: skip
+def test_a_token_in_a_wrong_address_is_not_repeated(address: str) -> None:
+    with pytest.raises(PenstockError) as failure:
+        penstock.subscriber(address.format(SECRET))
+    assert SECRET not in str(failure.value) + repr(failure.value)
+
+
+def test_a_token_in_an_address_is_not_shown_stored_or_counted_under(tmp_path: Path) -> None:
+    from penstock.bridge import Bridge
+    from penstock.cli.recorder import Plan, Recorder
+    from penstock.gateway import Gateway
+
+    with penstock.publisher("tcp://127.0.0.1:0", token=SECRET) as publisher:
+        address = f"tcp://127.0.0.1:{publisher.port}?keepalive=5&token={SECRET}"  # type: ignore[attr-defined]
+        with (
+            penstock.subscriber(address) as subscriber,
+            Recorder(Plan(tmp_path / "recording", {address: "t"})) as recorder,
+            Bridge(address, "bus:test-secrets") as bridge,
+            Gateway() as gateway,
+        ):
+            gateway.add_link(address, f"journal:{tmp_path}/kept#t")
+            gateway.start()
+            assert publisher.wait_ready(4, 30)
+            publisher.publish(b"x")
+            message = subscriber.read(30)
+            assert message is not None
+            shown = [repr(subscriber), repr(bridge), repr(gateway), message.channel, str(parse(address))]
+            shown += [str(block) for block in counters_read()]
+            shown += [str(info) for info in gateway.broker.modules()]
+        assert recorder.sources[0].address in shown[4]
+    shown += [repr(path.read_bytes()) for path in (tmp_path / "recording").iterdir()]
+    assert not [text for text in shown if SECRET in text]
+    assert str(parse(address)) == f"tcp://127.0.0.1:{publisher.port}?keepalive=5"  # type: ignore[attr-defined]
 
 
 def test_dependencies_are_pinned() -> None:

@@ -94,13 +94,23 @@ with penstock.subscriber("shm:/maps") as subscriber:
     assert lines and all(line.split()[1] == "r--s" for line in lines), out
 
 
-def test_network_listeners_are_on_loopback_by_default() -> None:
-    with penstock.publisher("tcp://127.0.0.1:0") as publisher:
-        port = publisher.port  # type: ignore[attr-defined]
-        table = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
-        listening = [line.split()[1] for line in table if line.split()[3] == "0A"]
-        mine = [address for address in listening if int(address.rpartition(":")[2], 16) == port]
-    assert mine and all(address.startswith("0100007F") for address in mine)
+def test_network_listeners_are_on_loopback_by_default(tmp_path: Path) -> None:
+    """Whatever listens, with no word about where: every listening socket of this process is looked up in the kernel."""
+    from penstock import tcp
+    from penstock.broker import Server
+    from penstock.monitor.service import Service
+
+    with tcp.Publisher() as publisher, Server(tmp_path / "broker", 0).start() as server, Service(port=0) as page:
+        page.start()
+        ports = {publisher.port, server.port, int(re.search(r":(\d+)/", page.url)[1])}  # type: ignore[index]
+        found: dict[int, set[str]] = {}
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/self/net/{table}").read_text().splitlines()[1:]:
+                _, place, _, state, *_ = line.split()
+                host, _, port = place.rpartition(":")
+                if state == "0A" and int(port, 16) in ports:
+                    found.setdefault(int(port, 16), set()).add(host)
+    assert found == {port: {"0100007F"} for port in ports}
 
 
 def broker(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -433,6 +433,37 @@ def test_the_last_one_removes_the_files(name: str) -> None:
     assert not any(path.name.startswith("%2Ftest") for path in directory.iterdir())
 
 
+def test_all_readers_see_the_messages_of_all_publishers_in_one_order(name: str) -> None:
+    """Three publishers at once, two readers: the same sequence for both, with each publisher's own order in it."""
+    each = 500
+    publishers = [shm.Publisher(name, slots=16, reliable=True) for _ in range(3)]
+    readers = [shm.Subscriber(name, reliable=True, max_active_messages=1) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda p=p, i=i: [p.publish(b"%d:%d" % (i, n)) for n in range(each)])  # type: ignore[misc]
+        for i, p in enumerate(publishers)
+    ]
+    seen: list[list[bytes]] = [[], []]
+
+    def follow(reader: shm.Subscriber, into: list[bytes]) -> None:
+        while len(into) < each * len(publishers):
+            message = reader.read(60)
+            assert message is not None
+            into.append(bytes(message))
+            message.release()
+
+    threads += [threading.Thread(target=follow, args=pair) for pair in zip(readers, seen, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen[0] == seen[1]
+    for i in range(len(publishers)):
+        own = [entry for entry in seen[0] if entry.startswith(b"%d:" % i)]
+        assert own == [b"%d:%d" % (i, n) for n in range(each)]
+    for handle in (*publishers, *readers):
+        handle.close()
+
+
 def test_a_batch_that_is_released_while_it_is_published_again_keeps_its_messages(name: str) -> None:
     """By a callback, or by another thread while publishing waits."""
     with shm.Publisher(name, slots=16, slot_size=256) as source, shm.Subscriber(name, max_active_messages=8) as reader:

@@ -225,7 +225,16 @@ def test_a_peer_that_sends_its_handshake_one_byte_at_a_time() -> None:
     with tcp.Publisher() as publisher:
         peer = PlainSubscriber(publisher.port, b"")
         for i in range(len(REQUEST)):
+            if i == len(REQUEST) // 2:  # in the midst of it another one comes, and is served
+                with tcp.Subscriber() as subscriber:
+                    subscriber.add_session("127.0.0.1", publisher.port)
+                    assert publisher.wait_ready(1, LONG)
+                    publisher.publish(b"not held up")
+                    assert subscriber.read(LONG) == b"not held up"
+                eventually(lambda: publisher.subscriber_count == 0)
             peer.socket.sendall(REQUEST[i : i + 1])
             time.sleep(0.001)
         assert publisher.wait_ready(1, LONG)
+        publisher.publish(b"you too")
+        assert peer.frame()[1] == 1 and peer.frame()[3] == b"you too"
         peer.close()

@@ -15,6 +15,7 @@ import penstock
 from penstock import tcp
 
 from .plain import LONG, PlainSubscriber
+from .tap import Tap
 from .test_sessions import eventually
 
 
@@ -125,6 +126,21 @@ def test_tls_flushes_on_close_and_notices_who_has_gone(authority: Authority) -> 
 
 
 def test_what_passes_is_encrypted(authority: Authority) -> None:
+    marker = b"readable on the line"
+    for context, readable in ((None, True), (client(authority), False)):
+        with (
+            tcp.Publisher(tls=server(authority) if context else None) as publisher,
+            Tap(publisher.port) as tap,
+            tcp.Subscriber(tls=context) as subscriber,
+        ):
+            subscriber.add_session("127.0.0.1", tap.port)
+            assert publisher.wait_ready(1, LONG)
+            publisher.publish(marker)
+            assert subscriber.read(LONG) == marker
+            assert (marker in tap.heard) is readable
+
+
+def test_a_plain_peer_gets_nothing_from_a_publisher_with_tls(authority: Authority) -> None:
     with tcp.Publisher(tls=server(authority)) as publisher:
         with socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as plain:
             plain.sendall(bytes.fromhex("0c000100010000000000000000") * 10)
@@ -172,6 +188,19 @@ def test_the_right_token() -> None:
         assert subscriber.read(LONG) == b"x"
 
 
+def test_a_token_never_travels() -> None:
+    with (
+        tcp.Publisher(token="secret-on-both-sides") as publisher,
+        Tap(publisher.port) as tap,
+        tcp.Subscriber(token="secret-on-both-sides") as subscriber,
+    ):
+        subscriber.add_session("127.0.0.1", tap.port)
+        assert publisher.wait_ready(1, LONG)
+        publisher.publish(b"data")
+        assert subscriber.read(LONG) == b"data"
+        assert b"data" in tap.heard and b"secret" not in tap.heard
+
+
 @pytest.mark.parametrize(
     ("of_publisher", "of_subscriber", "reason"),
     [
@@ -209,10 +238,13 @@ def test_a_publisher_must_prove_itself_too() -> None:
     from penstock.tcp import protocol
 
     request = protocol.Request(b"secret")
-    for answer in (
-        protocol.handshake(0),
-        protocol.handshake(0, protocol.Extension(identity=b"i" * 16)),
-    ):
+    challenge = protocol.frame(protocol.FrameType.PROOF, b"c" * 16)
+    ours = protocol.Extension(identity=b"i" * 16)
+    agreement = protocol.handshake(0, ours)
+    guessed = bytearray(agreement)
+    guessed[4:12] = (1 + protocol.PROOF_SIZE).to_bytes(8, "little")
+    guess = protocol.prove(b"another", b"publisher", bytes(16), b"c" * 16)
+    for answer in (protocol.handshake(0), agreement, challenge + agreement, challenge + bytes(guessed) + guess):
         other = protocol.Request(b"secret")
         with pytest.raises(penstock.RefusedError, match="did not prove"):
             while answer:

@@ -207,3 +207,25 @@ def test_a_function_that_leaves_takes_no_thread_with_it() -> None:
         done = threading.Event()
         executor.call_soon(done.set)
         assert done.wait(LONG)
+
+
+def test_the_interpreter_ends_while_daemon_threads_read_and_publish() -> None:
+    program = """
+        import threading, time
+        from penstock import tcp
+        publisher, subscriber = tcp.Publisher(), tcp.Subscriber()
+        subscriber.add_session("127.0.0.1", publisher.port)
+        publisher.wait_ready()
+        def run(step):
+            while True:
+                try:
+                    step()
+                except Exception:
+                    pass
+        steps = [lambda: publisher.publish(bytes(100_000)), lambda: subscriber.read(0.001)]
+        steps.append(lambda: publisher.publish_many(bytes(100) for _ in range(100)))
+        for step in 3 * steps:
+            threading.Thread(target=run, args=(step,), daemon=True).start()
+        time.sleep(0.2)
+    """
+    assert run(program) == ""

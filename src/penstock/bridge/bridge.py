@@ -64,7 +64,7 @@ class Bridge:
         """``vchans`` maps virtual channels; ``names`` makes the sink a multiplexer with a channel for each of them."""
         from penstock import _core
 
-        self.source, self.sink = source, sink
+        self.source, self.sink = addresses.without_secrets(source), addresses.without_secrets(sink)
         self._most = most
         self._closing = threading.Event()
         self._ended = threading.Event()
@@ -72,7 +72,7 @@ class Bridge:
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
         with contextlib.ExitStack() as opened:
-            self._counters = _core.Counters("bridge", "bridge", f"{source} -> {sink}")
+            self._counters = _core.Counters("bridge", "bridge", f"{self.source} -> {self.sink}")
             opened.callback(self._counters.close)  # last: what closing the sink ends is still counted
             self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, dict(sink_options or {})))
             others: dict[str, Publisher] = {}

@@ -327,11 +327,7 @@ class Broker:
         for batch, positions in reversed(published):  # the last ones, as many as are kept
             found = message_ids(batch, room - len(rows), words.MAX_NAME_BYTES)
             rows += [(identifier, positions[number]) for number, identifier in reversed(found)]
-        fresh = []
-        for identifier, position in reversed(rows):
-            if self.identifiers.find(identifier) is None:
-                self.identifiers.note(identifier, position)
-                fresh.append(identifier)
+        fresh = self.identifiers.note_new(reversed(rows))
         if fresh:
             self.on_failure(lambda: self.identifiers.forget(*fresh))
 

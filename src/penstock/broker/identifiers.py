@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from penstock.broker.limits import Limits
 
@@ -20,14 +21,29 @@ class Identifiers:
 
     def find(self, identifier: str) -> int | None:
         """Where a message with this id is, if it is in the window."""
+        self._forget_old(self._limits.deduplication_ids - 1)  # room for this one
+        found = self._found.get(identifier)
+        return None if found is None else found[0]
+
+    def note_new(self, rows: Iterable[tuple[str, int]]) -> list[str]:
+        """Those of many (id, position) that are not in the window are stored there now; which these are."""
+        self._forget_old(self._limits.deduplication_ids)
+        now = time.monotonic()
+        fresh = []
+        for identifier, position in rows:
+            if identifier not in self._found:
+                self._found[identifier] = (position, now)
+                fresh.append(identifier)
+        self._forget_old(self._limits.deduplication_ids)
+        return fresh
+
+    def _forget_old(self, most: int) -> None:
         horizon = time.monotonic() - self._limits.deduplication_s
         while self._found:
             _, (_, when) = next(iter(self._found.items()))
-            if when >= horizon and len(self._found) < self._limits.deduplication_ids:
+            if when >= horizon and len(self._found) <= most:
                 break
             self._found.popitem(last=False)
-        found = self._found.get(identifier)
-        return None if found is None else found[0]
 
     def note(self, identifier: str, position: int, age_s: float = 0.0) -> None:
         """It is stored there, so long ago."""

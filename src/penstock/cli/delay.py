@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import penstock
+from penstock.address import without_secrets
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 
@@ -34,6 +35,7 @@ def delay(
 
     Example: [green]penstock delay shm:/camera --count 5[/]
     """
+    shown = without_secrets(address)
     ages_s: deque[float] = deque(maxlen=window)
     with penstock.subscriber(
         with_options(address, option, **answer_within(address, option, timeout))
@@ -48,7 +50,7 @@ def delay(
             if fresh:
                 heard = time.monotonic()
             if timeout is not None and time.monotonic() - heard >= timeout:
-                exits.told(f"{address}: nothing came for {timeout:g} s")
+                exits.told(f"{shown}: nothing came for {timeout:g} s")
                 raise typer.Exit(exits.TIME_OVER)
             if time.monotonic() >= due:
                 due += every
@@ -57,7 +59,7 @@ def delay(
                     printed += 1
                 elif not silence_told:
                     silence_told = True
-                    exits.told(f"{address}: nothing came yet; 'penstock why {address}' may tell the reason")
+                    exits.told(f"{shown}: nothing came yet; 'penstock why {shown}' may tell the reason")
 
 
 def _ages(subscriber: penstock.Subscriber, timeout: float) -> list[float]:

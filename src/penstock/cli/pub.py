@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
+from penstock.address import without_secrets
 from penstock.channel import Publisher
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.cli.template import compile_template
@@ -65,18 +66,19 @@ def pub(
 
     Example: [green]penstock pub shm:/room '{"n": {count}, "celsius": {gauss:20:0.5}}' --count 100 --rate 10[/]
     """
+    shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
     with penstock.publisher(with_options(address, option, **answer_within(address, option, timeout))) as publisher:
-        _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, address)
+        _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()
-        published, total = _publish(publisher, bodies, rate, _properties(publisher, properties, address))
+        published, total = _publish(publisher, bodies, rate, _properties(publisher, properties, shown))
         seconds = time.monotonic() - started
         ledger = publisher.ledger
     if quiet:
         return
     if as_json:
-        out = {"address": address, "published": published, "bytes": total, "seconds": round(seconds, 6)}
+        out = {"address": shown, "published": published, "bytes": total, "seconds": round(seconds, 6)}
         print(json.dumps({**out, "dropped": dict(ledger.dropped)}))
     else:
         lost = f", {ledger.lost} dropped" if ledger.lost else ""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import _core
+from penstock.address import without_secrets
 from penstock.cli.recording import STORY
 from penstock.errors import ClosedError, InvalidArgument, PenstockError
 from penstock.journal import Entry, Journal
@@ -84,7 +85,7 @@ class Recorder:
     def __enter__(self) -> Recorder:
         try:
             for address, topic in self.plan.topics.items():
-                source = Source(address, topic, penstock.subscriber(address))
+                source = Source(without_secrets(address), topic, penstock.subscriber(address))
                 source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
                 self.sources.append(source)
             self._next_part()
@@ -123,7 +124,7 @@ class Recorder:
             thread.join()
         if self._journal is not None and not self._journal.closed:
             # The addresses again: with --max-size the beginning of the story may be gone.
-            self._tell({"event": "ended", "addresses": dict(self.plan.topics), **self.totals()})
+            self._tell({"event": "ended", "addresses": self._addresses(), **self.totals()})
         self._close()
 
     def totals(self) -> dict[str, Any]:
@@ -134,6 +135,10 @@ class Recorder:
             "lost": sum(sum(source.lost.values()) for source in self.sources),
             "topics": {source.topic: source.messages for source in self.sources},
         }
+
+    def _addresses(self) -> dict[str, str]:
+        """Where each topic comes from; a recording holds no secret."""
+        return {without_secrets(address): topic for address, topic in self.plan.topics.items()}
 
     def _close(self) -> None:
         for source in self.sources:
@@ -232,7 +237,7 @@ class Recorder:
             segment = max(1 << 20, min(segment, self.plan.max_bytes // 8))
         self._journal = Journal(directory, retain_bytes=self.plan.max_bytes, segment_bytes=segment)
         self._part_bytes, self._part_began = 0, time.monotonic()
-        started = {"event": "started", "part": self.part, "addresses": dict(self.plan.topics)}
+        started = {"event": "started", "part": self.part, "addresses": self._addresses()}
         self._journal.append(STORY, json.dumps({**started, "time_ns": time.time_ns()}).encode())
 
     def _tell(self, event: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import penstock
+from penstock.address import without_secrets
 from penstock.channel import Subscriber
 from penstock.cli import exits
 from penstock.cli.start import start_options
@@ -75,6 +76,7 @@ def sub(
             if ledger:
                 _print_ledger(subscriber)
     if not complete:
+        address = without_secrets(address)
         exits.told(f"{address}: nothing came for {timeout:g} s; 'penstock why {address}' may tell the reason")
         raise typer.Exit(exits.TIME_OVER)
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
 from penstock._core.gateway import Port, Router
+from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
@@ -158,6 +159,7 @@ class ModuleBroker(Router):
             if id(module) in self._workers:
                 raise BrokerError(f"{module!r} is attached to this broker already")
             name = name or getattr(module, "name", "") or f"{type(module).__name__}-{len(self._workers) + 1}"
+            name = without_secrets(name)  # of an endpoint it is an address
             port = self._port(name)
             port.on_error = functools.partial(self._filter_failed, name)
             reader = QueueSubscriber(

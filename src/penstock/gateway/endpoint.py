@@ -29,7 +29,8 @@ class Endpoint(Module):
     """One address, read, written or both."""
 
     def __init__(self, text: str) -> None:
-        self.name = text
+        self.name = address.without_secrets(text)
+        self._text = text
         self._subscriber: Subscriber | None = None
         self._publisher: Publisher | None = None
         self._thread: threading.Thread | None = None
@@ -39,9 +40,9 @@ class Endpoint(Module):
     def open(self, *, reads: bool, writes: bool) -> None:
         """Open the roles that are asked for and not open yet."""
         if writes and self._publisher is None:
-            self._publisher = address.publisher(self.name)
+            self._publisher = address.publisher(self._text)
         if reads and self._subscriber is None:
-            self._subscriber = address.subscriber(self.name)
+            self._subscriber = address.subscriber(self._text)
             if self._started:
                 self._read()
 

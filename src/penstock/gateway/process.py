@@ -108,7 +108,8 @@ class ProcessModule(Module):
         self.sent = 0
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
-        self._closed = False
+        self._closed = self._pumping = False
+        self._handing_over = threading.Lock()  # who of the two threads closes everything
         self._handled = self._begun = 0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
@@ -140,7 +141,8 @@ class ProcessModule(Module):
             os.close(descriptor)
         self._connection.setblocking(False)
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._pump, name=f"{self.name} process", daemon=True)
+        self._thread = threading.Thread(target=self._work, name=f"{self.name} process", daemon=True)
+        self._pumping = True
         self._thread.start()
 
     def start(self) -> None:
@@ -209,15 +211,24 @@ class ProcessModule(Module):
         self._end_process()
         self._wake()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(self._launch.grace_period_s)
+            if self._thread.is_alive():
+                log.warning("module %r: a sink stays full; what its process said last is published when there is room",
+                            self.name)  # fmt: skip
 
     def destroy(self) -> None:
         """End the process where that has not been done; close everything."""
         self.end()
-        if self._closed:
-            return
-        self._handled = self.handled  # for whoever asks what was left
-        self._closed = True
+        with self._handing_over:
+            if self._closed:
+                return
+            self._handled = self.handled  # for whoever asks what was left
+            self._closed = True
+            if self._pumping:
+                return  # it waits for a full sink still (or calls this), and closes everything when it is done
+        self._close_handles()
+
+    def _close_handles(self) -> None:
         self._counter.close()
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
@@ -307,6 +318,16 @@ class ProcessModule(Module):
 
     # ---- what the process says
 
+    def _work(self) -> None:
+        try:
+            self._pump()
+        finally:
+            with self._handing_over:
+                self._pumping = False
+                left_to_this = self._closed
+            if left_to_this:
+                self._close_handles()
+
     def _pump(self) -> None:
         poll = select.poll()
         for number in (self._connection.fileno(), self._wake_read, self._subscriber.fileno()):
@@ -331,7 +352,7 @@ class ProcessModule(Module):
 
     def _forward(self) -> None:
         """Publish everything that is there."""
-        while self._forward_batch():
+        while not self._closed and self._forward_batch():
             pass
 
     def _forward_batch(self) -> bool:
@@ -342,6 +363,8 @@ class ProcessModule(Module):
         except ClosedError:
             return False
         for data in batch:
+            if self._closed:
+                return False  # it is no module of the gateway any more
             try:
                 self.broker.publish(self, GatewayMessage.from_frame(data))
             except (PenstockError, TimeoutError) as error:

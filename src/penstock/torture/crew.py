@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.torture import record
+
 
 class Worker:
     """One process, with what it needs to be started again."""
@@ -97,6 +99,25 @@ class Crew:
         if start:
             worker.start()
         return worker
+
+    def record_of(self, worker: Worker) -> Path:
+        """Where the present life of a worker notes its messages."""
+        return self.directory / f"{worker.name}.{worker.started}.log"
+
+    def wait_moving(self, worker: Worker) -> None:
+        """Wait until it has noted its first message, or has ended."""
+        path = self.record_of(worker)
+        wait_until(lambda: grown(path, record.ENTRY.size) or not worker.alive, 60, f"{worker.name} does something")
+
+    def moves(self, worker: Worker) -> bool:
+        """Whether it lives and notes ten more messages within a minute."""
+        path = self.record_of(worker)
+        size = path.stat().st_size if path.exists() else 0
+        try:
+            wait_until(lambda: grown(path, size + 10 * record.ENTRY.size), 60, f"{worker.name} goes on")
+        except TimeoutError:
+            return False
+        return worker.alive
 
     def __enter__(self) -> Self:
         return self

@@ -12,7 +12,7 @@ import signal
 import time
 
 from penstock.torture import record
-from penstock.torture.crew import Crew, Worker, grown, own_shared_directory, shared_files_left, wait_until
+from penstock.torture.crew import Crew, Worker, own_shared_directory, shared_files_left
 from penstock.torture.report import Report
 
 ADDRESS = "shm:/torture"
@@ -28,7 +28,7 @@ def _torture(report: Report, chance: random.Random, crew: Crew) -> None:
     subscribers = [_subscriber(crew, i) for i in range(SUBSCRIBERS)]
     publishers = [_publisher(crew, i) for i in range(PUBLISHERS)]
     for worker in publishers + subscribers:
-        _wait_alive(crew, worker)
+        crew.wait_moving(worker)
     stuck = 0
     for _ in range(report.kills):
         time.sleep(chance.uniform(0, 0.05))
@@ -38,8 +38,8 @@ def _torture(report: Report, chance: random.Random, crew: Crew) -> None:
             time.sleep(chance.uniform(0, 0.05))
         victim.kill()
         victim.start()
-        _wait_alive(crew, victim)
-    stuck += sum(not _moves(crew, worker) for worker in publishers + subscribers)
+        crew.wait_moving(victim)
+    stuck += sum(not crew.moves(worker) for worker in publishers + subscribers)
     report.check("who lives goes on after the last kill", f"{stuck} stuck", stuck == 0)
     codes = [worker.end() for worker in publishers]
     time.sleep(0.2)
@@ -60,25 +60,6 @@ def _publisher(crew: Crew, i: int) -> Worker:
 def _subscriber(crew: Crew, i: int) -> Worker:
     log = crew.directory / f"subscriber{i}.{{incarnation}}.log"
     return crew.add(f"subscriber{i}", "consume", ADDRESS, "--log", log, "--options", {"reliable": True})
-
-
-def _log(crew: Crew, worker: Worker) -> str:
-    return f"{worker.name}.{worker.started}.log"
-
-
-def _wait_alive(crew: Crew, worker: Worker) -> None:
-    path = crew.directory / _log(crew, worker)
-    wait_until(lambda: grown(path, record.ENTRY.size) or not worker.alive, 60, f"{worker.name} does something")
-
-
-def _moves(crew: Crew, worker: Worker) -> bool:
-    path = crew.directory / _log(crew, worker)
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        wait_until(lambda: grown(path, size + 10 * record.ENTRY.size), 60, f"{worker.name} goes on")
-    except TimeoutError:
-        return False
-    return worker.alive
 
 
 def _judge(report: Report, publishers: list[Worker], subscribers: list[Worker]) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from penstock.torture import record
-from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.crew import Crew, Worker
 from penstock.torture.relay import Relay
 from penstock.torture.report import Report
 from penstock.torture.soak import free_port
@@ -28,7 +28,7 @@ def run(report: Report, chance: random.Random) -> None:
         publishers = [_publisher(crew, i, port) for i, port in enumerate(ports)]
         subscribers = [_subscriber(crew, i, relays[ports[i % PUBLISHERS]]) for i in range(SUBSCRIBERS)]
         for worker in publishers + subscribers:
-            _wait_moving(crew, worker)
+            crew.wait_moving(worker)
         cuts = 0
         descriptors: list[int] = []
         for _ in range(report.kills):
@@ -42,9 +42,9 @@ def run(report: Report, chance: random.Random) -> None:
             else:
                 victim.kill()
                 victim.start()
-                _wait_moving(crew, victim)
+                crew.wait_moving(victim)
             descriptors.append(sum(worker.descriptors() for worker in publishers if worker.alive))
-        stuck = sum(not _moves(crew, worker) for worker in publishers + subscribers)
+        stuck = sum(not crew.moves(worker) for worker in publishers + subscribers)
         report.check("who lives goes on after the last kill", f"{stuck} stuck", stuck == 0)
         codes = [worker.end() for worker in publishers + subscribers]
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
@@ -72,21 +72,6 @@ def _subscriber(crew: Crew, i: int, relay: Relay) -> Worker:
     options = {"reconnect_delay": 0.01, "reconnect_delay_max": 0.1}
     address = f"tcp://127.0.0.1:{relay.port}"
     return crew.add(f"subscriber{i}", "consume", address, "--options", options, "--log", log, "--ledger")
-
-
-def _wait_moving(crew: Crew, worker: Worker) -> None:
-    path = crew.directory / f"{worker.name}.{worker.started}.log"
-    wait_until(lambda: grown(path, record.ENTRY.size) or not worker.alive, 60, f"{worker.name} does something")
-
-
-def _moves(crew: Crew, worker: Worker) -> bool:
-    path = crew.directory / f"{worker.name}.{worker.started}.log"
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        wait_until(lambda: grown(path, size + 10 * record.ENTRY.size), 60, f"{worker.name} goes on")
-    except TimeoutError:
-        return False
-    return worker.alive
 
 
 def _judge(report: Report, subscribers: list[Worker]) -> None:

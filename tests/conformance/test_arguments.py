@@ -1,0 +1,70 @@
+"""Options, arguments, what is measured and what travels along, on every reach."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock._core import counters_read
+
+from .reaches import Reach
+from .reading import LONG, read_all
+
+
+def test_unknown_options_are_refused_by_name(reach: Reach) -> None:
+    for opener in (reach.publisher, reach.subscriber):
+        with pytest.raises(penstock.InvalidArgument, match="no_such_option"):
+            opener(no_such_option=1)
+
+
+def test_unknown_values_name_the_nearest(reach: Reach) -> None:
+    if reach.can["set on"] not in ("publisher", "subscriber"):
+        pytest.skip(f"docs/reaches.md: {reach.name} has no overflow option")
+    opener = reach.subscriber if reach.can["set on"] == "subscriber" else reach.publisher
+    with pytest.raises(penstock.InvalidArgument, match=r"did you mean .*drop_(old|new)est"):
+        opener(overflow="drop_oldes")
+
+
+@pytest.mark.parametrize("bad", ["text", 5, None, object()])
+def test_only_bytes_are_published(reach: Reach, bad: Any) -> None:
+    publisher, subscriber = reach.pair()
+    with pytest.raises(TypeError):
+        publisher.publish(bad)
+    with pytest.raises(TypeError):
+        publisher.publish_many([bad])
+    publisher.publish(b"fine")
+    assert read_all(subscriber, 1) == [b"fine"]
+
+
+def test_a_reader_measures_latency_and_a_publisher_measures_nothing(reach: Reach) -> None:
+    began_ns = time.time_ns()
+    publisher, subscriber = reach.pair()
+    assert subscriber.read(0.05) is None
+    publisher.publish(b"x")
+    assert subscriber.read(LONG) is not None
+    mine = [b for b in counters_read() if b["pid"] == os.getpid() and b["opened_ns"] >= began_ns]
+    measured = [block for block in mine if block["latency_ns"]]
+    assert measured and not [block for block in measured if block["kind"] == "publisher"]
+    for block in measured:
+        assert block["latency_ns"] <= time.time_ns() - began_ns and began_ns < block["last_ns"] <= time.time_ns()
+
+
+def test_the_publisher_says_what_the_table_says_of_properties(reach: Reach) -> None:
+    publisher = reach.publisher()
+    assert publisher.carries_properties is (reach.can["properties"] == "yes")
+    assert publisher.carries_properties or not publisher.carries_properties_of_many
+
+
+@pytest.mark.needs("properties")
+def test_properties_travel(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"x", properties={"unit": "°C", "empty": ""})  # type: ignore[call-arg]
+    message = subscriber.read(LONG)
+    assert message is not None
+    assert dict(message.properties) == {"unit": "°C", "empty": ""}
+    with pytest.raises(TypeError):
+        message.properties["unit"] = "K"  # type: ignore[index]

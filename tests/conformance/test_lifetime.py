@@ -1,0 +1,172 @@
+"""Closing, and memory that outlives what it came from, on every reach."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import pytest
+
+import penstock
+
+from .reaches import Reach
+from .reading import LONG, read_all
+
+# --- close -----------------------------------------------------------------------------------------------------------
+
+
+def test_use_after_close(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.close()
+    publisher.close()
+    assert publisher.closed
+    with pytest.raises(penstock.ClosedError):
+        publisher.publish(b"x")
+    with pytest.raises(penstock.ClosedError):
+        publisher.publish_many([b"x"])
+    with pytest.raises(penstock.ClosedError):
+        publisher.reserve(1)
+    subscriber.close()
+    subscriber.close()
+    assert subscriber.closed
+    with pytest.raises(penstock.ClosedError):
+        subscriber.read(0)
+    with pytest.raises(penstock.ClosedError):
+        subscriber.read_many(1, 0)
+    with pytest.raises(penstock.ClosedError):
+        subscriber.wait(0)
+    with pytest.raises(penstock.ClosedError):
+        subscriber.fileno()
+    assert subscriber.ledger.balanced
+
+
+def test_close_wakes_a_reader(reach: Reach) -> None:
+    _, subscriber = reach.pair()
+    threading.Timer(0.05, subscriber.close).start()
+    with pytest.raises(penstock.ClosedError):
+        subscriber.read(LONG)
+
+
+@pytest.mark.needs("outlives")
+def test_messages_outlive_their_publisher(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish_many([b"1", b"2"])
+    publisher.close()
+    assert read_all(subscriber, 2) == [b"1", b"2"]
+    assert subscriber.read(0.01) is None
+
+
+@pytest.mark.needs("history")
+def test_a_late_subscriber_sees_history(reach: Reach) -> None:
+    publisher = reach.publisher(**reach.lossless()[0])
+    publisher.publish_many([b"1", b"2"])
+    subscriber = reach.subscriber(**reach.lossless()[1])
+    assert read_all(subscriber, 2) == [b"1", b"2"]
+
+
+def test_a_subscriber_that_leaves_does_not_hinder(reach: Reach) -> None:
+    if reach.can["many"] == "no":
+        pytest.skip(f"docs/reaches.md: {reach.name} does not declare many")
+    publisher, subscriber = reach.pair()
+    other = reach.subscriber(**reach.lossless()[1])
+    assert publisher.wait_ready(2, timeout=LONG)
+    other.close()
+    sent = [b"%d" % i for i in range(300)]
+    thread = threading.Thread(target=publisher.publish_many, args=(sent,))
+    thread.start()
+    assert read_all(subscriber, 300) == sent
+    thread.join()
+
+
+def test_both_can_be_opened_again(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"1")
+    assert read_all(subscriber, 1) == [b"1"]
+    subscriber.close()
+    publisher.close()
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"2")
+    last = b""
+    while last != b"2":  # where history is kept, the first message may come again
+        message = subscriber.read(LONG)
+        assert message is not None
+        last = bytes(message)
+        message.release()
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_outlives_its_handle(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"kept")
+    message = subscriber.read(LONG)
+    assert message is not None
+    subscriber.close()
+    publisher.close()
+    gc.collect()
+    assert bytes(message) == b"kept"
+
+
+def test_a_view_outlives_its_message(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"kept")
+    message = subscriber.read(LONG)
+    assert message is not None
+    view = memoryview(message)
+    assert view.readonly
+    message.release()
+    for i in range(20):
+        publisher.publish(b"%04d" % i)
+        read_all(subscriber, 1)
+    assert bytes(view) == b"kept", "a view never shows another message's bytes"
+    del view
+
+
+def test_a_released_message_gives_nothing(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"gone")
+    message = subscriber.read(LONG)
+    assert message is not None
+    with message:
+        assert bytes(message) == b"gone"
+    assert message.released
+    with pytest.raises(BufferError):
+        memoryview(message)
+    with pytest.raises(penstock.StateError):
+        message.release()
+
+
+def test_messages_are_collected(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"x")
+    message = subscriber.read(LONG)
+    assert message is not None
+    gone = weakref.ref(message)
+    del message
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.needs("pins")
+def test_many_more_messages_than_slots_flow(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for i in range(3000):
+        publisher.publish(b"%d" % i)
+        message = subscriber.read(LONG)
+        assert message is not None and bytes(message) == b"%d" % i
+        del message
+
+
+def test_closing_with_drafts_and_messages_out(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"x")
+    message = subscriber.read(LONG)
+    draft = publisher.reserve(10)
+    publisher.close()
+    subscriber.close()
+    with pytest.raises((penstock.ClosedError, penstock.StateError)):
+        draft.publish(3)
+    del draft, message
+    gc.collect()

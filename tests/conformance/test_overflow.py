@@ -1,0 +1,80 @@
+"""What happens when it is full, and books that close, on every reach."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+import penstock
+
+from .reaches import Reach
+from .reading import read_all
+
+
+def test_the_ledger_balances(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish_many([b"x"] * 30)
+    assert len(read_all(subscriber, 20)) == 20
+    ledger = subscriber.ledger
+    assert ledger.balanced, ledger
+    assert ledger.delivered == 20
+    read_all(subscriber, 10)
+    assert subscriber.ledger == penstock.Ledger(matched=30, delivered=30)
+    assert publisher.ledger.balanced
+    assert publisher.ledger.matched == 30
+
+
+@pytest.mark.needs("block")
+def test_block_loses_nothing(reach: Reach) -> None:
+    publisher, subscriber = reach.pair(reach.bounded(8, "block"))
+    sent = [b"%d" % i for i in range(400)]
+    thread = threading.Thread(target=lambda: [publisher.publish(data) for data in sent])
+    thread.start()
+    time.sleep(0.02)  # let it run into the bound; the outcome does not depend on it
+    assert read_all(subscriber, 400) == sent
+    thread.join()
+    assert subscriber.ledger.lost == 0
+
+
+def flood(reach: Reach, overflow: str) -> tuple[int, int, int]:
+    """Publish far more than fits without reading, then read what is left: its first and last number, and the total."""
+    publisher, subscriber = reach.pair(reach.bounded(16, overflow))
+    total = 0
+    while total < reach.flood_count and not (reach.flood_padding and publisher.ledger.lost > 50):
+        publisher.publish(b"%d " % total + bytes(reach.flood_padding))
+        total += 1
+    found = []
+    while (message := subscriber.read(0.5)) is not None:
+        found.append(int(bytes(message).split()[0]))
+        message.release()
+    ledger = subscriber.ledger
+    assert 0 < len(found) < total
+    assert found == sorted(set(found))
+    assert ledger.balanced, ledger
+    assert ledger.delivered == len(found)
+    lost = ledger.lost or publisher.ledger.lost
+    assert len(found) + lost == total, (len(found), ledger, publisher.ledger)
+    return found[0], found[-1], total
+
+
+@pytest.mark.needs("drop_oldest")
+def test_drop_oldest_keeps_the_newest(reach: Reach) -> None:
+    _, last, total = flood(reach, "drop_oldest")
+    assert last == total - 1
+
+
+@pytest.mark.needs("drop_newest")
+def test_drop_newest_keeps_the_oldest(reach: Reach) -> None:
+    first, _, _ = flood(reach, "drop_newest")
+    assert first == 0
+
+
+@pytest.mark.needs("block")
+def test_block_gives_up_after_its_timeout(reach: Reach) -> None:
+    publisher, _ = reach.pair(reach.bounded(4, "block", timeout=0.05))
+    payload = bytes(65536)
+    with pytest.raises(TimeoutError):
+        for _ in range(20_000):
+            publisher.publish(payload)
