@@ -105,6 +105,19 @@ def _network(scheme: str, rest: str, options: dict[str, str], text: str) -> Addr
     return Address(scheme, host=host, port=int(port), topic=unquote(topic), options=options, text=text)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or number means this machine alone. A name that has to be looked up does not."""
+    import ipaddress
+
+    if host == "localhost":
+        return True
+    try:
+        number = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return (getattr(number, "ipv4_mapped", None) or number).is_loopback
+
+
 def publisher(address: str, **options: Any) -> Publisher:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``."""
     opened: Publisher = _open("publisher", address, options)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.address import Address, check_options, convert, parse
+from penstock.address import Address, check_options, convert, is_loopback, parse
 
 
 @pytest.mark.parametrize(
@@ -68,3 +68,13 @@ def test_options_out_of_an_address_have_types() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(penstock.InvalidArgument, match="no option 'dept'; did you mean depth"):
         check_options({"dept": 1}, opener, "bus")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "localhost"])
+def test_hosts_that_are_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "example.org", "127.example.org", "::ffff:10.0.0.1"])
+def test_hosts_that_others_reach_or_that_have_to_be_looked_up(host: str) -> None:
+    assert not is_loopback(host)

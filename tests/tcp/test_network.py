@@ -21,7 +21,7 @@ __all__ = ["network"]
 PUBLISHER = """
 import sys
 from penstock import tcp
-publisher = tcp.Publisher(1588, "10.77.0.2", keepalive=1.0, overflow={overflow!r})
+publisher = tcp.Publisher(1588, "10.77.0.2", keepalive=1.0, insecure=True, overflow={overflow!r})
 print("listening", flush=True)
 assert publisher.wait_ready(1, 60)
 for line in sys.stdin:

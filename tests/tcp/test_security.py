@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock import tcp
+from penstock.errors import RefusedError
 
 from .plain import LONG, PlainSubscriber
 from .tap import Tap
@@ -265,3 +266,20 @@ def test_token_in_an_address() -> None:
         assert publisher.wait_ready(1, LONG)
         publisher.publish(b"x")
         assert subscriber.read(LONG) == b"x"
+
+
+def test_off_loopback_a_publisher_asks_who_comes() -> None:
+    for host in ("0.0.0.0", "::", ""):
+        with pytest.raises(RefusedError, match="insecure"):
+            tcp.Publisher(0, host).close()
+    encrypted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # whoever comes is let in, though nobody else reads along
+    with pytest.raises(RefusedError, match="insecure"):
+        tcp.Publisher(0, "0.0.0.0", tls=encrypted).close()
+    with pytest.raises(RefusedError, match="insecure"):
+        tcp.Publisher(0, "0.0.0.0", token="").close()
+    encrypted.verify_mode = ssl.CERT_REQUIRED
+    for allowed in ({"token": "a secret"}, {"insecure": True}, {"tls": encrypted}):
+        with tcp.Publisher(0, "0.0.0.0", **allowed) as publisher:  # type: ignore[arg-type]
+            assert publisher.port
+    with penstock.publisher("tcp://0.0.0.0:0?insecure=true") as publisher_of_an_address:
+        assert not publisher_of_an_address.closed

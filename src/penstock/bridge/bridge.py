@@ -48,7 +48,8 @@ class Latency:
 
 
 class Bridge:
-    """``Bridge("shm:/camera", "tcp://0.0.0.0:1588")`` and, elsewhere, ``Bridge("tcp://robot:1588", "shm:/camera")``."""
+    """``Bridge("shm:/camera", "tcp://0.0.0.0:1588?token=SECRET")`` and, elsewhere,
+    ``Bridge("tcp://robot:1588?token=SECRET", "shm:/camera")``."""
 
     def __init__(
         self,

@@ -9,13 +9,6 @@ import socket
 import ssl
 from pathlib import Path
 
-LOOPBACK = ("127.", "::1", "::ffff:127.")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    return host.startswith(LOOPBACK) or host == "localhost"
-
 
 def descriptors() -> int:
     """How many files this process may have open, after asking for as many as it may."""

@@ -23,10 +23,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
+from penstock.address import is_loopback
 from penstock.broker import notify
 from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import Connection, ConnectionLimits
-from penstock.broker.endpoint import descriptors, is_loopback, listen, tls_context
+from penstock.broker.endpoint import descriptors, listen, tls_context
 from penstock.broker.limits import Limits
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session

@@ -36,7 +36,7 @@ def bridge(
     Over TCP the source's ordinals, times, virtual channels and properties travel with the messages, so that a reader
     behind the bridge knows what was lost before it and what on the link.
 
-    Example: [green]penstock bridge shm:/camera tcp://0.0.0.0:1588[/], and where it is wanted:
+    Example: [green]penstock bridge shm:/camera tcp://0.0.0.0:1588?insecure=true[/], and where it is wanted:
     [green]penstock bridge tcp://robot:1588 shm:/camera[/]
     """
     with Bridge(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import json
 import threading
 import time
@@ -29,12 +28,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.types import Message as MessageType
 
 from penstock import __version__
+from penstock.address import is_loopback
 from penstock.errors import PenstockError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.report import state_record
 from penstock.monitor.watcher import Watcher
 
-__all__ = ["Settings", "application", "is_loopback"]
+__all__ = ["Settings", "application"]
 
 PAGE = Path(__file__).parent / "page"
 FILES = {
@@ -59,16 +59,6 @@ class Settings:
     host: str = "127.0.0.1"
     token: str | None = None
     allow_actions: bool = False
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine alone."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Door:

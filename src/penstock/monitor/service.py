@@ -10,8 +10,9 @@ import time
 
 import uvicorn
 
+from penstock.address import is_loopback
 from penstock.errors import InvalidArgument
-from penstock.monitor.server import Settings, application, is_loopback
+from penstock.monitor.server import Settings, application
 from penstock.monitor.watcher import Watcher
 
 __all__ = ["Service"]

@@ -5,7 +5,8 @@ Rules:
 - ``publish`` may be called by any thread; callers take turns. With no subscriber it does nothing but count.
 - Each subscriber has a bounded queue. ``overflow`` says what happens when it is full: ``block`` (wait for it, at most
   ``timeout`` seconds, then ``TimeoutError`` with nothing published), ``drop_oldest`` or ``drop_newest`` (counted).
-- It binds loopback unless told otherwise. ``port=0`` lets the system choose; ``port`` tells it.
+- It binds loopback unless told otherwise; elsewhere it wants a token, client certificates, or the word ``insecure``.
+  ``port=0`` lets the system choose; ``port`` tells it.
 - Connections are accepted and greeted by the executor's threads; messages never pass through those.
 """
 
@@ -24,9 +25,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
+from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
-from penstock.errors import ClosedError, InvalidArgument
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
@@ -73,6 +75,7 @@ class Publisher(PublisherContract):
         depth_bytes: int = 16 << 20,
         tls: ssl.SSLContext | None = None,
         token: str | bytes | None = None,
+        insecure: bool = False,
         handshake_timeout: float = 10.0,
         close_timeout: float = 5.0,
         keepalive: float | None = 15.0,
@@ -87,6 +90,12 @@ class Publisher(PublisherContract):
         self._keepalive = check_timeout(keepalive, "keepalive")
         self._token = token.encode() if isinstance(token, str) else token
         self._tls = tls
+        asks_who_comes = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
+        if not (path or insecure or is_loopback(host) or asks_who_comes):
+            raise RefusedError(
+                f"{host} is reachable from other machines: give token= (and tls=), or a tls= that asks for the "
+                "certificates of clients, or say insecure=True"
+            )
         self._path = path
         self._identity = os.urandom(16)
         self._executor = executor if executor is not None else default_executor()
