@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.journal import Journal
+
 from .command import run
 
 FAILED, USAGE, TIME_OVER, WRONG = 1, 2, 3, 4
@@ -119,3 +121,12 @@ def test_what_is_no_recording(folder: Path, command: str) -> None:
 
 def test_a_broken_gateway_file_is_told_with_its_line(folder: Path) -> None:
     assert "bad.json, line 1" in sentence(folder, USAGE, "run", "bad.json")
+
+
+@pytest.mark.parametrize(("name", "what"), [("align", "--set onto=TOPIC"), ("rollup", "at least one aggregate")])
+def test_what_a_pipeline_misses_is_told_before_spark_starts(folder: Path, name: str, what: str) -> None:
+    pytest.importorskip("numpy")
+    with Journal(folder / "log") as journal:
+        journal.append("t", b"x")
+    said = sentence(folder, USAGE, "pipeline", name, "--from", "log", "--to", "out")
+    assert what in said and "rows" not in said

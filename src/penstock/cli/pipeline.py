@@ -126,8 +126,12 @@ def _arguments(kind: Name, settings: dict[str, str]) -> dict[str, Any]:
         known = option_names(function)
         aggregates = {key: value for key, value in settings.items() if key not in known}
         rest = {key: value for key, value in settings.items() if key in known}
+        if not aggregates:
+            raise InvalidArgument("rollup needs at least one aggregate, as in --set 'mean=avg(length(payload))'")
         return {**_lists(convert(rest, function, kind)), "aggregates": aggregates}
-    positional = {"onto": settings.pop("onto")} if kind is Name.ALIGN and "onto" in settings else {}
+    if kind is Name.ALIGN and ("onto" in settings) == ("every_s" in settings):
+        raise InvalidArgument("align needs --set onto=TOPIC, or --set every_s=SECONDS for a regular grid")
+    positional = {"onto": settings.pop("onto")} if "onto" in settings and kind is Name.ALIGN else {}
     check_options(settings, function, f"pipeline {kind}")
     return {**positional, **_lists(convert(settings, function, kind))}
 
