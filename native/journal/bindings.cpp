@@ -1,8 +1,6 @@
 // penstock._core.journal: its functions; the writer and the reader have files of their own.
 #include "bindings.hpp"
 
-#include <nanobind/stl/string_view.h>
-
 #include <algorithm>
 #include <memory>
 #include <vector>

@@ -1,7 +1,4 @@
 // penstock._core.journal.Reader, TopicFilter and Watch.
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
-#include <nanobind/stl/vector.h>
 
 #include <cstring>
 #include <memory>

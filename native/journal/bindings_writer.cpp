@@ -1,7 +1,4 @@
 // penstock._core.journal.Writer.
-#include <nanobind/stl/pair.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
 #include <cerrno>
 #include <fcntl.h>

@@ -2,6 +2,11 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+// All of them, in one place: a file that misses one compiles, and fails when the value comes.
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <exception>
