@@ -244,6 +244,8 @@ class Zmq(Side):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.XPUB)
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
+        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # else only the first of equal subscriptions is told
+        self.socket.setsockopt(zmq.RCVTIMEO, 20_000)
         self.back = self.context.socket(zmq.SUB)
         self.back.setsockopt(zmq.SUBSCRIBE, b"")
         self.met = False
