@@ -376,3 +376,29 @@ def test_a_queue_of_the_log_that_cannot_be_served_is_left_out(
             message = consumer.read(LONG)
             assert message is not None and bytes(message) == b"x"
     assert "'.bad' of the log is left out" in caplog.text
+
+
+def test_listing_looks_at_no_message_twice(server: Server, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.queue("q", topics="t.>")
+    client.publish_many("t.a", [b"x"] * 100)
+    client.publish_many("other", [b"x"] * 100)
+    assert summary(client, "q")["depth"] == 100
+    store, reads = server.broker.store, []
+
+    def read(start: int, *rest: object) -> object:
+        reads.append(start)
+        return type(store).read(store, start, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store, "read", read)
+    assert summary(client, "q")["depth"] == 100 and not reads
+    client.publish_many("t.b", [b"y"] * 5)
+    assert summary(client, "q")["depth"] == 105 and len(reads) == 1
+    with client.subscribe("q", ack="manual", credit=10) as consumer:
+        for _ in range(10):
+            message = consumer.read(LONG)
+            assert message is not None
+            consumer.ack(message, confirm=True)
+        until(lambda: summary(client, "q")["in_flight"] == 10)  # what came after the ten that are gone
+        assert summary(client, "q")["depth"] == 95
+    assert summary(client, "q")["depth"] == 95
+    assert client.purge("q") == 95 and summary(client, "q")["depth"] == 0

@@ -187,6 +187,8 @@ class Queue:
         self._counted_to = max(self._counted_to, following)
         self.state.look_from(following)
         self.caught_up = following >= end
+        if self.caught_up:
+            self._counted = 0
 
     def postpone(self, position: int, error: Exception, now_ns: int) -> None:
         """A message that is due again cannot be read: it is tried again later, the others are not held up by it."""
@@ -208,11 +210,22 @@ class Queue:
 
     def backlog(self, most: int = 100_000) -> int:
         """Messages not handed out yet, counted up to ``most``."""
-        count, at, end = 0, self.state.cursor, self._store.next
-        while not self.caught_up and count < most and at < end:
-            batch, at = self._store.read(at, 16384, 1 << 62, self.patterns)
-            count += self.state.count(batch, self._internal)
-        return count
+        self._count(most, 1 << 62)
+        return self._counted
+
+    def _count(self, most: int, most_looks: int) -> int:
+        """Go on counting what waits, up to ``most``; gives how many messages were looked at, none of them twice."""
+        end, looked = self._store.next, 0
+        if self.caught_up:
+            self._counted, self._counted_to = 0, end
+        elif self._counted_to < self.state.cursor:
+            self.recount()
+        while self._counted_to < end and self._counted < most and looked < most_looks:
+            batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
+            self._counted += self.state.count(batch, self._internal)
+            looked += max(1, following - self._counted_to)
+            self._counted_to = max(following, self._counted_to + 1)
+        return looked
 
     def recount(self) -> None:
         """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
@@ -221,20 +234,11 @@ class Queue:
     def observe(self, most: int) -> int:
         """Set the counters of what waits for who looks from outside; gives how many messages were looked at.
 
-        A message is looked at once, and only where the queue lags; up to ``most`` of them in one call.
+        Only where the queue lags; up to ``most`` of them in one call.
         """
-        state, end, looked = self.state, self._store.next, 0
-        if self.caught_up:
-            self._counted, self._counted_to = 0, end
-        elif self._counted_to < state.cursor:
-            self.recount()
-        said = ""
+        state, end, looked, said = self.state, self._store.next, 0, ""
         try:
-            while looked < most and self._counted_to < end:
-                batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
-                self._counted += state.count(batch, self._internal)
-                looked += max(1, following - self._counted_to)
-                self._counted_to = max(following, self._counted_to + 1)
+            looked = self._count(1 << 62, most)
         except (PenstockError, OSError) as error:  # who consumes the queue is told; looking at it harms nobody
             self._counted_to = end
             said = f"failed to count what waits: {error}"
