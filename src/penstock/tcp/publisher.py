@@ -94,7 +94,7 @@ class Publisher(PublisherContract):
         if not (path or insecure or is_loopback(host) or asks_who_comes):
             raise RefusedError(
                 f"{host} is reachable from other machines: give token= (and tls=), or a tls= that asks for the "
-                "certificates of clients, or say insecure=True"
+                "certificates of clients, or say insecure=True (in an address: ?insecure=true)"
             )
         self._path = path
         self._identity = os.urandom(16)
