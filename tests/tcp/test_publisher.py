@@ -287,7 +287,7 @@ def test_ports() -> None:
         with pytest.raises(penstock.InvalidArgument):
             tcp.Publisher(bad)  # type: ignore[arg-type]
     with pytest.raises(penstock.InvalidArgument):
-        tcp.Publisher(host="no.such.host.invalid")
+        tcp.Publisher(host="no.such.host.invalid", insecure=True)
 
 
 def test_ipv6() -> None:
