@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-BUFFER_BYTES = 1 << 20  # between the JVM and a Python worker: a batch in two reads instead of thirty
+BUFFER_BYTES = 1 << 20  # of what the JVM and a Python worker exchange; Arrow batches are of this order
 
 
 def session(
