@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import Candidate, compare, options
 from peers_broker import BrokerPeer, NatsPeer, Peer, RedisPeer, SqlitePeer, started
+from wishes import at_least, reaching
 
 
 def main() -> None:
@@ -37,6 +38,7 @@ def main() -> None:
             compare("broker consume with ack 64 B", [candidate(peer) for peer in peers], "redis always", arguments)
             raw = Candidate("penstock raw mode", lambda count: raw_through(broker.port, count), 200_000)
             raw.note = "PUB to delivery on another connection, synced"
+            raw.wishes = (reaching(500_000),)
             compare("broker raw mode 64 B", [raw], "penstock raw mode", arguments)
         finally:
             for peer in peers:
@@ -52,7 +54,7 @@ def candidate(peer: Peer) -> Candidate:
 
     made = Candidate(peer.name, run, 10_000 if peer.slow else 100_000, note=peer.note)
     if peer.name == "penstock":
-        made.wanted, made.wanted_ratio, made.wanted_of = ">= 3 x redis always", 3.0, "redis always"
+        made.wishes = (at_least(3, "redis always"), at_least(1, "sqlite"))
     return made
 
 

@@ -23,8 +23,14 @@ from peers_broker import (
     SqlitePeer,
     started,
 )
+from wishes import ahead_of, at_least, reaching
 
 COUNTS = {1: 1_000, 100: 30_000, 10_000: 300_000}
+WISHES = {
+    1: (at_least(0.5, "write+fdatasync"), ahead_of("redis always", "nats always")),
+    100: (at_least(4, "redis always"), at_least(2, "sqlite")),
+    10_000: (reaching(500_000),),
+}
 
 
 def main() -> None:
@@ -64,10 +70,7 @@ def candidate(peer: Peer, size: int, flight: int) -> Candidate:
     count = max(flight, COUNTS[flight] // (8 if size > 1000 else 1) // (10 if peer.slow else 1))
     made = Candidate(peer.name, run, count // flight * flight, note=peer.note)
     if peer.name == "penstock" and size == 64:
-        if flight == 100:
-            made.wanted, made.wanted_ratio, made.wanted_of = ">= 4 x redis always", 4.0, "redis always"
-        if flight == 1:
-            made.wanted, made.wanted_ratio, made.wanted_of = ">= 0.5 x write+fdatasync", 0.5, "write+fdatasync"
+        made.wishes = WISHES[flight]
     return made
 
 

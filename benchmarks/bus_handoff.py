@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import Candidate, compare, options
+from wishes import ahead_of, at_least
 
 from penstock.bus import Bus
 
@@ -94,17 +95,13 @@ def throughput(arguments: Any) -> None:
                 batched,
                 timed(*bus_batched(1000)),
                 count,
-                wanted="ahead of SimpleQueue",
-                wanted_ratio=1.0,
-                wanted_of="SimpleQueue",
+                wishes=[ahead_of("SimpleQueue", "Queue(1000)")],
             ),
             Candidate(
                 single,
                 timed(*bus_one_by_one(1000)),
                 count,
-                wanted="3 times Queue(1000)",
-                wanted_ratio=3.0,
-                wanted_of="Queue(1000)",
+                wishes=[at_least(3, "Queue(1000)")],
             ),
             Candidate("penstock publish_many, read_many, depth 1000000", timed(*bus_batched(1_000_000)), count),
             Candidate("penstock one by one, depth 1000000", timed(*bus_one_by_one(1_000_000)), count),
@@ -166,9 +163,7 @@ def latency(arguments: Any) -> None:
                 bus_trip(),
                 3000,
                 latency=True,
-                wanted="no worse than SimpleQueue (0.95 or more of it)",
-                wanted_ratio=0.95,
-                wanted_of="SimpleQueue",
+                wishes=[at_least(0.95, "SimpleQueue")],  # no worse than it
             ),
         ],
         "SimpleQueue",
@@ -243,8 +238,7 @@ def thread_to_asyncio(arguments: Any) -> None:
             print(f"{name} is not installed: pip install penstock[bench]")
     ours = bus_async()
     reference = candidates[0].name if candidates else ours.name
-    if candidates:
-        ours.wanted, ours.wanted_ratio, ours.wanted_of = "3 times culsans", 3.0, "culsans"
+    ours.wishes = (ahead_of("culsans", "janus", times=3),)
     compare("bus thread to asyncio", [*candidates, ours], reference, arguments)
 
 

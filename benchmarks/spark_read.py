@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import Candidate, compare, options
+from wishes import at_least, reaching, within
 
 from penstock.journal import Journal
 from penstock.spark import session
@@ -116,30 +117,32 @@ def small(spark: Any, work: Path, messages: int, arguments: Any) -> None:
     few = lambda: spark.read.format("tuples").load(journal)  # noqa: E731
     candidates = [
         Candidate("parquet", lambda n: timed(every_column(parquet()))(n), 1, rows),
-        Candidate("penstock", lambda n: timed(every_column(load()))(n), 1, rows, wanted=">= 0.4 x parquet", wanted_ratio=0.4),
+        Candidate("penstock", lambda n: timed(every_column(load()))(n), 1, rows, wishes=[at_least(0.4, "parquet"), at_least(10, "tuples")]),
         Candidate("penstock, unchecked", lambda n: timed(every_column(load(check="false")))(n), 1, rows),
-        Candidate("tuples", lambda n: timed(every_column(few()))(n), 1, rows / 20, note="on a twentieth of the rows; wanted: penstock >= 10 x"),
+        Candidate("tuples", lambda n: timed(every_column(few()))(n), 1, rows / 20, note="on a twentieth of the rows"),
     ]  # fmt: skip
     compare("Spark: count and sum over 100 B messages, every column used", candidates, "parquet", arguments, "rows/s")
     candidates = [
         Candidate("parquet", lambda n: timed(total(parquet()))(n), 1, rows),
-        Candidate("penstock", lambda n: timed(total(load()))(n), 1, rows, wanted=">= 0.5 x parquet", wanted_ratio=0.5),
+        Candidate("penstock", lambda n: timed(total(load()))(n), 1, rows, wishes=[at_least(0.5, "parquet")]),
     ]  # fmt: skip
     compare("Spark: count and sum over 100 B messages, one column used", candidates, "parquet", arguments, "rows/s")
     by_topic = lambda frame: lambda: frame.groupBy("topic").sum("ordinal").collect()  # noqa: E731
     candidates = [
         Candidate("parquet", lambda n: timed(by_topic(parquet()))(n), 1, rows),
-        Candidate("penstock", lambda n: timed(by_topic(load()))(n), 1, rows, wanted=">= 0.5 x parquet", wanted_ratio=0.5),
+        Candidate("penstock", lambda n: timed(by_topic(load()))(n), 1, rows, wishes=[at_least(0.5, "parquet")]),
     ]  # fmt: skip
     compare("Spark: sum by topic", candidates, "parquet", arguments, "rows/s")
     first, last = BEGIN_NS + messages * 500, BEGIN_NS + messages * 510 - 1
     part = lambda: load(startTime=first, endTime=last)  # noqa: E731
     pushed = lambda: load().filter(f"timestamp_ns between {first} and {last}")  # noqa: E731
+    start_up = "nothing (start-up)"
+    slice_wish = within("<= 5 % of whole + start-up", lambda took: 0.05 * took["whole"] + took[start_up], "whole", start_up)
     candidates = [
         Candidate("whole", lambda n: timed(every_column(load()))(n), 1, 1.0, latency=True),
         Candidate("1 % by option", lambda n: timed(every_column(part()))(n), 1, 1.0, latency=True),
-        Candidate("1 % by push-down", lambda n: timed(every_column(pushed()))(n), 1, 1.0, latency=True, note="wanted: 5 % of whole + start-up"),
-        Candidate("nothing (start-up)", lambda n: timed(every_column(load(startPosition=1, endPosition=1)))(n), 1, 1.0, latency=True),
+        Candidate("1 % by push-down", lambda n: timed(every_column(pushed()))(n), 1, 1.0, latency=True, wishes=[slice_wish]),
+        Candidate(start_up, lambda n: timed(every_column(load(startPosition=1, endPosition=1)))(n), 1, 1.0, latency=True),
     ]  # fmt: skip
     compare("Spark: one percent of the time", candidates, "whole", arguments, "s")
     history(spark, work, messages, arguments)
@@ -158,7 +161,7 @@ def history(spark: Any, work: Path, messages: int, arguments: Any) -> None:
     candidates = [
         Candidate("parquet", lambda n: timed(scan(spark.read.parquet(copy)))(n), 1, rows),
         Candidate("read_all", lambda n: timed(scan(read_all(spark, journal, work / "archive")))(n), 1, rows,
-                  wanted=">= 0.95 x parquet", wanted_ratio=0.95),
+                  wishes=[at_least(0.95, "parquet")]),
     ]  # fmt: skip
     compare(question, candidates, "parquet", arguments, "rows/s")
 
@@ -172,7 +175,7 @@ def large(spark: Any, work: Path, messages: int, arguments: Any) -> None:
     load = lambda: spark.read.format("penstock").option("columns", "payload").load(journal)  # noqa: E731
     candidates = [
         Candidate("parquet", lambda n: timed(read(spark.read.parquet(str(work / "large-parquet"))))(n), 1, float(messages)),
-        Candidate("penstock", lambda n: timed(read(load()))(n), 1, float(messages), wanted=">= 1.0 x parquet", wanted_ratio=1.0),
+        Candidate("penstock", lambda n: timed(read(load()))(n), 1, float(messages), wishes=[at_least(1, "parquet")]),
     ]  # fmt: skip
     compare("Spark: 1 KiB payloads that are read", candidates, "parquet", arguments, "rows/s")
 
@@ -200,9 +203,9 @@ def streaming(spark: Any, work: Path, messages: int, arguments: Any) -> None:
         times = sorted(step["batchDuration"] for step in query.recentProgress if step["numInputRows"])
         return times[len(times) // 2] / 1000.0
 
-    candidates = [Candidate("penstock", lambda _: stream(2_000_000), 1, float(messages), note="wanted: 1 M rows/s")]
+    candidates = [Candidate("penstock", lambda _: stream(2_000_000), 1, float(messages), wishes=[reaching(1e6)])]
     compare("Spark: streaming to a no-op sink, 2 million a trigger", candidates, "penstock", arguments, "rows/s")
-    candidates = [Candidate("penstock", small_batch, 1, 1.0, latency=True, note="wanted: under 300 ms")]
+    candidates = [Candidate("penstock", small_batch, 1, 1.0, latency=True, wishes=[reaching(0.3)])]
     compare("Spark: a micro-batch of 2 messages", candidates, "penstock", arguments, "s")
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 
-from harness import Candidate, Result, compare, options, pinned
+from harness import Candidate, compare, options, pinned
 from peers_tcp import CFloor, Penstock, PenstockBatched, Pynng, Raw, RawBuffered, Side, Zenoh, Zmq
+from wishes import Wish, ahead_of, at_least
+
+PEERS = ("pyzmq", "zenoh", "pynng")
 
 
-def candidate(name: str, side: Side, count: int, size: int, quantity: float = 1.0, **wanted: object) -> Candidate:
+def candidate(name: str, side: Side, count: int, size: int, quantity: float = 1.0, *wishes: Wish) -> Candidate:
     data = bytes(size)
-    return Candidate(name, lambda n: side.rate(n, data), count, quantity, close=side.close, **wanted)  # type: ignore[arg-type]
+    return Candidate(name, lambda n: side.rate(n, data), count, quantity, wishes=wishes, close=side.close)
 
 
 def available(name: str, kind: type[Side], *arguments: object) -> Side | None:
@@ -21,16 +23,6 @@ def available(name: str, kind: type[Side], *arguments: object) -> Side | None:
     except Exception as error:
         print(f"{name} left out: {type(error).__name__}: {error}")
         return None
-
-
-def ahead_of_every(results: list[Result], names: Sequence[str], times: float = 1.0) -> None:
-    """A wish that is about several candidates: the line that ``compare`` has no room for."""
-    ours = next((result for result in results if result.name == "penstock"), None)
-    for other in results:
-        if ours is not None and other.name in names:
-            ratio = ours.ratio / other.ratio
-            verdict = "reached" if ratio >= times else "NOT reached"
-            print(f"penstock wanted >= {times:g} x {other.name}; got {ratio:.2f} x {verdict}", flush=True)
 
 
 def peers(count: int, size: int, quantity: float = 1.0) -> list[Candidate]:
@@ -44,10 +36,10 @@ def peers(count: int, size: int, quantity: float = 1.0) -> list[Candidate]:
 
 def small(arguments: Namespace) -> None:
     size, count = 64, 500_000
-    results = compare(
+    compare(
         "64 B one way, one by one",
         [
-            candidate("penstock", Penstock(), count, size, wanted="> pyzmq", wanted_ratio=1.0, wanted_of="pyzmq"),
+            candidate("penstock", Penstock(), count, size, 1.0, ahead_of(*PEERS)),
             candidate("raw sockets", Raw(), count // 5, size),
             candidate("C floor, one write each", CFloor(), count, size),
             *peers(count, size),
@@ -55,18 +47,11 @@ def small(arguments: Namespace) -> None:
         "pyzmq",
         arguments,
     )
-    ahead_of_every(results, ("pyzmq", "zenoh", "pynng"))
-    results = compare(
+    compare(
         "64 B one way, batched",
         [
             candidate(
-                "penstock",
-                PenstockBatched(),
-                count * 2,
-                size,
-                wanted=">= 0.9 x raw buffered",
-                wanted_ratio=0.9,
-                wanted_of="raw buffered",
+                "penstock", PenstockBatched(), count * 2, size, 1.0, at_least(0.9, "raw buffered"), at_least(2, "pyzmq")
             ),
             candidate("raw buffered", RawBuffered(), count * 2, size),
             *peers(count, size)[:1],
@@ -74,16 +59,15 @@ def small(arguments: Namespace) -> None:
         "pyzmq",
         arguments,
     )
-    ahead_of_every(results, ("pyzmq",), 2.0)
 
 
 def large(arguments: Namespace) -> None:
     size, count = 1 << 20, 3000
-    wanted: dict[str, object] = {"wanted": ">= 0.85 x C floor", "wanted_ratio": 0.85, "wanted_of": "C floor"}
+    wish = at_least(0.85, "C floor")
     compare(
         "1 MiB one way",
         [
-            candidate("penstock", Penstock(), count, size, size, **wanted),
+            candidate("penstock", Penstock(), count, size, size, wish),
             candidate("C floor", CFloor(), count, size, size),
             candidate("raw sockets", Raw(), count, size, size),
             *peers(count // 2, size, size),
@@ -95,7 +79,7 @@ def large(arguments: Namespace) -> None:
     compare(
         "1 MiB to ten subscribers",
         [
-            candidate("penstock", Penstock(1, 10), count // 10, size, size * 10, **wanted),
+            candidate("penstock", Penstock(1, 10), count // 10, size, size * 10, wish),
             candidate("C floor", CFloor(1, 10), count // 10, size, size * 10),
         ],
         "C floor",

@@ -6,7 +6,8 @@ from argparse import Namespace
 
 from harness import Candidate, compare, options, pinned
 from peers_tcp import CFloor, Penstock, PenstockStalled, Pynng, Raw, Zenoh, Zmq
-from tcp_rates import ahead_of_every, available
+from tcp_rates import PEERS, available
+from wishes import ahead_of, at_most
 
 
 def roundtrip(title: str, core: int, arguments: Namespace) -> None:
@@ -26,10 +27,9 @@ def roundtrip(title: str, core: int, arguments: Namespace) -> None:
             continue
         run = Candidate(name, lambda n, side=side: side.echo(n, data), count, latency=True, close=side.close)  # type: ignore[misc]
         if isinstance(side, Penstock):
-            run.wanted, run.wanted_ratio, run.wanted_of = "<= 1.15 x raw sockets", 1 / 1.15, "raw sockets"
+            run.wishes = (at_most(1.15, "raw sockets"), ahead_of(*PEERS))
         candidates.append(run)
-    results = compare(title, candidates, "raw sockets", arguments, unit="s")
-    ahead_of_every(results, ("pyzmq", "zenoh", "pynng"))
+    compare(title, candidates, "raw sockets", arguments, unit="s")
 
 
 def stalled(title: str, arguments: Namespace) -> None:
@@ -38,7 +38,7 @@ def stalled(title: str, arguments: Namespace) -> None:
     alone, beside = Penstock(1), PenstockStalled(1)
     candidates = [
         Candidate("beside a stalled one", lambda n: beside.echo(n, data), 5000, latency=True, close=beside.close,
-                  wanted="<= 1.15 x alone", wanted_ratio=1 / 1.15),
+                  wishes=[at_most(1.15, "alone")]),
         Candidate("alone", lambda n: alone.echo(n, data), 5000, latency=True, close=alone.close),
     ]  # fmt: skip
     compare(title, candidates, "alone", arguments, unit="s")

@@ -181,8 +181,8 @@ class BoundWriter {
     }
 
     // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
-    // Python for each. Properties and message id, where given, are those of every message; with None each keeps its own
-    // properties, and its own message id (unless one is given) and key. `more` (encoded too) is added to the properties.
+    // Python for each. Properties and message id, where given, are those of every message; otherwise each keeps its own,
+    // and always its key. `more` (encoded too) is added to the properties.
     nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id,
                           nb::handle more) {
         check_process();
@@ -207,7 +207,7 @@ class BoundWriter {
             addresses[i] = reinterpret_cast<std::uint64_t>(entry.data);
             lengths[i] = static_cast<std::uint64_t>(entry.size);
             check_length(lengths[i]);
-            const std::uint64_t extra = common + (own ? entry.details_size() : 0);
+            const std::uint64_t extra = common + entry.details_size() - (own ? 0 : entry.properties_size);
             bare = bare && extra == 0;
             total += padded(sizeof(RecordHeader) + lengths[i] + extra);
         }
@@ -222,8 +222,8 @@ class BoundWriter {
                 std::string_view chosen = encoded.text();
                 if (own) chosen = entry.encoded_properties();
                 if (added.size()) chosen = joined.assign(chosen).append(added.text());
-                const std::string_view name = own && !identity.size() ? entry.message_id() : identity.text();
-                put(topics[i], {entry.data, lengths[i], chosen, name, own ? entry.key() : std::string_view{}, 0});
+                const std::string_view name = identity.size() ? identity.text() : entry.message_id();
+                put(topics[i], {entry.data, lengths[i], chosen, name, entry.key(), 0});
             }
         } else {
             first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());

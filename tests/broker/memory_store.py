@@ -68,9 +68,9 @@ class MemoryStore:
             position += next(self.memory.gaps)
             name = topic or message.channel or names[0]
             ordinal = 1 + sum(stored.topic == name for stored in known)
-            own, key = (encode_properties(message.properties), own_key) if properties is None else (properties, b"")
-            identity = message_id or (own_id if properties is None else b"")
-            stored = Stored(position, name, ordinal, time.time_ns(), bytes(message), own + more, identity, key)
+            own = encode_properties(message.properties) if properties is None else properties
+            identity = message_id or own_id
+            stored = Stored(position, name, ordinal, time.time_ns(), bytes(message), own + more, identity, own_key)
             known.append(stored)
         staged = known[-len(batch) :]
         self._staged += staged

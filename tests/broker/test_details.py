@@ -19,7 +19,7 @@ from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, enc
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.journal import Journal
 
-from .conftest import LONG, Wire
+from .conftest import LONG, Wire, until
 from .test_disk_failures import Failing
 
 ROWS = [
@@ -123,6 +123,34 @@ def test_messages_of_a_range_count_for_the_rate(serve: Callable[..., Server]) ->
         writer.commit("job")
         assert time.monotonic() - began >= 0.4
     assert max((connection.received_messages for connection in server.connections.values()), default=300) == 300
+
+
+def test_a_message_that_waits_or_dies_keeps_them(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """A delayed message when it is due, a dead letter, and one that is sent back: each is the message that was published."""
+    with Journal(tmp_path / "broker") as journal:
+        journal.append("t", b"poison", message_id="id-1", key="key-1")
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t", max_deliveries=1, from_position=1)
+        client.publish("t", b"late", message_id="id-2", delay_s=0.05)
+        with client.subscribe("q", ack="manual") as consumer:
+            for wanted in (b"poison", b"late"):
+                message = consumer.read(LONG)
+                assert message is not None and bytes(message) == wanted
+                consumer.nack(message)
+            until(lambda: any(entry["queue"] == "q.dead" and entry["depth"] == 2 for entry in client.queues()))
+        assert client.redrive("q") == 2
+    server.close()
+    with Journal(tmp_path / "broker", mode="read") as journal:
+        batch = journal.read_many(1, 100)
+        found = {
+            (message.channel, bytes(message), *details)
+            for message, details in zip(batch, batch_details(batch), strict=True)
+        }
+    poison, late = (b"poison", b"id-1", b"key-1"), (b"late", b"id-2", b"")
+    for topic in ("t", "$dead.q", "$queue.q"):
+        assert {(topic, *poison), (topic, *late)} <= found
+    assert ("$delayed", *late) in found
 
 
 def test_what_is_no_broker_is_told() -> None:

@@ -9,7 +9,7 @@ from penstock.cli.bench_page import page
 
 
 def result(name: str, median: float, unit: str = "messages/s", **more: Any) -> dict[str, Any]:
-    spread = {"low": median / 2, "high": median * 2, "ratio": 1.0, "wanted": "", "got": "", "reached": None}
+    spread = {"low": median / 2, "high": median * 2, "ratio": 1.0, "wishes": []}
     return {"name": name, "unit": unit, "median": median, **spread, **more}
 
 
@@ -37,16 +37,20 @@ def test_questions_of_one_curve_become_one_plot_with_a_line_a_candidate() -> Non
 
 def test_bars_have_verdicts_and_single_timings_a_distribution() -> None:
     timings = {"1": 1e-6, "50": 2e-6, "99": 9e-6, "100": 1e-3}
-    wish = {"wanted": "<= 2 x floor", "got": "1.5 x floor", "reached": True}
+    wishes = [
+        {"wanted": "<= 2 x floor", "got": "1.5 x floor", "reached": True},
+        {"wanted": ">= 2 x peer", "got": "peer did not run", "reached": None},
+    ]
     made = page(
         [
             record(
-                "round trip", [result("penstock", 2e-6, "s", distribution=timings, **wish), result("floor", 1e-6, "s")]
+                "round trip", [result("penstock", 2e-6, "s", distribution=timings, wishes=wishes), result("floor", 1e-6, "s")]
             )
         ]
     )
     assert made.count("<rect") == 2 + 1 and made.count("<polyline") == 1, "two bars, one line with its legend"
-    assert "wanted &lt;= 2 x floor, got 1.5 x floor, reached" in made and "less is better" in made
+    assert "wanted &lt;= 2 x floor, got 1.5 x floor, reached" in made and "got peer did not run, not judged" in made
+    assert "less is better" in made
     assert "penstock 1.2.3" in made
 
 

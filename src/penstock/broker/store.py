@@ -60,8 +60,8 @@ class Store(Protocol):
     ) -> Sequence[int]:
         """Take a batch; the position of each message, as a ``range`` where there are no gaps.
 
-        Its channels are the topics, unless one is given. Each message keeps its properties, message id and key
-        (``batch_details``), unless other properties or one message id are given; ``more`` is added to the properties.
+        Its channels are the topics, unless one is given. Each message keeps its key, and its properties and message id
+        (``batch_details``) unless others are given; ``more`` is added to the properties.
         """
 
     def record(self, kind: int, data: bytes) -> None:

@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.bench_page import page, verdict
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "in-process": ("bus",),
     "shm": ("shm",),
@@ -62,8 +64,6 @@ def bench(
         records = read(results)
     wishes(records)
     if html_page:
-        from penstock.cli.bench_page import page
-
         html_page.write_text(page(records))
         typer.echo(f"page written to {html_page}")
     if failed:
@@ -109,8 +109,7 @@ def wishes(records: list[dict[str, Any]]) -> None:
         table.add_column(column)
     for record in records:
         for result in record["results"]:
-            if result["wanted"]:
-                verdict = "reached" if result["reached"] else "not reached"
-                table.add_row(record["question"], result["name"], result["wanted"], result["got"], verdict)
+            for wish in result["wishes"]:
+                table.add_row(record["question"], result["name"], wish["wanted"], wish["got"], verdict(wish))
     if table.row_count:
         Console().print(table)

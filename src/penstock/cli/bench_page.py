@@ -39,6 +39,13 @@ text {{ fill: currentColor; font: 12px system-ui, sans-serif; }} .note {{ opacit
 {"".join(plots)}</body></html>"""
 
 
+def verdict(wish: dict[str, Any]) -> str:
+    """Whether a wish was reached, in words."""
+    if wish["reached"] is None:
+        return "not judged"
+    return "reached" if wish["reached"] else "not reached"
+
+
 def _bars(record: Record) -> str:
     results = record["results"]
     if not results:
@@ -57,10 +64,9 @@ def _bars(record: Record) -> str:
             f'<text x="{238 + high:.1f}" y="{y + 16}">{html.escape(label)}</text>'
         )
     verdicts = [
-        f"{result['name']}: wanted {result['wanted']}, got {result['got']}, "
-        + ("reached" if result["reached"] else "not reached")
+        f"{result['name']}: wanted {wish['wanted']}, got {wish['got']}, {verdict(wish)}"
         for result in results
-        if result["wanted"]
+        for wish in result["wishes"]
     ]
     return (
         f"<h2>{html.escape(record['question'])}{_less(results[0])}</h2>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import show
+from penstock.cli.held import held_back
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 app = typer.Typer()
+WATCH_S = 0.5
 
 
 class Name(StrEnum):
@@ -151,7 +154,8 @@ def _session(master: str) -> Iterator[SparkSession]:
     from penstock.spark import session
 
     settings: dict[str, Any] = {"spark.log.level": "ERROR"}
-    spark = session("penstock pipeline", master=master, **settings)
+    with held_back():
+        spark = session("penstock pipeline", master=master, **settings)
     try:
         yield spark
     finally:
@@ -203,7 +207,8 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     )
     target.mkdir(parents=True, exist_ok=True)
     table = target / f"{kind.value}.parquet"
-    result.write.mode("overwrite").parquet(str(table))
+    with progress.watching(frame.sparkSession):
+        result.write.mode("overwrite").parquet(str(table))
     made = frame.sparkSession.read.parquet(str(table))
     if kind is Name.ALIGN:
         progress.add(made.count(), 0, 0)
@@ -224,7 +229,8 @@ def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
 
     if not declared.streaming:
         seen = Observation()
-        declared.run(spark, seen)
+        with progress.watching(spark):
+            declared.run(spark, seen)
         progress.add(int(seen.get["rows"]), int(seen.get["bytes"]), 0)
         return
     query = declared.run(spark, "source")
@@ -307,6 +313,28 @@ class _Progress:
         ):
             self.counters.set(field, value)
         self.counters.state("running")
+
+    @contextmanager
+    def watching(self, spark: SparkSession) -> Iterator[None]:
+        """While one query runs, whose rows are counted when it is done: how many of its tasks are."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            tracker = spark.sparkContext.statusTracker()
+            while not ended.wait(WATCH_S):
+                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
+                tasks = sum(stage.numTasks for stage in stages if stage is not None)
+                if tasks:
+                    self.bar.update(self.task, text=f"{done} of {tasks} tasks", completed=done, total=tasks)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def add(self, rows: int, payload_bytes: int, lag: int) -> None:
         """One run is done."""

@@ -1,0 +1,59 @@
+"""What a program says on standard error while it starts: held back, and shown only where the start fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["held_back"]
+
+MOST_LINES = 200
+MARK = b"\0the end of what is held back\n"
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Standard error of this process and of what is started within goes through a pipe.
+
+    What comes in the block is shown when it ends by an error, the last lines of it; what the programs that were started
+    say afterwards is passed on as it comes.
+    """
+    reading, writing = os.pipe()
+    before = os.dup(2)
+    sys.stderr.flush()
+    os.dup2(writing, 2)
+    held: deque[bytes] = deque(maxlen=MOST_LINES)
+    started = threading.Event()
+    threading.Thread(target=_pass_on, args=(reading, os.dup(before), held, started), daemon=True).start()
+
+    failed = False
+    try:
+        yield
+    except Exception:
+        failed = True
+        raise
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.write(writing, MARK)
+        os.close(writing)
+        started.wait()
+        if failed:
+            os.write(before, b"".join(held))
+        os.close(before)
+
+
+def _pass_on(reading: int, target: int, held: deque[bytes], started: threading.Event) -> None:
+    with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
+        for line in lines:
+            if started.is_set():
+                out.write(line)
+            elif line.endswith(MARK):
+                held.append(line.removesuffix(MARK))
+                started.set()
+            else:
+                held.append(line)
