@@ -61,6 +61,7 @@ class Broker:
         self.transactions = Transactions(limits)
         self.identifiers = Identifiers(limits)
         self.staged_bytes = 0  # for the next commit
+        self.expired = 0  # delayed messages that retention freed before they were due
         self.counters = Counters("broker", "broker", f"{uuid.uuid4()}")
         self._by_topic: dict[str, list[Queue]] = {}
         self._ready: set[Queue] = set()  # to be pumped in this turn
@@ -161,7 +162,7 @@ class Broker:
             raise Refusal("unknown_queue", f"there is no queue {name}")
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
-        following = self.store.next if start is None else start
+        following = self.store.next if start is None else max(start, self.store.first)  # what was freed is not its loss
         queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
@@ -219,7 +220,7 @@ class Broker:
 
     def seek(self, queue: Queue, position: int) -> None:
         """Deliver from ``position`` on, again or for the first time."""
-        queue.state.reset(max(1, position))
+        queue.state.reset(max(1, position, self.store.first))
         self._stuck.pop(queue, None)
         queue.caught_up = False
         queue.recount()
@@ -292,6 +293,11 @@ class Broker:
         self.identifiers.note(identifier, positions[0])
         self.on_failure(lambda: self.identifiers.forget(identifier))
         return positions
+
+    def expire(self) -> None:
+        """A delayed message is gone: it was stored, so it is matched already."""
+        self.expired += 1
+        self.counters.add("expired")
 
     def produced(self, producer: str, count: int) -> None:
         """``count`` more messages of a numbered producer were staged."""
@@ -396,7 +402,7 @@ class Broker:
         self._records.clear()
         for topic in published:
             self._notify(topic, first)
-        self.counters.set("delivered", self.counters.get("matched"))
+        self.counters.set("delivered", self.counters.get("matched") - self.expired)
 
     def _stage_records(self) -> None:
         for kind, data in self._records:

@@ -58,7 +58,7 @@ class Delayed:
         end = store.next
         self._caught_up = False
         while self.state.cursor < end:
-            batch, following = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
+            batch, following, _ = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
             self.state.hold(batch)
             self.state.look_from(following)
         self._caught_up = True
@@ -70,7 +70,7 @@ class Delayed:
         broker = self._broker
         for position, _ in self.state.due(now_ns, RELEASE_MESSAGES):
             try:
-                batch, _ = broker.store.read(position, 1, 1 << 62)
+                batch, *_ = broker.store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:  # the others are not held up by it
                 log.error("a delayed message that is due cannot be read: %s", error)
                 self.state.postpone(position, now_ns + UNREADABLE_NS)
@@ -81,7 +81,7 @@ class Delayed:
                 properties.pop("$due_ns", None)
                 broker.publish(batch, topic=topic, properties=encode_properties(properties))
             else:
-                broker.counters.drop("expired")  # freed by retention while it waited
+                broker.expire()  # freed by retention while it waited
             self.state.acknowledge(0, position, position)
             broker.on_failure(lambda position=position: self.state.put_back(position, 0, now_ns + RETRY_NS))  # type: ignore[misc]
         broker.touch()

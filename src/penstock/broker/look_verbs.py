@@ -45,7 +45,7 @@ class LookVerbs(Session):
 
     def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
         statistics = self.broker.store.statistics()
-        batch, following = self.broker.store.read(start, count, most_bytes, tuple(patterns))
+        batch, following, _ = self.broker.store.read(start, count, most_bytes, tuple(patterns))
         index, size = fetch_index(batch)
         head = {
             "count": len(batch),

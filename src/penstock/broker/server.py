@@ -444,6 +444,7 @@ class Server:
             "queues": len(self.broker.queues),
             "consumers": sum(len(queue.consumers) for queue in self.broker.queues.values()),
             "published": self.broker.counters.get("matched"),
+            "expired": self.broker.expired,
             "commits": self.commits,
             "first": stored.first,
             "next": stored.next,

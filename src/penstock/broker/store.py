@@ -46,6 +46,10 @@ class Store(Protocol):
         """The position after the last durable one."""
 
     @property
+    def first(self) -> int:
+        """The least position kept."""
+
+    @property
     def failed(self) -> bool:
         """Whether it can store nothing any more until it is opened again."""
 
@@ -70,8 +74,12 @@ class Store(Protocol):
     def commit(self) -> None:
         """Make everything taken durable and visible, in one step. OSError: nothing of it was."""
 
-    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
-        """Durable messages at or after ``start`` (all topics, or those of patterns), and where to go on from."""
+    def read(
+        self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
+    ) -> tuple[Batch, int, int]:
+        """Durable messages at or after ``start`` (all topics, or those of patterns), where to go on from, and how many
+        positions from ``start`` on are not kept any more.
+        """
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
         """The position of the first message at or after an ordinal (of a topic) or a time; the next one if none."""
@@ -139,9 +147,11 @@ class JournalStore:
         self._writer.commit()
         self._journal.roll()
 
-    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
+    def read(
+        self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
+    ) -> tuple[Batch, int, int]:
         """Views of the mapped segments."""
-        return self._journal.read_from(max(1, start), most, most_bytes, self._filter(topics))
+        return self._journal.read_counted(max(1, start), most, most_bytes, self._filter(topics))
 
     def _filter(self, topics: tuple[str, ...] | None) -> Any:
         if topics is None:
@@ -170,7 +180,7 @@ class JournalStore:
     def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
         """Those that are too long to be published with are left out."""
         while True:
-            batch, following = self.read(start, 4096, 1 << 40)
+            batch, following, _ = self.read(start, 4096, 1 << 40)
             positions, timestamps_ns = batch.positions, batch.timestamps_ns
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
                 yield positions[number], identifier, timestamps_ns[number]
@@ -196,6 +206,11 @@ class JournalStore:
             self._stored_at = now
             self._stored_bytes = sum(entry.stat().st_blocks * 512 for entry in os.scandir(journal.directory))
         return StoreStatistics(journal.first, journal.frontier, self._stored_bytes, self._writer.commits)
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+        return self._journal.first
 
     @property
     def next(self) -> int:
