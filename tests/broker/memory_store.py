@@ -86,6 +86,10 @@ class MemoryStore:
         self._staged, self._recorded = [], []
 
     @property
+    def topics(self) -> set[str]:
+        return {stored.topic for stored in self.memory.messages}
+
+    @property
     def first(self) -> int:
         return self.memory.messages[0].position if self.memory.messages else self.memory.first
 

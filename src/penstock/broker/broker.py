@@ -15,7 +15,7 @@ import struct
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
@@ -262,6 +262,15 @@ class Broker:
         if quota and self._stored() + more_bytes > quota:
             raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
+    def check_topics(self, names: Iterable[str]) -> None:
+        """Refusal when these would be more topics than may be."""
+        known, most = self.store.topics, self.limits.max_topics
+        new = sum(name not in known for name in names)
+        if new and len(known) + new > most:
+            raise Refusal(
+                "limit", f"there are {len(known)} topics, the most allowed are {most}; use those, or --max-topics"
+            )
+
     def full(self) -> bool:
         """Whether the disk quota is reached."""
         quota = self.limits.quota_bytes
@@ -326,6 +335,8 @@ class Broker:
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
+        self.check_room(whole_bytes)
+        self.check_topics({name for batch in batches for name in batch_names(batch) if name})
         published: list[tuple[Batch, Sequence[int]]] = []
         for batch in batches:
             positions = self.publish(batch)

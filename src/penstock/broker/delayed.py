@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.broker.words import Refusal
 from penstock.errors import PenstockError
 from penstock.journal.layout import encode_properties
 
@@ -34,6 +35,7 @@ class Delayed:
         self.state = QueueState(1)
         self._whole = False  # the next record is the whole state, not a change
         self._caught_up = False  # everything stored so far was looked at
+        self._added = 0  # not looked at yet
 
     def look(self, first: int) -> None:
         """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
@@ -47,8 +49,15 @@ class Delayed:
         except (PenstockError, OSError) as error:
             log.error("delayed messages cannot be read: %s", error)
 
+    def check_room(self, count: int) -> None:
+        """Refusal when so many more would be too many."""
+        most = self._broker.limits.max_delayed
+        if self.state.outstanding + self._added + count > most:
+            raise Refusal("full", f"more than {most} messages would be delayed; publish them when they are due")
+
     def add(self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: str) -> Sequence[int]:
         """Store one message now and publish it at ``due_ns``."""
+        self._added += 1
         told = encode_properties({"$topic": topic, "$due_ns": str(due_ns), **more})
         return self._broker.publish_as(batch, identifier, topic=TOPIC, more=told)
 
@@ -62,6 +71,7 @@ class Delayed:
             self.state.hold(batch)
             self.state.look_from(following)
         self._caught_up = True
+        self._added = 0
 
     def release(self, now_ns: int) -> None:
         """Publish the messages whose time has come."""
@@ -97,3 +107,4 @@ class Delayed:
     def not_stored(self) -> None:
         """The last record did not reach the disk."""
         self._whole = True
+        self._added = 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -39,6 +39,7 @@ class StoreStatistics:
 class Store(Protocol):
     """What the broker needs of whatever keeps its messages."""
 
+    topics: Collection[str]  #: the names of all topics there are
     identity: str  #: changes when the store is made anew: positions of one identity mean nothing to another
 
     @property
@@ -113,6 +114,7 @@ class JournalStore:
         self._journal.on_snapshot(snapshot)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
+        self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
         self._stored_bytes = 0
@@ -134,6 +136,7 @@ class JournalStore:
             if len(self._ids) > 10_000:
                 self._ids.clear()
             numbers = [self._journal.topic_id(name) for name in names]
+            self.topics.update(names)
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
         first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
         return range(first, last + 1)
