@@ -152,5 +152,5 @@ def test_again_and_again_until_ctrl_c(tmp_path):
         process.kill()
         process.wait()
     assert process.returncode in (0, 130) and "150 rows" in told, told
-    assert len(told.splitlines()) == 1, f"Spark's own words are not the user's: {told}"
+    assert len(told.split("\n")) <= 3 and told.strip().startswith("archive:"), f"Spark's own words, too: {told}"
     assert read_manifest(tmp_path / "a").rows == 150
