@@ -120,6 +120,23 @@ class Backlog:
         self.close()
 
 
+class Endless(Backlog):
+    """A subscriber of somebody who never pauses: at every look there is a new message."""
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        return [Message(b"new", timestamp_ns=time.time_ns())]
+
+
+def test_what_keeps_coming_after_the_stop_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Endless)
+    monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
+    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+        wait_for(lambda: recorder.totals()["messages"])
+        recorder.stop()
+    story = recording.read_story(tmp_path / "rec")
+    assert story.ended and not recorder.errors
+
+
 def test_a_backlog_is_drained_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(penstock, "subscriber", Backlog)
     monkeypatch.setattr(recorder_module, "DRAIN_S", 0.2)
