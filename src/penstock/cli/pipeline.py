@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.address import without_secrets
 from penstock.cli import show
 from penstock.cli.held import held_back
 from penstock.errors import InvalidArgument
@@ -279,7 +280,7 @@ class _Progress:
         from penstock._core import Counters
 
         local = self.source is not None and "://" not in self.source
-        where = f"journal:{Path(self.source or '').resolve()}" if local else self.source or ""
+        where = f"journal:{Path(self.source or '').resolve()}" if local else without_secrets(self.source or "")
         self.counters = Counters("spark", "pipeline", f"{self.name} <- {where}" if where else self.name)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=show.console(stderr=True), transient=True)
