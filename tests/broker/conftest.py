@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,23 @@ import pytest
 from penstock.broker import Client, Server
 
 LONG = 30.0
+TOKENS = """
+[[token]]
+name = "north"
+token = "secret-north"
+publish = ["sensors.north.>"]
+subscribe = ["sensors.>"]
+queues = ["north-*"]
+
+[[token]]
+name = "root"
+sha256 = "{digest}"
+publish = [">"]
+subscribe = [">"]
+manage = true
+statistics = true
+shutdown = true
+"""
 
 
 class Wire:
@@ -81,6 +99,14 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens.toml"
+    path.write_text(TOKENS.format(digest=hashlib.sha256(b"secret-root").hexdigest()))
+    path.chmod(0o600)
+    return path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import ipaddress
 import os
 import signal
@@ -19,32 +18,6 @@ from penstock.broker import Client, Limits, Server
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
 from .conftest import LONG, Wire, until
-
-TOKENS = """
-[[token]]
-name = "north"
-token = "secret-north"
-publish = ["sensors.north.>"]
-subscribe = ["sensors.>"]
-queues = ["north-*"]
-
-[[token]]
-name = "root"
-sha256 = "{digest}"
-publish = [">"]
-subscribe = [">"]
-manage = true
-statistics = true
-shutdown = true
-"""
-
-
-@pytest.fixture
-def tokens(tmp_path: Path) -> Path:
-    path = tmp_path / "tokens.toml"
-    path.write_text(TOKENS.format(digest=hashlib.sha256(b"secret-root").hexdigest()))
-    path.chmod(0o600)
-    return path
 
 
 def test_it_listens_on_loopback_alone_unless_told(tmp_path: Path, tokens: Path) -> None:

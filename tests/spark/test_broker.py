@@ -171,6 +171,32 @@ def test_what_failed_attempts_left_is_forgotten(broker):
     assert server.broker.staged_bytes == 0
 
 
+def test_what_a_killed_run_staged_is_not_published(broker, tmp_path):
+    """A driver that starts anew counts its attempts from 0: the parts of the one before it are none of its own."""
+    _, url, server = broker
+    batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": b"x"}] * 5, schema=SHAPE)
+    open_staging(url, "query-1-0", {}).write(0, 0, iter([batch]))
+    name, count = open_staging(url, "query-1-0", {}).write(0, 0, iter([batch]))
+    open_staging(url, "query-1-0", {}).commit([name], once=True, batch=0)
+    assert count == 5 and open_place(url).frontier == 6
+    assert not server.broker.transactions.staged
+
+
+def test_a_task_that_fails_leaves_nothing(broker):
+    _, url, server = broker
+    batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": b"x"}] * 5, schema=SHAPE)
+    held = []
+
+    def rows():
+        yield batch
+        held.append(server.broker.transactions.staged_bytes)
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        open_staging(url, "query-1-0", {}).write(0, 0, rows())
+    assert held[0] > 0 and not server.broker.transactions.staged
+
+
 def test_a_broker_that_goes_away_and_comes_back(spark, tmp_path):
     """The query that was under way ends with a clear text; started again it loses nothing and writes nothing twice."""
     port = free_port()

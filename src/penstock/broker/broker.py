@@ -31,6 +31,7 @@ from penstock.broker.records import (
     KIND_PRODUCER,
     KIND_QUEUE,
     KIND_TRANSACTION,
+    KINDS,
     named,
     unnamed,
 )
@@ -115,7 +116,7 @@ class Broker:
             self._apply_queue(fields["name"], QueueOptions.load(fields["options"]), fields["start"])
         elif kind == KIND_DELAYED:
             self.delayed.state.apply(data)
-        else:
+        elif kind in KINDS:
             self._apply_named(kind, *unnamed(data))
 
     def _apply_queue(self, name: str, options: QueueOptions, start: int) -> None:
@@ -174,11 +175,30 @@ class Broker:
         """Give a queue other options."""
         if options == queue.options:
             return
+        moved = options.topics != queue.options.topics
         queue.rebind(options)
         self._by_topic.clear()
         if not options.temporary:
             self._record(KIND_QUEUE, self._queue_record(queue))
         self.wake(queue)
+        if moved:  # for all of them: who reads dead letters reads the topics of where they come from
+            for reader in [consumer for other in self.queues.values() for consumer in other.consumers]:
+                reader.rebound()
+
+    def sources(self, queue: Queue) -> set[str]:
+        """The topics whose messages get into the queue: its own, and for dead letters those of where they come from."""
+        found: set[str] = set()
+        waiting, seen = [queue.name], {queue.name}
+        while waiting:
+            origin = self.queues.get(waiting.pop())
+            for topic in origin.options.topics if origin is not None else (">",):  # of a queue that is gone: any
+                if topic.startswith(dead_letters.PREFIX):
+                    name = topic.removeprefix(dead_letters.PREFIX)
+                    waiting += {name} - seen
+                    seen.add(name)
+                else:
+                    found.add(topic)
+        return found
 
     def delete(self, queue: Queue) -> None:
         """Forget a queue. Its messages stay in the store."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.broker.broker import Broker
 
+PREFIX = "$dead."  # of the topic of a queue's dead letters
 REDRIVE_MESSAGES, REDRIVE_BYTES = 65_536, 256 << 20  # at most about so much in one commit
 RETRY_NS = 1_000_000_000  # after a commit that failed
 _BURIAL = ("$queue", "$reason", "$position")
@@ -27,7 +28,7 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
     message = _read(broker, position)
     if message is not None:
         name = _name(queue)
-        target = f"$dead.{queue.name}"
+        target = f"{PREFIX}{queue.name}"
         options = QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s)
         dead = broker.queue(name, options, bounded=False)  # one for each queue at most
         if not dead.wants(target):  # it was there before, for other topics

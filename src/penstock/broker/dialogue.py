@@ -296,7 +296,9 @@ class Dialogue:
                 pending.settle()
         else:
             self._waiting.popleft()
-            if pending.data in self._renewed:  # nobody waits for this: try it all again
+            if pending.data in self._renewed:  # nobody waits for this: try it all again, unless it is of no use
+                if code == "denied":
+                    self.fail(error)
                 raise ProtocolError(f"the broker did not take the subscription again: {text}")
             pending.settle(error=error)
 

@@ -8,6 +8,7 @@ from typing import Any
 from penstock._core.broker import batch_names, fetch_index
 from penstock.broker import words
 from penstock.broker.session import Session, need
+from penstock.broker.words import Refusal
 
 
 class LookVerbs(Session):
@@ -26,7 +27,9 @@ class LookVerbs(Session):
     def peers(self, arguments: list[str]) -> None:
         """PEERS <topic>: how many queues take it and how many consumers these have."""
         (name,) = need(arguments, 1, "PEERS <topic>", most=1)
-        queues = self.broker.queues_of(words.check_topic(name))
+        if not (self.rights.may_publish(words.check_topic(name)) or self.rights.may_subscribe(name)):
+            raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
+        queues = self.broker.queues_of(name)
         self.reply(b"PEERS %d %d\n" % (len(queues), sum(len(queue.consumers) for queue in queues)))
 
     def fetch(self, arguments: list[str]) -> None:

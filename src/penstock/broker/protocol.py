@@ -95,7 +95,7 @@ class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
         self.name = str(options.get("name", ""))[:255]
         more = b""
         if options.get("producer"):
-            self.producer = words.check_name(str(options["producer"]), "producer")
+            self.producer = self._own(str(options["producer"]), "producer")
             self.host.take_over(self.producer, self)
             more = b" last=%d" % self.broker.producers.get(self.producer, 0)
         self.confirms = True  # `last` counts what is on its way to the disk

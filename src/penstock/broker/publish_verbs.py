@@ -98,7 +98,7 @@ class PublishVerbs(Session):
         """STAGE <transaction> <topic> <lengths>: keep a message until COMMIT."""
         count = len(batch)
         try:
-            self.broker.transactions.stage(transaction, batch)
+            self.broker.transactions.stage(self._own(transaction, "transaction"), batch)
         except Refusal as refusal:
             for _ in range(count):
                 self.reply(words.error_line(refusal.code, refusal.text))
@@ -107,9 +107,10 @@ class PublishVerbs(Session):
 
     def load(self, transaction: str, batch: Batch) -> None:
         """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
+        name = self._own(transaction, "transaction")
         messages = self._range(bytes(batch[0]))
         self.loaded += len(messages) - 1
-        self.broker.transactions.stage(transaction, messages)
+        self.broker.transactions.stage(name, messages)
         self.reply(b"STAGED %d\n" % len(messages))
 
     def _range(self, data: bytes) -> Batch:
@@ -127,21 +128,22 @@ class PublishVerbs(Session):
             raise Refusal("bad_range", str(error)) from None
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise Refusal("bad_range", "the head of a range is JSON: count and topics (numbers and names)") from None
-        for name in batch_names(messages):
-            if not self.rights.may_publish(words.check_topic(name)):
-                raise Refusal("denied", f"the topic is not yours to publish to: {name}")
+        self._check_publish(words.check_topic(name) for name in batch_names(messages))
         return messages
 
     def commit(self, arguments: list[str]) -> None:
         """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
         transaction, *parts = need(arguments, 1, "COMMIT <transaction> [part ...]")
-        words.check_name(transaction, "transaction")
-        first, last, again = self.broker.commit_transaction(transaction, parts)
+        name = self._own(transaction, "transaction")
+        owned = [self._own(part, "transaction") for part in parts]
+        staged = self.broker.transactions.batches(owned or [name], all_there=False)
+        self._check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
+        first, last, again = self.broker.commit_transaction(name, owned)
         self.confirms = True
         self.reply(b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b""))
 
     def abort(self, arguments: list[str]) -> None:
         """ABORT <transaction>: forget what was staged."""
         (transaction,) = need(arguments, 1, "ABORT <transaction>", most=1)
-        self.broker.transactions.abort(transaction)
+        self.broker.transactions.abort(self._own(transaction, "transaction"))
         self.reply(b"OK\n")

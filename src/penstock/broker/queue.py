@@ -64,6 +64,9 @@ class Consumer(Protocol):
     def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
         """Send these."""
 
+    def rebound(self) -> None:
+        """Some queue has other topics: whether it may still read its own is to be asked again."""
+
 
 class Queue:
     """One queue."""

@@ -52,6 +52,9 @@ class QueueVerbs(Session):
         credit = max(1, min(int(options.get("credit", 256)), self.max_unacknowledged))
         if options.get("ack", "") not in ("", "none"):
             raise Refusal("bad_option", "ack is none, or left out")
+        found = self.broker.queues.get(name)
+        if found is not None and not self.may_read(found):
+            raise Refusal("denied", f"queue {name} has topics that are not yours to read")
         queue = self._declare(name, options, change=False)
         if queue.consumers and (queue.raw or queue.options.exclusive):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")

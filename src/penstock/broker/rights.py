@@ -6,11 +6,14 @@ The file is TOML, readable by its owner alone::
     name = "north"                        # told in logs, never the token itself
     sha256 = "9f86d081884c7d65..."        # of the token; or  token = "..."
     publish = ["sensors.north.>"]         # topics it may publish to
-    subscribe = ["sensors.>"]             # topics its queues may be bound to, and that it may fetch
+    subscribe = ["sensors.>"]             # topics whose queues it may make and consume, and that it may fetch
     queues = ["north-*"]                  # queues it may use; default: all
-    manage = true                         # create, purge, pause, seek, delete, re-drive
+    manage = true                         # change, purge, pause, seek, delete, re-drive
     statistics = true
     shutdown = false
+
+Producers and transactions belong to the name of the token that they were made with: the same one of another name is
+another one.
 
 Used by the broker's loop thread only.
 """
@@ -40,6 +43,7 @@ class Rights:
     manage: bool = True
     statistics: bool = True
     shutdown: bool = False
+    owner: str = ""  #: what stands before the names of its producers and transactions
 
     def may_publish(self, topic: str) -> bool:
         """Whether messages to ``topic`` are taken."""
@@ -95,14 +99,16 @@ class Tokens:
                 raise InvalidArgument(f"{self.path}: token {number}: {key!r} is not known or of a wrong type")
         if ("token" in entry) == ("sha256" in entry):
             raise InvalidArgument(f"{self.path}: token {number} needs token or sha256, one of them")
+        name = entry.get("name", f"token {number}")
         rights = Rights(
-            name=entry.get("name", f"token {number}"),
+            name=name,
             publish=tuple(entry.get("publish", ())),
             subscribe=tuple(entry.get("subscribe", ())),
             queues=tuple(entry.get("queues", ("*",))),
             manage=entry.get("manage", False),
             statistics=entry.get("statistics", False),
             shutdown=entry.get("shutdown", False),
+            owner=hashlib.sha256(name.encode()).hexdigest()[:32] + "\n",  # no name of a peer's has a line's end
         )
         if "sha256" in entry:
             return bytes.fromhex(entry["sha256"]), rights

@@ -29,6 +29,7 @@ from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import Connection, ConnectionLimits
 from penstock.broker.endpoint import descriptors, listen, tls_context
 from penstock.broker.limits import Limits
+from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session
 from penstock.broker.store import JournalStore, Store
@@ -386,10 +387,16 @@ class Server:
         for connection in list(self.connections.values()):
             connection.scanner.forget_topics()
             rights = self.tokens.rights(connection.session.token or "")
-            if rights is not None:
-                connection.session.rights = rights
-            else:
+            if rights is None:
+                connection.session.end()  # nothing more is handed out while what was leaves
                 self._end(connection, "this token is not known any more")
+                continue
+            session = connection.session
+            session.rights = rights
+            queues = [subscription.queue for subscription in session.subscriptions.values()]
+            lost = next((queue for queue in queues if not session.may_read(queue)), None)
+            if lost is not None:
+                self._withdraw(connection, lost)
 
     # --- what sessions ask for
 
@@ -408,6 +415,18 @@ class Server:
         for connection in self.connections.values():
             if connection.session is session:
                 self._producers[producer] = connection
+
+    def withdraw(self, session: Session, queue: Queue) -> None:
+        """A queue was given topics that this consumer may not read."""
+        connection = next((found for found in self.connections.values() if found.session is session), None)
+        if connection is not None:
+            self._withdraw(connection, queue)
+
+    def _withdraw(self, connection: Connection, queue: Queue) -> None:
+        """The connection ends, its client is told why; queues that it may still read it can ask for again."""
+        connection.session.end()  # nothing more is handed out while what was leaves
+        if not connection.ending:
+            self._end(connection, f"queue {queue.name} is not yours to read any more")
 
     def shutdown(self) -> None:
         """A client asked the server to end."""

@@ -5,7 +5,7 @@ Replies are kept until the turn's commit is on disk, then they leave in the orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.broker import words
@@ -38,6 +38,9 @@ class Host(Protocol):
     def take_over(self, producer: str, session: Session) -> None:
         """Close an older connection of the same producer."""
 
+    def withdraw(self, session: Session, queue: Queue) -> None:
+        """End a connection that consumes what it may not read any more."""
+
     def statistics(self) -> dict[str, Any]:
         """Counts of the server."""
 
@@ -59,6 +62,11 @@ class Subscription:
             return True
         self.session.starved = True
         return False
+
+    def rebound(self) -> None:
+        """Some queue has other topics now."""
+        if not self.session.may_read(self.queue):
+            self.session.host.withdraw(self.session, self.queue)
 
     def deliver(self, queue: Queue, batch: Batch, counts: bytes | None) -> None:
         """Send these."""
@@ -146,6 +154,21 @@ class Session:
         words.check_pattern(pattern)
         if not self.rights.may_subscribe(pattern):
             raise Refusal("denied", f"topics {pattern} are not yours to read")
+
+    def may_read(self, queue: Queue) -> bool:
+        """Whether this connection may have the messages that get into the queue."""
+        return self.rights.may_use(queue.name) and all(
+            self.rights.may_subscribe(pattern) for pattern in self.broker.sources(queue)
+        )
+
+    def _own(self, name: str, what: str) -> str:
+        """A producer or transaction of this connection's token: the same name of another token is another one."""
+        return self.rights.owner + words.check_name(name, what)
+
+    def _check_publish(self, names: Iterable[str]) -> None:
+        for name in names:
+            if not self.rights.may_publish(name):
+                raise Refusal("denied", f"the topic is not yours to publish to: {name}")
 
     def _need_manage(self) -> None:
         if not self.rights.manage:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock._core.broker import batch_bytes, kept
-from penstock.broker import words
 from penstock.broker.limits import Limits
 from penstock.broker.words import Refusal
 
@@ -42,7 +41,6 @@ class Transactions:
 
     def stage(self, name: str, batch: Batch) -> None:
         """Keep messages until their transaction is committed."""
-        words.check_name(name, "transaction")
         staged = self.staged.get(name)
         more = batch_bytes(batch) + MESSAGE_BYTES * len(batch) + BATCH_BYTES
         if staged is None:
@@ -61,7 +59,8 @@ class Transactions:
         """What is staged under the names, in their order."""
         missing = [name for name in names if name not in self.staged]
         if missing and all_there:
-            raise Refusal("unknown_transaction", f"nothing is staged under {missing[0]}; stage it again")
+            name = missing[0].rpartition("\n")[2]  # without whose it is
+            raise Refusal("unknown_transaction", f"nothing is staged under {name}; stage it again")
         return [batch for name in names if name in self.staged for batch in self.staged[name].batches]
 
     def take(self, names: list[str]) -> dict[str, Staged]:

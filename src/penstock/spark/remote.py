@@ -9,6 +9,7 @@ that the broker shows its lag and its retention can wait for it.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow
 
 from penstock.broker.fetch import RangeClient
 from penstock.broker.words import OWN_PROPERTIES
-from penstock.errors import ClosedError, InvalidArgument, StateError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError
 from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.places import Range, Reading, shown
@@ -162,12 +163,18 @@ class BrokerStaging:
         self.transaction = transaction
 
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
-        name = f"{self.transaction}.{partition}.{attempt}"
+        # attempts are counted from 0 by every driver, and what one that died has staged is still there
+        name = f"{self.transaction}.{partition}.{attempt}-{secrets.token_hex(6)}"
         count = 0
-        with connect(self.text) as client:
-            for batch in batches:
-                for block in blocks.encode(batch, own=OWN_PROPERTIES):
-                    count += client.load(name, block.topics, block.index, block.data)
+        try:
+            with connect(self.text) as client:
+                for batch in batches:
+                    for block in blocks.encode(batch, own=OWN_PROPERTIES):
+                        count += client.load(name, block.topics, block.index, block.data)
+        except BaseException:
+            with contextlib.suppress(PenstockError):  # where it fails too, the commit or the idle time sweeps
+                self._forget(name)
+            raise
         return (name, count) if count else ("", 0)
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
@@ -178,5 +185,8 @@ class BrokerStaging:
             client.abort(f"{self.transaction}.*")  # what attempts that failed have left
 
     def abort(self) -> None:
+        self._forget(f"{self.transaction}.*")
+
+    def _forget(self, name: str) -> None:
         with connect(self.text) as client:
-            client.abort(f"{self.transaction}.*")
+            client.abort(name)
