@@ -340,7 +340,8 @@ class Gateway:
             raise AddLinkError(f'link {link}: "{STAR}" stands for every source and cannot be a sink')
         for end in link.ends:
             if not is_address(end) and end != STAR and end not in self._table.names:
-                raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {self._nearest(end)}")
+                known = [name for name in self._table.names if not is_address(name)]
+                raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {nearest(end, known)}")
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
 
@@ -470,11 +471,9 @@ class Gateway:
         self._check()
         kept = self._kept.get(name)
         if kept is None or kept.module is None:
-            raise BrokerError(f"there is no module {without_secrets(name)!r}; {self._nearest(name)}")
+            known = [one.shown for one in self._kept.values()]
+            raise BrokerError(f"there is no module {without_secrets(name)!r}; {nearest(name, known)}")
         return kept
-
-    def _nearest(self, name: str) -> str:
-        return nearest(without_secrets(name), map(without_secrets, list(self._kept)))
 
     def _changed(self) -> None:
         self._events.tell(Event.MODULE_LIST_CHANGED, self.module_list())

@@ -47,7 +47,7 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """The module's name; an endpoint's address with all that is in it."""
+        """The module's name; of an endpoint, its whole address."""
         return self.recipe.name
 
     @property

@@ -28,7 +28,8 @@ class Link:
         return f"{without_secrets(self.source)} -> {without_secrets(self.sink)}"
 
     def __repr__(self) -> str:
-        return f"Link({self}, filter={self.filter!r})"
+        more = "" if self.filter is None else f", {self.filter!r}"
+        return f"Link({without_secrets(self.source)!r}, {without_secrets(self.sink)!r}{more})"
 
     @property
     def ends(self) -> tuple[str, str]:
