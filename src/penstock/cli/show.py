@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from penstock.printable import printable
 
@@ -51,9 +51,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
     return made
 
 
-def print_json(value: Any) -> None:
-    """One line of JSON."""
-    print(json.dumps(value), flush=True)
+def print_json(value: Any, stream: IO[str] | None = None) -> None:
+    """One line of JSON, on standard output where nothing else is said."""
+    print(json.dumps(value), file=stream, flush=True)
 
 
 def _scaled(value: float, step: float) -> tuple[float, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import enum
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,9 @@ from penstock.printable import printable
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "record"]
+__all__ = [
+    "Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "json_value", "printable", "record",
+]  # fmt: skip
 
 MAX_SHOWN_BYTES = 64 << 10
 
@@ -45,15 +48,34 @@ def body_text(body: bytes) -> str:
 
 
 def body_value(body: bytes) -> Any:
-    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``."""
+    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``; always valid JSON again."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return json_value(body)
+    except ValueError:
         pass
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError:
         return {"hex": body.hex()}
+
+
+def json_value(body: bytes) -> Any:
+    """What the body says as JSON (RFC 8259: UTF-8, and no NaN or number beyond all floats); else ``ValueError``."""
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is beyond all floats")
+    return value
 
 
 def hexadecimal(body: bytes) -> str:
