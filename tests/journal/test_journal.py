@@ -110,6 +110,32 @@ def test_state_is_carried_from_segment_to_segment(tmp_path: Path) -> None:
         assert list(journal.state_records()) == [(1, b"early")]
 
 
+def test_state_that_no_function_gives_is_carried_too(tmp_path: Path) -> None:
+    """What others keep in the same journal: stored before, before the function was known, and after it."""
+    with Journal(tmp_path / "j") as journal:
+        journal.commit(states=[(7, b"before"), (1, b"old")])
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        journal.on_snapshot(lambda: [(1, b"new")], kinds=[1])
+        for _ in range(10):
+            journal.append("a", bytes(20_000))
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        assert sorted(journal.state_records()) == [(1, b"new"), (7, b"before")]
+        journal.commit(states=[(8, b"between")])
+        journal.on_snapshot(lambda: [(1, b"newer")], kinds=[1])
+        journal.commit(states=[(7, b"after")])
+        for _ in range(10):
+            journal.append("a", bytes(20_000))
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        wanted = [(1, b"newer"), (7, b"after"), (7, b"before"), (8, b"between")]
+        assert sorted(journal.state_records()) == wanted
+        journal.snapshot([(9, b"all")])
+        journal.on_snapshot(list, kinds=[1])
+        for _ in range(10):
+            journal.append("a", bytes(20_000))
+    with Journal(tmp_path / "j") as journal:
+        assert list(journal.state_records()) == [(9, b"all")]
+
+
 def test_find_by_ordinal_and_time(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", segment_bytes=65536) as journal:
         times = {}

@@ -31,6 +31,7 @@ from penstock.broker.records import (
     KIND_PRODUCER,
     KIND_QUEUE,
     KIND_TRANSACTION,
+    KINDS,
     named,
     unnamed,
 )
@@ -116,7 +117,7 @@ class Broker:
             self._apply_queue(fields["name"], QueueOptions.load(fields["options"]), fields["start"])
         elif kind == KIND_DELAYED:
             self.delayed.state.apply(data)
-        else:
+        elif kind in KINDS:
             self._apply_named(kind, *unnamed(data))
 
     def _apply_queue(self, name: str, options: QueueOptions, start: int) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core.broker import batch_names, message_ids
+from penstock.broker.records import KINDS
 from penstock.broker.words import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class JournalStore:
 
         self._journal = Journal(directory, **options)
         self._retains = any(options.get(rule) for rule in ("retain_age_s", "retain_bytes", "retain_queues"))
-        self._journal.on_snapshot(snapshot)
+        self._journal.on_snapshot(snapshot, KINDS)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
         self.topics: set[str] = set(self._journal.topics)

@@ -9,6 +9,7 @@ import typer
 
 from penstock.cli import COMMANDS, configuration, show
 from penstock.errors import InvalidArgument, nearest
+from penstock.secrecy import hidden_values
 
 app = typer.Typer(help="Show the configuration and where each value came from.", no_args_is_help=True)
 
@@ -23,7 +24,7 @@ def show_(
     every: Annotated[bool, typer.Option("--all", help="Also options that nobody has set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a value.")] = False,
 ) -> None:
-    """Print each configured value and its origin: a file, a variable, or the command itself.
+    """Print each configured value and its origin: a file, a variable, or the command itself. Tokens are not shown.
 
     Files: ~/.config/penstock/penstock.toml, then ./penstock.toml (or PENSTOCK_CONFIG alone). Variables:
     PENSTOCK_COMMAND_OPTION, such as PENSTOCK_SUB_FORMAT=json.
@@ -61,7 +62,10 @@ def _rows(every: bool) -> list[tuple[str, str, Any, str]]:
             if command == name and options and option not in options:
                 origin = set_values[command, option][1]
                 raise InvalidArgument(f"{origin}: {name} has no option {option!r}; {nearest(option, options)}")
-    rows = [(command, option, value, origin) for (command, option), (value, origin) in sorted(set_values.items())]
+    rows = [
+        (command, option, hidden_values(value, option), origin)
+        for (command, option), (value, origin) in sorted(set_values.items())
+    ]
     rows += [("", name, os.environ[name], "variable") for name in configuration.VARIABLES if name in os.environ]
     return rows
 

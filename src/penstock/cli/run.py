@@ -7,7 +7,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -18,9 +18,9 @@ import typer
 from penstock.cli import exits
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
-from penstock.gateway.configuration import is_address
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
+from penstock.secrecy import hidden_values, without_secrets
 
 app = typer.Typer()
 
@@ -163,13 +163,17 @@ def _print_graph(configuration: Configuration, as_json: bool) -> None:
         table.add(link)
     graph = table.graph()
     cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
+    kinds = {e.name: f"{e.loader} {json.dumps(hidden_values(e.entrypoint))}" for e in configuration.modules}
+    rows = [(without_secrets(name), kinds.get(name, "address"), _shown(sinks)) for name, sinks in graph.items()]
     if as_json:
-        print(json.dumps({"graph": graph, "cycles": cycles}))
+        print(json.dumps({"graph": {name: sinks for name, _, sinks in rows}, "cycles": [*map(_shown, cycles)]}))
         return
-    loaders = {entry.name: f"{entry.loader} {json.dumps(entry.entrypoint)}" for entry in configuration.modules}
-    width = max(map(len, graph), default=0)
-    for name, sinks in graph.items():
-        arrow = f" -> {', '.join(map(str, sinks))}" if sinks else ""
-        print(f"{name:{width}}  {'address' if is_address(name) else loaders[name]}{arrow}")
-    for cycle in cycles:
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, kind, sinks in rows:
+        print(f"{name:{width}}  {kind}" + (f" -> {', '.join(sinks)}" if sinks else ""))
+    for cycle in map(_shown, cycles):
         print(f"cycle: {' -> '.join((*cycle, cycle[0]))} (a publish that would wait on it fails after a second)")
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    return [without_secrets(name) for name in names]

@@ -77,6 +77,8 @@ class Journal(Reading):
         self._closed = False
         self._topic_ids: dict[str, int] = {}
         self._snapshots: list[Callable[[], Iterable[tuple[int, bytes]]]] = []
+        self._given_kinds: set[int] | None = set()  # of state records, by these functions; None: all
+        self._stored_kinds: set[int] = set()  # since opening
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
         self._rolling: int | None = None  # the thread that begins a segment
@@ -299,9 +301,16 @@ class Journal(Reading):
         """What was kept by ``state`` since the last snapshot, in order, as of opening."""
         return ((kind, data) for kind, flags, data in self._states if not flags & layout.FLAG_INTERNAL)
 
-    def on_snapshot(self, function: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
-        """Ask ``function`` for the whole state at the head of each new segment (see docs/rooms/journal.md)."""
+    def on_snapshot(
+        self, function: Callable[[], Iterable[tuple[int, bytes]]], kinds: Iterable[int] | None = None
+    ) -> None:
+        """Ask ``function`` for the whole state at the head of each new segment (see docs/rooms/journal.md).
+
+        ``kinds``: those of its records, None for all. Records of kinds that no function gives are carried over.
+        """
         self._check_writing()
+        given = None if kinds is None else set(map(check_kind, kinds))
+        self._given_kinds = None if given is None or self._given_kinds is None else self._given_kinds | given
         self._snapshots.append(function)
 
     def snapshot(self, records: Iterable[tuple[int, bytes]]) -> None:
@@ -315,6 +324,7 @@ class Journal(Reading):
             states += self._internal_states()  # not before: what another thread commits meanwhile must be in it
             encoded = [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
             self.writer.commit_records(b"".join(encoded), len(encoded), layout.BATCH_SNAPSHOT)
+            self._states = states
         finally:
             self.writer.give_lead()
 
@@ -323,19 +333,30 @@ class Journal(Reading):
             return [(QUEUE_KIND, layout.FLAG_INTERNAL, state.encode()) for state in self.queue_states.values()]
 
     def _state_for_roll(self) -> list[segments.State]:
-        """From those who keep it, or else what the sealed segment has since its snapshot."""
-        if self._snapshots:
-            kept = [(check_kind(kind), 0, bytes(data)) for give in self._snapshots for kind, data in give()]
-            return [*kept, *self._internal_states()]
+        """From those who keep it; of what nobody keeps, what the sealed segment has since its snapshot."""
+        kept = [(check_kind(kind), 0, bytes(data)) for give in self._snapshots for kind, data in give()]
+        return [*self._carried_states(), *kept, *self._internal_states()]
+
+    def _carried_states(self) -> list[segments.State]:
+        """Those of kinds that no function gives; the log is read only where one may have been stored since opening."""
+        given = self._given_kinds
+        if given is None or not self.writer.states:
+            return []
+        known = bool(self._snapshots) and self._stored_kinds <= given
+        states = self._states if known else self._states_of_segment()
+        return [state for state in states if not state[1] & layout.FLAG_INTERNAL and state[0] not in given]
+
+    def _states_of_segment(self) -> list[segments.State]:
         assert self._segment is not None
-        if not self.writer.states:
-            return self._internal_states()
         header = self._segment.header
         scan = native.scan(
             read_all(self._segment.path()), header.nonce, header.first, 2**63, self.writer.committed_position, False
         )
-        carried = [state for state in scan["states"] if not state[1] & layout.FLAG_INTERNAL]
-        return carried + self._internal_states()
+        return list(scan["states"])
+
+    def note_kind(self, kind: int) -> None:
+        """A state record of this kind is about to be stored."""
+        self._stored_kinds.add(kind)
 
     # -- segments ---------------------------------------------------------------------------------------------------
 

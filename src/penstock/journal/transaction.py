@@ -81,6 +81,8 @@ class Transaction:
         self._check_open()
         if not 0 <= kind <= 65535:
             raise InvalidArgument(f"kind={kind} must be 0 to 65535")
+        if not internal:
+            self._journal.note_kind(kind)
         self._states.append((kind, layout.FLAG_INTERNAL if internal else 0, data))
 
     def commit(self) -> None:

@@ -9,6 +9,7 @@ that the broker shows its lag and its retention can wait for it.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import ssl
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -18,14 +19,15 @@ import numpy
 import pyarrow
 
 from penstock.broker.fetch import RangeClient
-from penstock.broker.words import OWN_PROPERTIES
-from penstock.errors import ClosedError, InvalidArgument, StateError
+from penstock.broker.words import OWN_PROPERTIES, Refusal, check_pattern
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError
 from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.places import Range, Reading, shown
 
 SAMPLE = 256
 FETCH_BYTES = 4 << 20
+MOST_PARTS_BYTES, MOST_TOPICS_BYTES = 60_000, 30_000  # names in one line of the protocol
 ADDRESS_OPTIONS = ("token", "tls", "queue", "timeout")
 
 
@@ -133,8 +135,9 @@ class BrokerPlace:
         """The broker picks the topics of one set of plain patterns itself; what is more is picked here."""
         patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
         plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
-        topics = plain if patterns and len(plain) == len(patterns) else None
-        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics)
+        known = len(plain) == len(patterns) and all(map(_can_be_asked_for, plain))
+        fits = sum(len(name.encode()) + 1 for name in plain) <= MOST_TOPICS_BYTES
+        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=plain if plain and known and fits else None)
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds if time_ns is None else bounds.narrowed("times", low=time_ns)
@@ -154,6 +157,15 @@ class BrokerPlace:
                 client.hold(name, position)
 
 
+def _can_be_asked_for(name: str) -> bool:
+    """Whether a topic or pattern can stand in a request; what cannot is found among all that the broker has."""
+    try:
+        check_pattern(name)
+    except Refusal:
+        return False
+    return "," not in name
+
+
 class BrokerStaging:
     """A transaction of the broker: tasks stage parts of it, one commit publishes them, once per id."""
 
@@ -162,21 +174,35 @@ class BrokerStaging:
         self.transaction = transaction
 
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
-        name = f"{self.transaction}.{partition}.{attempt}"
+        # attempts are counted from 0 by every driver, and what one that died has staged is still there
+        name = f"{self.transaction}.{partition}.{attempt}-{secrets.token_hex(6)}"
         count = 0
-        with connect(self.text) as client:
-            for batch in batches:
-                for block in blocks.encode(batch, own=OWN_PROPERTIES):
-                    count += client.load(name, block.topics, block.index, block.data)
+        try:
+            with connect(self.text) as client:
+                for batch in batches:
+                    for block in blocks.encode(batch, own=OWN_PROPERTIES):
+                        count += client.load(name, block.topics, block.index, block.data)
+        except BaseException:
+            with contextlib.suppress(PenstockError):  # where it fails too, the commit or the idle time sweeps
+                self._forget(name)
+            raise
         return (name, count) if count else ("", 0)
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
-        parts = [name for name in names if name]
+        parts = [name.removeprefix(self.transaction) for name in names if name]
+        if sum(len(part) + 1 for part in parts) > MOST_PARTS_BYTES:
+            raise InvalidArgument(
+                f"{len(parts)} tasks with rows are more than one commit of {shown(self.text)} takes: "
+                "write fewer, as in frame.coalesce(100)"
+            )
         with connect(self.text) as client:
             if parts:
                 client.commit(self.transaction, parts)
             client.abort(f"{self.transaction}.*")  # what attempts that failed have left
 
     def abort(self) -> None:
+        self._forget(f"{self.transaction}.*")
+
+    def _forget(self, name: str) -> None:
         with connect(self.text) as client:
-            client.abort(f"{self.transaction}.*")
+            client.abort(name)

@@ -104,7 +104,7 @@ class DirectoryStaging:
         from penstock._core.broker import batch_names, range_batch
 
         marks = committed(journal)
-        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(name)) for name in marks))
+        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(name)) for name in marks), (STATE_KIND,))
         if once and self.transaction in marks:
             return
         with journal.transaction() as transaction:
@@ -113,8 +113,9 @@ class DirectoryStaging:
                     batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
                     transaction.append_batch(batch, batch_names(batch))
             if once:
-                marks[self.transaction] = None
                 transaction.state(STATE_KIND, encode_mark(self.transaction))
+        if once:
+            marks[self.transaction] = None  # not before: a segment that the commit begins is headed by them
 
     def _blocks(self, name: str) -> Iterator[blocks.Block]:
         place = str(self.directory / Path(name).name)

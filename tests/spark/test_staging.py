@@ -1,0 +1,65 @@
+"""Staging beside a journal's directory: what is not stored does not count, and what others keep there stays."""
+
+from __future__ import annotations
+
+import functools
+
+import pyarrow
+import pytest
+from tests.spark.test_broker import free_port
+
+from penstock.broker import Client, Server
+from penstock.errors import InvalidArgument
+from penstock.journal import Journal
+from penstock.spark.blocks import SHAPE
+from penstock.spark.staging import committed, open_staging
+
+SEGMENT_BYTES = 1 << 16
+
+
+def publish(path, transaction, payloads):
+    """One job that writes ``payloads`` with one task."""
+    staging = open_staging(str(path), transaction, {"segmentBytes": str(SEGMENT_BYTES)})
+    batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data} for data in payloads], schema=SHAPE)
+    name, _ = staging.write(0, 0, iter([batch]))
+    staging.commit([name], once=True, batch=0)
+
+
+def messages(path):
+    with Journal(path, mode="read") as journal:
+        return journal.frontier - 1
+
+
+def test_a_batch_that_could_not_be_stored_is_published_when_it_comes_again(tmp_path, monkeypatch):
+    """Its commit begins a segment, whose head holds the marks: the mark of a batch that then fails is not among them."""
+    publish(tmp_path / "j", "query-1-0", [bytes(1000)] * 100)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.journal.Journal", functools.partial(Journal, max_message_bytes=2000))
+        with pytest.raises(InvalidArgument):
+            publish(tmp_path / "j", "query-1-1", [b"small", bytes(3000)])
+    assert len(list((tmp_path / "j").glob("*.log"))) == 2, "the commit that failed began no segment"
+    publish(tmp_path / "j", "query-1-1", [b"small", b"smaller"])
+    assert messages(tmp_path / "j") == 102
+    publish(tmp_path / "j", "query-1-1", [b"small", b"smaller"])
+    assert messages(tmp_path / "j") == 102
+
+
+def test_a_brokers_state_and_the_marks_survive_each_others_segments(tmp_path):
+    """Spark writes into the directory of a broker that stands still; then the broker begins segments, then Spark."""
+    port = free_port()
+    options = {"segment_bytes": SEGMENT_BYTES}
+    with Server(tmp_path / "j", port, **options).start(), Client(port=port) as client:
+        client.queue("q", topics="kept")
+        client.publish("kept", b"1")
+    for number in range(4):
+        publish(tmp_path / "j", f"query-1-{number}", [bytes(1000)] * 100)
+    with Server(tmp_path / "j", port, **options).start(), Client(port=port) as client:
+        (queue,) = client.queues()
+        assert "q" in queue.values() and queue["depth"] == 1, queue
+        for _ in range(3):
+            client.publish_many("b", [bytes(1000)] * 100)
+    with Journal(tmp_path / "j") as journal:
+        assert list(committed(journal)) == ["query-1-3"]
+    before = messages(tmp_path / "j")
+    publish(tmp_path / "j", "query-1-3", [bytes(1000)] * 100)
+    assert messages(tmp_path / "j") == before
