@@ -20,7 +20,8 @@ from penstock.cli import recorder as recorder_module
 from penstock.cli import recording
 from penstock.cli.demo.conductor import everything_arrived
 from penstock.cli.recorder import Plan, Recorder
-from penstock.journal import Journal
+from penstock.cli.tape import Tape
+from penstock.journal import Entry, Journal
 
 from .command import run, start
 from .test_recording import bodies
@@ -242,6 +243,23 @@ def test_max_size_and_kill_keep_the_way_back_and_play_tells_what_is_missing(tmp_
     assert story.known and story.trimmed and not story.ended and story.addresses == {"m": source}
     played = run("play", str(rec), "--speed", "0", "--map", f"m=journal:{tmp_path}/copy#m")
     assert "the beginning is missing" in played.stderr and "did not end properly" in played.stderr
+    exported = run("export", str(rec), "--to", "jsonl", "-o", str(tmp_path / "x.jsonl"))
+    assert exported.returncode == 0
+    assert "the beginning is missing" in exported.stderr and "did not end properly" in exported.stderr
+
+
+def test_at_no_moment_is_a_bounded_recording_without_its_addresses(tmp_path: Path) -> None:
+    tape = Tape(Plan(tmp_path / "rec", {"shm:/x?token=secret": "x"}, max_bytes=1 << 20))
+    trimmed = 0
+    for _ in range(60):
+        tape.commit([Entry("x", bytes(100_000))], 100_000)
+        tape.tell({"event": "lost", "count": 1, "reason": "overrun"})
+        tape._journal.retain()  # what would be done in its own time is done now
+        story = recording.read_story(tmp_path / "rec")
+        assert story.addresses == {"x": "shm:/x"} and not story.ended
+        trimmed += story.trimmed
+    tape.end({"lost": 60})
+    assert trimmed and recording.read_story(tmp_path / "rec").lost == 60
 
 
 @pytest.mark.parametrize(

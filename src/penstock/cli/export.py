@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import show
-from penstock.cli.recording import STORY, parts
+from penstock.cli import exits, show
+from penstock.cli.recording import STORY, parts, read_story
 from penstock.cli.span import Span, messages, reader
 from penstock.errors import InvalidArgument
 from penstock.monitor import decode
@@ -57,6 +57,8 @@ def export(
     target = output or Path(f"{directory.name.rstrip('/') or 'recording'}.{to.value}")
     if str(target) == "-" and to not in (Kind.CSV, Kind.JSONL):
         raise InvalidArgument(f"--to {to.value} is a file with an index at its end; give -o FILE")
+    for gap in read_story(directory).missing():
+        exits.told(f"{directory}: {gap}")
     journals = [reader(folder) for folder in parts(directory)]
     try:
         chosen = messages(journals, topic, Span.of(journals, start, length))

@@ -51,7 +51,8 @@ def play(
     """
     folders = parts(directory)
     story = read_story(directory)
-    _tell(directory, story)
+    for gap in story.missing():
+        exits.told(f"{directory}: {gap}")
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(reader(folder)) for folder in folders]
         span = Span.of(journals, start, length)
@@ -60,16 +61,6 @@ def play(
             while player.play(messages(journals, topic, span), speed, advance) and loop:
                 pass
     _report(player, story, as_json)
-
-
-def _tell(directory: Path, story: Story) -> None:
-    """What is missing of a recording."""
-    if story.known and story.trimmed:
-        exits.told(f"{directory}: the beginning is missing, the recording was bound in size (--max-size)")
-    if story.known and not story.ended:
-        exits.told(f"{directory}: the recorder did not end properly; what it had not yet synced is missing")
-    for address, error in story.failed.items():
-        exits.told(f"{directory}: {address} was not recorded to the end: {error}")
 
 
 def _targets(

@@ -84,6 +84,16 @@ class Story:
             self.lost = max(self.lost, int(event.get("lost", 0)))
 
 
+    def missing(self) -> list[str]:
+        """What the recording does not have, a sentence each; what was lost message by message stands in ``lost``."""
+        found = []
+        if self.known and self.trimmed:
+            found.append("the beginning is missing, the recording was bound in size (--max-size)")
+        if self.known and not self.ended:
+            found.append("the recorder did not end properly; what it had not yet synced is missing")
+        return found + [f"{address} was not recorded to the end: {error}" for address, error in self.failed.items()]
+
+
 def read_story(directory: Path) -> Story:
     """The story of all parts of a recording; of any other journal an empty one."""
     story = Story()

@@ -18,8 +18,6 @@ from penstock.journal import Entry, Journal
 __all__ = ["Plan", "Tape"]
 
 SEGMENT_BYTES = 64 << 20
-#: What a message takes beside its body, roughly: its record's header and its line in the index.
-ENTRY_BYTES = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +50,7 @@ class Tape:
         self.part = 0
         self.lost = 0  # as told so far, in all parts
         self._lock = threading.Lock()  # guards the journal against being changed for the next part
-        self._bytes = self._bytes_since_addresses = 0
-        self._addresses_position = 0
+        self._bytes = 0
         self._began = 0.0
         self._journal: Journal
         self._begin_part()
@@ -65,11 +62,9 @@ class Tape:
                 self._append({"event": "ended", "part": self.part})
                 self._journal.close()
                 self._begin_part()
+            self._head_segment()
             self._journal.commit(entries)
             self._bytes += size
-            self._bytes_since_addresses += size + ENTRY_BYTES * len(entries)
-            if self._addresses_may_go():
-                self._append({"event": "going_on", "addresses": self.plan.addresses, "lost": self.lost})
 
     def tell(self, event: dict[str, Any]) -> None:
         """One event of the story."""
@@ -89,15 +84,17 @@ class Tape:
                 self._journal.close()
 
     def _append(self, event: dict[str, Any]) -> None:
-        position = self._journal.append(STORY, json.dumps({**event, "time_ns": time.time_ns()}).encode())
-        if "addresses" in event:
-            self._addresses_position, self._bytes_since_addresses = position, 0
+        self._head_segment()
+        self._write(event)
 
-    def _addresses_may_go(self) -> bool:
-        """Whether retention has taken the addresses, or will before long: told again in time they are always there."""
-        if self.plan.max_bytes is None:
-            return False
-        return self._bytes_since_addresses >= self.plan.max_bytes // 4 or self._journal.first > self._addresses_position
+    def _head_segment(self) -> None:
+        """Where old segments go by size, each begins with the addresses: whatever is left of the story has them."""
+        journal = self._journal
+        if self.plan.max_bytes is not None and journal.writer.end >= journal.segment_bytes:  # the next begins a new one
+            self._write({"event": "going_on", "addresses": self.plan.addresses, "lost": self.lost})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._journal.append(STORY, json.dumps({**event, "time_ns": time.time_ns()}).encode())
 
     def _part_is_full(self, size: int) -> bool:
         plan = self.plan

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -44,13 +45,6 @@ def body_text(body: bytes) -> str:
     A message must not be able to steer the terminal it is printed on.
     """
     return printable(body.decode("utf-8", "replace"))
-
-
-def printable(text: str) -> str:
-    """The text with control characters, and halves of characters, escaped; tabs and line ends stay."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def body_value(body: bytes) -> Any:
@@ -121,7 +115,7 @@ _FIELDS: dict[str, Callable[[Message], str]] = {
     "ordinal": lambda m: str(m.ordinal),
     "time": lambda m: iso_time(m.timestamp_ns),
     "timestamp_ns": lambda m: str(m.timestamp_ns),
-    "channel": lambda m: str(m.channel or ""),
+    "channel": lambda m: printable(str(m.channel or ""), keep=""),
     "size": lambda m: str(m.size),
     "position": lambda m: "" if m.position is None else str(m.position),
     "id": lambda m: "" if m.id is None else str(m.id),
