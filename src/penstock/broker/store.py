@@ -40,12 +40,15 @@ class StoreStatistics:
 class Store(Protocol):
     """What the broker needs of whatever keeps its messages."""
 
-    topics: Collection[str]  #: the names of all topics there are
     identity: str  #: changes when the store is made anew: positions of one identity mean nothing to another
 
     @property
     def next(self) -> int:
         """The position after the last durable one."""
+
+    @property
+    def topics(self) -> Collection[str]:
+        """The names of all topics there are."""
 
     @property
     def first(self) -> int:
