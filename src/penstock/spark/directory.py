@@ -9,17 +9,18 @@ damaged. One ``Directory`` belongs to one thread.
 from __future__ import annotations
 
 import bisect
+import errno
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import format as journal_format
 from penstock.journal import layout
 from penstock.journal.format import INDEX, TOPICS
@@ -27,7 +28,9 @@ from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
 
 Array = numpy.ndarray[Any, Any]
+Found = TypeVar("Found")
 LEAST_SHARE = 0.01
+LISTINGS = 100  # of a directory whose segments go while they are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +108,23 @@ class Directory:
         """The least position kept."""
         return max(1, self.words().first)
 
-    def segments(self) -> list[Segment]:
-        """All of them, in order; the last one ends at the frontier."""
-        words = self.words()
-        names = [name for name in layout.latest_segments(os.listdir(self.path)) if name[0] < words.frontier]
-        found = []
-        for number, name in enumerate(names):
-            following = names[number + 1][0] if number + 1 < len(names) else words.frontier
-            found.append(self._segment(name, following, words))
-        return found
+    def segments(self, start: int | None = None) -> list[Segment]:
+        """All of them, in order; the last one ends at the frontier. ``StateError`` where ``start`` is not kept.
+
+        What files there are says what is kept: the journal announces that some went only after they did.
+        """
+        for _ in range(LISTINGS):
+            words = self.words()
+            names = layout.latest_segments(os.listdir(self.path))
+            if start is not None and names and start < names[0][0]:
+                raise StateError(gone_text(start, names[0][0], str(self.path)))
+            names = [name for name in names if name[0] < words.frontier]
+            ends = [*(first for first, _ in names[1:]), words.frontier]
+            try:
+                return [self._segment(name, end, words) for name, end in zip(names, ends, strict=False)]
+            except FileNotFoundError:
+                continue  # it went, or became its next revision, since it was listed
+        raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self._header(name)
@@ -134,6 +145,8 @@ class Directory:
             path = self._file(name, "log")
             with path.open("rb") as file:
                 known = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            if str(known.uuid) != self.uuid:
+                raise StateError(anew_text(str(self.path)))
             self._headers[name] = known
         return known
 
@@ -146,9 +159,32 @@ class Directory:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def wanted(self, bounds: Bounds) -> list[Segment]:
-        """The segments that can hold a match, by header and topic summary alone."""
-        return [segment for segment in self.segments() if self._wants(segment, bounds)]
+    def visit(
+        self, start: int, end: int, bounds: Bounds, look: Callable[[Segment, int, int], Found], *, whole: bool
+    ) -> Iterator[Found]:
+        """``look(segment, low, high)`` of each segment that can hold a match, by header and topic summary alone.
+
+        A segment that goes while it is looked at is looked for again: as its next revision, or it is lost, which with
+        ``whole`` is a ``StateError``.
+        """
+        start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
+        tries = 0
+        while start < end:
+            for segment in self.segments(start if whole else None):
+                low, high = max(start, segment.first), min(end, segment.next)
+                if high <= low:
+                    continue
+                try:
+                    found = [look(segment, low, high)] if self._wants(segment, bounds) else []
+                except FileNotFoundError:
+                    start, tries = low, tries + 1
+                    if tries > LISTINGS:
+                        raise
+                    break
+                start = high
+                yield from found
+            else:
+                return
 
     def _wants(self, segment: Segment, bounds: Bounds) -> bool:
         everything = (LEAST, GREATEST)
@@ -236,8 +272,11 @@ class Directory:
 
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
         """The entries made anew from the log: slow, and only where the index is missing or stale."""
-        found = [item for item in journal_format.open_directory(self.path).segments if item.first == segment.first]
-        entries = found[0].index(start, end) if found else numpy.empty(0, INDEX)
+        name = (segment.first, segment.revision)
+        found = [item for item in journal_format.open_directory(self.path).segments if (item.first, item.revision) == name]
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "the segment went", str(self.file(segment, "log")))
+        entries = found[0].index(start, end)
         if len(entries) != end - start and not segment.gaps:
             path = self.file(segment, "log")
             what = f"{path} holds {len(entries)} of positions {start} to {end - 1}"
@@ -252,12 +291,10 @@ class Directory:
         low, high = numpy.searchsorted(positions[:used], [start, end])
         return entries[low:high]
 
-    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool) -> Iterator[Stretch]:
+    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False) -> Iterator[Stretch]:
         """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked."""
-        for segment in self.segments():
-            low, high = max(start, segment.first, bounds.positions[0]), min(end, segment.next, bounds.positions[1] + 1)
-            if high <= low or not self._wants(segment, bounds):
-                continue
+
+        def look(segment: Segment, low: int, high: int) -> Stretch | None:
             entries = self.index(segment, low, high)
             topics = self.topics(segment)
             if bounds.by_row:
@@ -265,9 +302,12 @@ class Directory:
                     [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
                 )
                 entries = entries[bounds.mask(entries, None if ids is None else numpy.array(ids, numpy.uint32))]
-            if len(entries):
-                path = self.file(segment, "log")
-                yield Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
+            if not len(entries):
+                return None
+            path = self.file(segment, "log")
+            return Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
+
+        yield from filter(None, self.visit(start, end, bounds, look, whole=whole))
 
     def _map(self, path: Path, segment: Segment) -> Array:
         size = path.stat().st_size
@@ -336,6 +376,19 @@ class Directory:
         except FileNotFoundError:
             return numpy.empty(0, numpy.uint32)
         return numpy.frombuffer(data[: len(data) // 4 * 4], numpy.uint32)
+
+
+def gone_text(start: int, first: int, place: str) -> str:
+    """What to say of positions that are not kept any more."""
+    return (
+        f"positions {start} to {first - 1} of {place} went by retention before they were read: keep more; "
+        "a streaming query goes on without them with failOnDataLoss=false"
+    )
+
+
+def anew_text(place: str) -> str:
+    """What to say of a journal that took another's place."""
+    return f"{place} was made anew since the query was planned: it is another journal now; run the query again"
 
 
 def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
