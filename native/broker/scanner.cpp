@@ -175,6 +175,7 @@ bool Scanner::same_run(std::string_view verb, std::string_view shared) const {
 Event Scanner::take_line(std::string_view text, std::size_t consumed) {
     if (grammar_ == Grammar::raw && starts(text, "HELLO")) {
         grammar_ = Grammar::hello;
+        max_line_bytes_ = std::max(max_line_bytes_, hello_line_bytes);  // COMMIT may name thousands of parts
         forget_topics();  // from here on each topic is asked for
     }
     head_.assign(text);

@@ -57,6 +57,7 @@ class Scanner {
     }
 
     static constexpr std::uint32_t max_properties_bytes = 65535;
+    static constexpr std::uint32_t hello_line_bytes = 65536;  // of a line after HELLO
     static constexpr std::uint64_t range_overhead_bytes = 8 << 20;  // what LOAD may bring beside the data of the largest message
 
     Inbox &inbox() noexcept { return inbox_; }

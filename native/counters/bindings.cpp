@@ -8,6 +8,7 @@
 #include "bindings.hpp"
 #include "counters/counters.hpp"
 #include "gil.hpp"
+#include "text.hpp"
 
 namespace nb = nanobind;
 
@@ -28,16 +29,17 @@ constexpr Field fields[] = {
     {"last_ns", &Counters::last_ns},         {"latency_ns", &Counters::latency_ns}, {"lag", &Counters::lag},
 };
 
+// One name that is no UTF-8, or a state that is being written just now, must not keep everybody from reading all the others.
 nb::dict as_dict(const CountersCopy &copy) {
     nb::dict result, dropped;
     result["pid"] = copy.pid;
-    result["program"] = copy.program;
+    result["program"] = readable_text(copy.program);
     result["index"] = copy.index;
     result["taking"] = copy.used;
-    result["room"] = copy.room;
-    result["kind"] = copy.kind;
-    result["name"] = copy.name;
-    result["state"] = copy.state;
+    result["room"] = readable_text(copy.room);
+    result["kind"] = readable_text(copy.kind);
+    result["name"] = readable_text(copy.name);
+    result["state"] = readable_text(copy.state);
     result["opened_ns"] = copy.opened_ns;
     result["matched"] = copy.matched;
     result["delivered"] = copy.delivered;

@@ -57,8 +57,10 @@ std::uint64_t process_start_time(int pid) {
     return at ? std::strtoull(at + 1, nullptr, 10) : 0;
 }
 
+// What is too long is cut, never in the midst of a character of UTF-8 (which has up to three bytes after its first).
 void copy_text(char *to, std::size_t room, std::string_view text) {
     std::size_t size = text.size() < room - 1 ? text.size() : room - 1;
+    for (int back = 0; back < 3 && size && size < text.size() && (text[size] & 0xC0) == 0x80; ++back) --size;
     std::memcpy(to, text.data(), size);
     std::memset(to + size, 0, room - size);
 }

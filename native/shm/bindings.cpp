@@ -9,6 +9,7 @@
 #include "bindings.hpp"
 #include "message/message.hpp"
 #include "shm/checksum.hpp"
+#include "text.hpp"
 
 namespace penstock::shm {
 
@@ -157,10 +158,6 @@ static nb::dict member_dictionary(const shm::MemberView &member) {
 }
 
 // What a damaged control block says may be no text at all.
-static nb::object text_of(const std::string &text) {
-    return nb::steal(PyUnicode_DecodeUTF8(text.data(), Py_ssize_t(text.size()), "replace"));
-}
-
 static nb::list channels() {
     std::vector<shm::ChannelView> views;
     {
@@ -173,10 +170,10 @@ static nb::list channels() {
         nb::list members;
         for (const auto &member : view.members) members.append(member_dictionary(member));
         nb::dict vchans;
-        for (const auto &[id, name] : view.vchans) vchans[nb::int_(id)] = text_of(name);
-        entry["name"] = text_of(view.name);
-        entry["type"] = text_of(view.type);
-        entry["problem"] = text_of(view.problem);
+        for (const auto &[id, name] : view.vchans) vchans[nb::int_(id)] = readable_text(name);
+        entry["name"] = readable_text(view.name);
+        entry["type"] = readable_text(view.type);
+        entry["problem"] = readable_text(view.problem);
         entry["slots"] = view.slots;
         entry["slot_size"] = view.slot_size;
         entry["metadata_size"] = view.metadata_size;
@@ -211,7 +208,7 @@ void bind_shm(nb::module_ &module) {
             removed = shm::clean_channels();
         }
         nb::list names;
-        for (const std::string &name : removed) names.append(text_of(name));
+        for (const std::string &name : removed) names.append(readable_text(name));
         return names;
     });
     module.def("fork_generation", &fork_generation);

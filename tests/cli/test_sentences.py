@@ -131,3 +131,9 @@ def test_what_a_pipeline_misses_is_told_before_spark_starts(folder: Path, name: 
         journal.append("t", b"x")
     said = sentence(folder, USAGE, "pipeline", name, "--from", "log", "--to", "out")
     assert what in said and "rows" not in said
+
+
+def test_a_file_that_would_append_everything_again_and_again_is_told(folder: Path) -> None:
+    pytest.importorskip("pyspark")
+    (folder / "p.toml").write_text('[source]\npath = "log"\n[sink]\npath = "out"\n')
+    assert "append all its rows at every run" in sentence(folder, USAGE, "pipeline", "p.toml", "--every", "10s")

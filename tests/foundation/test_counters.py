@@ -63,6 +63,34 @@ def test_names_too_long_are_cut() -> None:
     counters.close()
 
 
+@pytest.mark.parametrize("character", ["é", "水", "🌊"])
+def test_a_name_is_cut_between_characters(character: str) -> None:
+    """Whatever its place in the name: a cut in the midst of one would be no text, and nobody could read the page."""
+    for before in range(4):
+        text = "n" * before + character * 100
+        counters = _core.Counters(text, text, text)
+        counters.state(text)
+        seen = counters.snapshot()
+        for field, most_bytes in (("room", 15), ("kind", 15), ("name", 159), ("state", 95)):
+            kept = str(seen[field])
+            assert text.startswith(kept) and most_bytes - 4 < len(kept.encode()) <= most_bytes, (field, kept)
+        assert blocks(str(seen["name"]))
+        counters.close()
+
+
+def test_a_program_whose_name_is_no_text_is_listed_with_all_others(tmp_path: Path) -> None:
+    script = os.fsencode(tmp_path) + b"/caf\xe9-" + b"x" * 20 + "水".encode() * 8 + b".py"
+    with open(script, "w") as file:
+        file.write("from penstock import _core\nc = _core.Counters('test', 'x', 'odd')\nprint('up', flush=True)\ninput()\n")
+    child = subprocess.Popen([os.fsencode(sys.executable), script], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"up\n"
+        (seen,) = blocks("odd")
+        assert str(seen["program"]).startswith("caf\ufffd-xxx") and seen["pid"] == child.pid
+    finally:
+        child.communicate(b"\n", timeout=30)
+
+
 def test_a_killed_process_leaves_no_page() -> None:
     program = "from penstock import _core; c = _core.Counters('test', 'x', 'killed'); print('up', flush=True); input()"
     child = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stdin=subprocess.PIPE)

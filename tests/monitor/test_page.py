@@ -21,7 +21,7 @@ from .handles import Handles
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="chromium and chromedriver are not installed")
 
 SHOTS = Path(__file__).parents[2] / "build" / "screenshots"
-FIELDS = ("matched", "delivered", "lost", "expired", "in_flight", "redelivered")
+FIELDS = ("matched", "delivered", "dropped_count", "expired", "in_flight", "redelivered")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,8 @@ def plant(name: str) -> Iterator[Handles]:
             f"open shm publisher {name}", f"add {name}/publisher matched 1000", f"add {name}/publisher delivered 1000",
             f"add {name}/publisher bytes 64000", f"set {name}/publisher last_ns now",
             f"open shm subscriber {name}", f"add {name}/subscriber matched 1000", f"add {name}/subscriber delivered 940",
-            f"drop {name}/subscriber overflow 40", f"drop {name}/subscriber gap 13", f"add {name}/subscriber expired 4",
+            f"drop {name}/subscriber overflow 40", f"drop {name}/subscriber gap 10",
+            f"drop {name}/subscriber filtered 3", f"add {name}/subscriber expired 4",
             f"add {name}/subscriber redelivered 6", f"set {name}/subscriber depth 3", f"set {name}/subscriber capacity 16",
             *(f"latency {name}/subscriber {us}500" for us in range(1, 101)), f"set {name}/subscriber last_ns now",
             f"open shm subscriber {name}-stuck", f"add {name}-stuck/subscriber matched 8",
@@ -124,8 +125,10 @@ def test_plots_and_processes_show_what_was_counted(
         assert float(shown) == value_ns / 1e3
     assert float(browser.run(KEY, "depth/", f"shm:{name}")) == reader.depth
     assert float(browser.run(KEY, "lag/", "spark:archive")) == pipeline.lag
-    dropped = sum(float(browser.run(KEY, "lost/", reason) or 0) for reason in ("overflow", "gap"))
-    assert dropped in (0, reader.lost), "counted at the look that saw them, and at no other"
+    for reason in ("overflow", "gap"):
+        shown, kept = browser.run(KEY, "lost/", reason), service.watcher.history.series([f"lost/{reason}"])
+        assert float(shown or 0) in (0, *kept["series"][f"lost/{reason}"]), kept  # type: ignore[index]
+    assert not browser.run(KEY, "lost/", "filtered"), "what a filter keeps back is not lost"
     process = browser.run(
         "const row = document.querySelector(`#process-table tr[data-pid='${arguments[0]}']`);"
         "return [...row.cells].map(cell => cell.dataset.value)", str(plant.pid),

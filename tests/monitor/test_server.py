@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import signal
+import socket
 import threading
 import time
 import urllib.error
@@ -20,6 +21,7 @@ from penstock import InvalidArgument
 pytest.importorskip("starlette")
 
 from penstock.monitor.service import Service
+from penstock.monitor.snapshot import live
 
 from ..cli.command import start
 from .handles import Handles
@@ -114,6 +116,65 @@ def test_the_page_loads_nothing_from_outside(service: Service) -> None:
 def test_another_host_name_is_refused(service: Service) -> None:
     """A page elsewhere that resolves its own name to loopback must not reach the monitor."""
     assert get(service.url + "api/state", Host="evil.example")[0] == 421
+
+
+def raw(service: Service, *headers: str, path: str = "/api/state") -> int:
+    """The status of a request whose headers are sent as they are."""
+    port = int(re.search(r":(\d+)/", service.url)[1])  # type: ignore[index]
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall("\r\n".join((f"GET {path} HTTP/1.1", *headers, "Connection: close", "", "")).encode("latin-1"))
+        return int(connection.makefile("rb").readline().split()[1])
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example:x", "evil.example:99999999", "evil_example", "evil.example#", "[::1", "evil.example/127.0.0.1", "",
+     "user@127.0.0.1", "127.0.0.1 evil.example", "\xe9vil.example", "127.0.0.1.evil.example", "localhost.evil.example"],
+)  # fmt: skip
+def test_a_host_that_is_not_loopback_is_refused_however_it_is_written(service: Service, host: str) -> None:
+    assert raw(service, f"Host: {host}") in (400, 421)
+
+
+def test_each_name_of_loopback_is_taken(service: Service) -> None:
+    for host in ("127.0.0.1", "127.0.0.1:8765", "LOCALHOST:1", "localhost", "[::1]:8765", "127.0.0.2"):
+        assert raw(service, f"Host: {host}") == 200, host
+    assert raw(service) in (400, 421) and raw(service, "Host: localhost", "Host: evil.example") in (400, 421)
+
+
+def test_a_page_elsewhere_cannot_ask_the_api(service: Service, handles: Handles, name: str) -> None:
+    """It could not read the answer; but asking for a tail subscribes, and that is for the monitor's own page alone."""
+    handles.do(f"open shm publisher {name}")
+    tail = f"/api/tail?address=shm:{name}"
+    for site in ("cross-site", "same-site"):
+        for path in ("/api/state", "/api/events", tail):
+            assert raw(service, "Host: localhost", f"Sec-Fetch-Site: {site}", path=path) == 403
+    assert not any(b.kind == "subscriber" and b.name == name for b in live())
+    for site in ("same-origin", "none"):
+        assert raw(service, "Host: localhost", f"Sec-Fetch-Site: {site}") == 200
+    assert raw(service, "Host: localhost", "Sec-Fetch-Site: cross-site", path="/") == 200, "a link to the page works"
+
+
+def test_any_token_can_be_shown_by_the_link_that_is_printed() -> None:
+    with Service(token='a b&c=d#e%41+;"ü水/?') as running:
+        running.start()
+        status, _, headers = visit(running.url)
+        assert status == 303
+        assert get(running.url.partition("?")[0] + "api/state", Cookie=headers["set-cookie"].split(";")[0])[0] == 200
+
+
+def visit(url: str) -> tuple[int, bytes, Any]:
+    """One answer, redirections not followed."""
+
+    class Stay(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    try:
+        with urllib.request.build_opener(Stay).open(url, timeout=30) as answer:
+            return answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(), error.headers
 
 
 def test_token_is_needed_off_loopback(handles: Handles) -> None:

@@ -53,11 +53,68 @@ def test_addresses() -> None:
 def test_rates_are_differences_over_time() -> None:
     old = block(delivered=100, matched=100, bytes=1000, read_ns=10 * SECOND, dropped={"overflow": 1})
     new = block(delivered=300, matched=310, bytes=5000, read_ns=12 * SECOND, dropped={"overflow": 11, "gap": 0})
-    rate = between([old], [new])[new.key]
+    rate = between([old], [new], 10 * SECOND)[new.key]
     assert (rate.messages_hz, rate.bytes_hz, rate.lost_hz) == (100, 2000, 5)
     assert rate.dropped == {"overflow": 10}
     fresh = block(taking=2, delivered=50, opened_ns=11 * SECOND, read_ns=12 * SECOND)
-    assert between([old], [fresh])[fresh.key].messages_hz == 50
+    assert between([old], [fresh], 10 * SECOND)[fresh.key].messages_hz == 50
+
+
+def test_what_a_filter_keeps_back_is_dropped_and_not_lost() -> None:
+    old = block(matched=10, delivered=10, read_ns=10 * SECOND)
+    new = block(matched=90, delivered=20, read_ns=12 * SECOND, dropped={"filtered": 60, "gap": 4})
+    assert (new.lost, new.dropped_count, new.in_flight) == (4, 64, 6)
+    rate = between([old], [new], 10 * SECOND)[new.key]
+    assert (rate.lost_hz, rate.dropped) == (2, {"gap": 4})
+    assert health.judge(new, rate).reasons == ("lost since the last look: 4 gap",)
+    quiet = block(matched=90, delivered=30, last_ns=12 * SECOND, read_ns=12 * SECOND, dropped={"filtered": 60})
+    assert health.judge(quiet, between([old], [quiet], 10 * SECOND)[quiet.key]).word == "ok"
+
+
+def test_losses_from_before_the_first_look_are_not_news() -> None:
+    lossy = block(delivered=5, last_ns=2 * SECOND, errors=3, dropped={"gap": 7})
+    rate = between([], [lossy], 0)[lossy.key]
+    assert (rate.dropped, rate.errors, rate.lost_hz, rate.messages_hz) == ({}, 0, 0, 5)
+    late = between([], [lossy], lossy.opened_ns + 1)[lossy.key]  # could not be read at the look before, for whatever reason
+    assert late.dropped == {} and late.errors == 0
+    opened_since = between([], [lossy], lossy.opened_ns - 1)[lossy.key]
+    assert opened_since.dropped == {"gap": 7} and opened_since.errors == 3
+
+
+def test_the_series_of_losses_is_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [SECOND]
+    monkeypatch.setattr("penstock.monitor.watcher.time.time_ns", lambda: now[0])
+    blocks = [block(dropped={"gap": 100}, read_ns=now[0], opened_ns=SECOND // 2)]
+    watcher = Watcher(lambda: blocks)
+    watcher.look()
+    assert summary(watcher.state)["lost"] == 100, "the ledger has them"
+    now[0] += 4 * SECOND
+    blocks = [dataclasses.replace(blocks[0], dropped={"gap": 110, "filtered": 5}, read_ns=now[0])]
+    watcher.look()
+    assert [name for name in watcher.history.names() if name.startswith("lost/")] == ["lost/gap"]
+    assert watcher.history.series(["lost/gap"], 2)["series"] == {"lost/gap": [None, 2.5]}
+
+
+def test_a_look_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:
+    looks = 0
+
+    def source() -> list[Block]:
+        nonlocal looks
+        looks += 1
+        if looks in (2, 3, 4):
+            raise UnicodeDecodeError("utf-8", b"\xc3", 0, 1, "unexpected end of data")
+        return [block()]
+
+    watcher = Watcher(source, every_s=0.01)
+    first = watcher.look()
+    watcher.start()
+    try:
+        assert watcher.wait(first.time_ns, 30).time_ns > first.time_ns
+        assert looks >= 5
+    finally:
+        watcher.stop()
+    (record,) = [record for record in caplog.records if record.name == "penstock.monitor"]
+    assert "a look failed" in record.message and record.exc_info is not None
 
 
 @pytest.mark.parametrize(

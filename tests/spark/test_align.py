@@ -55,6 +55,14 @@ def test_equals_pandas(spark, direction, tolerance, exact, keys, span, bucket):
     assert expected["b"].notna().any()
 
 
+@pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])
+def test_what_has_no_time_matches_nothing(spark, direction):
+    left = spark.createDataFrame([(1, 100), (2, None)], "ordinal bigint, timestamp_ns bigint")
+    right = spark.createDataFrame([(7, 100), (8, None)], "b bigint, timestamp_ns bigint")
+    got = {row.ordinal: row.b for row in asof(left, right, direction=direction).collect()}
+    assert got == {1: 7, 2: None}
+
+
 def test_no_cross_join(spark):
     left, right = random_frames(1, 2, 1000)
     joined = asof(spark.createDataFrame(left), spark.createDataFrame(right), by=["topic"], rows_per_bucket=50)

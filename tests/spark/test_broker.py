@@ -171,6 +171,31 @@ def test_what_failed_attempts_left_is_forgotten(broker):
     assert server.broker.staged_bytes == 0
 
 
+def test_as_many_tasks_as_a_cluster_has(broker):
+    """Hundreds of parts in one commit; more than a line of the protocol has room for is refused in a sentence."""
+    client, url, server = broker
+    batch = pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": b"x"}], schema=SHAPE)
+    staging = open_staging(url, "query-0123456789abcdef0123456789abcdef-7", {})
+    staging.commit([staging.write(part, 100_000 + part, iter([batch]))[0] for part in range(400)], once=True, batch=7)
+    assert client.statistics()["next"] - 1 == 400 and not server.broker.transactions.staged
+    with pytest.raises(InvalidArgument, match="coalesce"):
+        staging.commit([f"{staging.transaction}.{part}.{part}" for part in range(20_000)], once=True, batch=8)
+
+
+@pytest.mark.parametrize(
+    "wanted", [["a,b"], ["x y"], [""], ["a..b"], ["$dead.q"], [f"t{number}" for number in range(3000)], ["a,b", "b"]]
+)
+def test_topics_that_no_request_can_name_are_found_all_the_same(broker, wanted):
+    client, url, _ = broker
+    client.publish("a,b", b"1")
+    client.publish("b", b"2")
+    client.publish("t7", b"3")
+    reading = Reading(pyarrow.schema([("topic", pyarrow.string())]), Bounds(patterns=(tuple(f"={name}" for name in wanted),)))
+    place = open_place(url)
+    found = [name for part in place.batches(1, place.frontier, reading) for name in part.column(0).to_pylist()]
+    assert found == [name for name in ("a,b", "b", "t7") if name in wanted]
+
+
 def test_what_a_killed_run_staged_is_not_published(broker, tmp_path):
     """A driver that starts anew counts its attempts from 0: the parts of the one before it are none of its own."""
     _, url, server = broker

@@ -49,6 +49,12 @@ def test_a_file_in_batch(spark, tmp_path):
     assert (row.topic, row.mean, row.n) == ("car.a", 2.0, 2)
 
 
+def test_several_topics_as_a_list(spark, tmp_path):
+    cars(tmp_path / "j")
+    source = {"path": str(tmp_path / "j"), "topics": ["car.*", "other"]}
+    assert check({"source": source, "sink": {"path": "out"}}, "p.toml").frame(spark).count() == 4
+
+
 def test_a_file_in_streaming(spark, tmp_path):
     cars(tmp_path / "j")
     (tmp_path / "p.toml").write_text(

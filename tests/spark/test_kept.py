@@ -63,7 +63,7 @@ def test_a_stream_tells_what_went_before_it_was_announced(tmp_path):
     make(tmp_path / "j", 5000)
     reader, start, end = stream_reader(tmp_path / "j")
     take(tmp_path / "j", 3)
-    with pytest.raises(StateError, match="positions 1 to .* went by retention"):
+    with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
         reader.partitions(start, end)
 
 
@@ -76,7 +76,7 @@ def test_a_table_that_must_be_whole(tmp_path):
     assert positions(whole, parts) == list(range(1, 5001))
     first = forget_before(tmp_path / "j", 3)
     for again in (whole.partitions, lambda: positions(whole, parts)):
-        with pytest.raises(StateError, match="positions 1 to .* went by retention"):
+        with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
             again()
     plain = JournalReader(options, schema())
     assert positions(plain, plain.partitions()) == list(range(first, 5001))
@@ -159,5 +159,5 @@ def test_one_journal_under_two_names(tmp_path):
     with pytest.raises(InvalidArgument, match=both):
         JournalStreamReader(options, schema()).initialOffset()
     port = free_port()
-    with Server(tmp_path / "j", port).start(), pytest.raises(InvalidArgument, match="broker://127.* are the same journal"):
+    with Server(tmp_path / "j", port).start(), pytest.raises(InvalidArgument, match=r"broker://127.* are the same journal"):
         open_places([f"broker://127.0.0.1:{port}?token=secret", str(tmp_path / "j")])

@@ -115,6 +115,12 @@ def test_frames_that_are_no_messages(spark, tmp_path, columns, text):
         write(spark.range(1).selectExpr(*columns), tmp_path / "j")
 
 
+def test_a_time_that_no_message_has_is_refused(spark, tmp_path):
+    frame = spark.sql("select 'a' as topic, 'x' as payload, timestamp'9999-12-31 00:00:00' as timestamp")
+    with pytest.raises(PySparkException, match="is no message's time"):
+        frame.write.format("penstock").mode("append").save(str(tmp_path / "j"))
+
+
 def test_no_overwriting(spark, tmp_path):
     frame = spark.range(1).selectExpr("'a' as topic", "'x' as payload")
     with pytest.raises(PySparkException, match="only added to"):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.address import without_secrets
 from penstock.bridge import Bridge, read_map
 from penstock.cli import show
 from penstock.shm import read_vchans
@@ -43,11 +44,11 @@ def bridge(
         source, sink, vchans=read_map(vchans) if vchans else None, names=read_vchans(names) if names else None
     ) as opened:
         try:
-            place = getattr(opened.publisher, "address", sink)
+            place = without_secrets(str(getattr(opened.publisher, "address", sink)))
             if as_json and not quiet:
-                show.print_json({"from": source, "to": str(place)})
+                show.print_json({"from": opened.source, "to": place})
             elif not quiet:
-                print(f"bridge: {source} > {place}", file=sys.stderr, flush=True)
+                print(f"bridge: {opened.source} > {place}", file=sys.stderr, flush=True)
             if count is not None:
                 opened.run(count)
             else:

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.address import HIDDEN, SECRETS, hidden
 from penstock.cli import COMMANDS, configuration, show
 from penstock.errors import InvalidArgument, nearest
 
@@ -23,7 +24,7 @@ def show_(
     every: Annotated[bool, typer.Option("--all", help="Also options that nobody has set.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a value.")] = False,
 ) -> None:
-    """Print each configured value and its origin: a file, a variable, or the command itself.
+    """Print each configured value and its origin: a file, a variable, or the command itself. Tokens are not shown.
 
     Files: ~/.config/penstock/penstock.toml, then ./penstock.toml (or PENSTOCK_CONFIG alone). Variables:
     PENSTOCK_COMMAND_OPTION, such as PENSTOCK_SUB_FORMAT=json.
@@ -61,7 +62,10 @@ def _rows(every: bool) -> list[tuple[str, str, Any, str]]:
             if command == name and options and option not in options:
                 origin = set_values[command, option][1]
                 raise InvalidArgument(f"{origin}: {name} has no option {option!r}; {nearest(option, options)}")
-    rows = [(command, option, value, origin) for (command, option), (value, origin) in sorted(set_values.items())]
+    rows = [
+        (command, option, _shown(option, value), origin)
+        for (command, option), (value, origin) in sorted(set_values.items())
+    ]
     rows += [("", name, os.environ[name], "variable") for name in configuration.VARIABLES if name in os.environ]
     return rows
 
@@ -75,6 +79,17 @@ def _options(name: str) -> dict[str, Any]:
         return {}
     defaults = {parameter.name: parameter.default for parameter in command.params}
     return {flag: _plain(defaults[name]) for flag, name in configuration.option_parameters(command).items()}
+
+
+def _shown(option: str, value: Any) -> Any:
+    """A value as it may be shown: a secret hidden, also in a table of a sub-command, a list or an address."""
+    if isinstance(value, dict):
+        return {name: _shown(name, inner) for name, inner in value.items()}
+    if value is not None and option in SECRETS:
+        return HIDDEN
+    if isinstance(value, list):
+        return [_shown("", inner) for inner in value]
+    return hidden([value])[0] if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

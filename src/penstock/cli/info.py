@@ -33,12 +33,12 @@ def info(
     told = room_facts(parts)
     if as_json:
         show.print_json(
-            {"address": address, "scheme": parts.scheme, "facts": told, "handles": [as_record(b) for b in blocks]}
+            {"address": parts.text, "scheme": parts.scheme, "facts": told, "handles": [as_record(b) for b in blocks]}
         )
     else:
-        _print(address, blocks, told)
+        _print(parts.text, blocks, told)
     if not blocks and not told:
-        exits.told(f"{address}: nobody has it open and nothing is kept of it")
+        exits.told(f"{parts.text}: nobody has it open and nothing is kept of it")
         raise typer.Exit(exits.FAILED)
 
 

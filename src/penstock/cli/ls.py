@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.address import without_secrets
 from penstock.cli import show
 from penstock.monitor.memory import seen
 from penstock.monitor.rates import flow
@@ -36,7 +37,11 @@ def ls(
             show.print_json(as_record(block))
         return
     if not blocks:
-        typer.echo("nothing of Penstock is open on this machine" if address is None else f"nobody has {address} open")
+        typer.echo(
+            "nothing of Penstock is open on this machine"
+            if address is None
+            else f"nobody has {without_secrets(address)} open"
+        )
         return
     show.console().print(show.table(COLUMNS, [_row(block) for block in blocks], RIGHT))
 

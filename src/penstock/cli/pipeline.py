@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.address import without_secrets
 from penstock.cli import show
 from penstock.cli.held import held_back
 from penstock.errors import InvalidArgument
@@ -62,7 +65,7 @@ def pipeline(
         raise InvalidArgument("give --once or --every, not both")
     pause = None if every is None else seconds(every)
     settings = dict(_pair(text) for text in option or ())
-    run = _prepared(name, source, target, settings, topics)
+    run = _prepared(name, source, target, settings, topics, again=pause is not None)
     with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
             progress.state("")
@@ -84,12 +87,18 @@ def _pair(text: str) -> tuple[str, str]:
     return key, value
 
 
-def _prepared(name: str, source: str | None, target: str | None, settings: dict[str, str], topics: str | None) -> Run:
+def _prepared(
+    name: str, source: str | None, target: str | None, settings: dict[str, str], topics: str | None, *, again: bool
+) -> Run:
     """What to run; everything that can be wrong with it is told before Spark starts."""
     if name.endswith(".toml"):
         from penstock.spark.pipelines.declared import load
 
         declared = load(name)
+        if again and not declared.streaming and declared.sink.get("mode", "append") == "append":
+            raise InvalidArgument(
+                f"{name} would append all its rows at every run: set streaming = true, or mode = 'overwrite' in [sink]"
+            )
         return lambda spark, progress: _declared(spark, declared, progress)
     try:
         kind = Name(name)
@@ -165,6 +174,7 @@ def _session(master: str) -> Iterator[SparkSession]:
 @contextmanager
 def _told() -> Iterator[None]:
     """What Penstock raised inside a Spark job, as itself; what Spark raised, as its first line."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from penstock.errors import PenstockError
@@ -172,9 +182,10 @@ def _told() -> Iterator[None]:
 
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         ours = unwrap(error)
-        raise (ours or PenstockError(str(error).strip().splitlines()[0])) from None
+        text = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
+        raise (ours or PenstockError(text.strip().splitlines()[0])) from None
 
 
 def _archive(spark: SparkSession, source: str, target: str, arguments: dict[str, Any], progress: _Progress) -> None:
@@ -205,10 +216,10 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     result = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)(
         watched, **arguments
     )
-    target.mkdir(parents=True, exist_ok=True)
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)  # payloads may be in it, and journals are their owner's alone
     table = target / f"{kind.value}.parquet"
     with progress.watching(frame.sparkSession):
-        result.write.mode("overwrite").parquet(str(table))
+        _replace(result, table)
     made = frame.sparkSession.read.parquet(str(table))
     if kind is Name.ALIGN:
         progress.add(made.count(), 0, 0)
@@ -222,6 +233,23 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
         progress.tell(f"report: {page}", report=str(page))
     written = made.count()
     progress.tell(f"{written} rows in {table}", table=str(table), table_rows=written)
+
+
+def _replace(result: DataFrame, table: Path) -> None:
+    """Write a table beside the old one, which stays whole until the new one is."""
+    fresh = table.with_name(f".{table.name}.{os.getpid()}")
+    old = table.with_name(f".{table.name}.old")
+    try:
+        result.write.mode("overwrite").parquet(str(fresh))
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            os.rename(table, old)
+        os.rename(fresh, table)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if old.exists() and not table.exists():
+            os.rename(old, table)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _declared(spark: SparkSession, declared: Any, progress: _Progress) -> None:
@@ -279,7 +307,7 @@ class _Progress:
         from penstock._core import Counters
 
         local = self.source is not None and "://" not in self.source
-        where = f"journal:{Path(self.source or '').resolve()}" if local else self.source or ""
+        where = f"journal:{Path(self.source or '').resolve()}" if local else without_secrets(self.source or "")
         self.counters = Counters("spark", "pipeline", f"{self.name} <- {where}" if where else self.name)
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
         self.bar = Progress(*columns, TimeElapsedColumn(), console=show.console(stderr=True), transient=True)

@@ -77,11 +77,12 @@ class Meter:
 
 
 def _roll(address: str, window: float, every: float, count: int | None, as_json: bool, what: str) -> None:
+    shown = addresses.without_secrets(address)
     meter = Meter(address)
     meter.look()
     if meter.role == "nobody":
         addresses.parse(address)
-        exits.told(f"nobody on this machine has {address} open; 'penstock why {address}' may tell more")
+        exits.told(f"nobody on this machine has {shown} open; 'penstock why {shown}' may tell more")
         raise typer.Exit(exits.FAILED)
     samples = deque([(time.monotonic(), meter.messages, meter.bytes)])
     printed = 0
@@ -98,7 +99,7 @@ def _roll(address: str, window: float, every: float, count: int | None, as_json:
         printed += 1
         if as_json:
             show.print_json(
-                {"address": address, "messages_hz": rate, "bytes_hz": speed, "window_s": seconds, "of": meter.role}
+                {"address": shown, "messages_hz": rate, "bytes_hz": speed, "window_s": seconds, "of": meter.role}
             )
         elif what == "messages":
             print(f"{rate:12.2f} messages/s  over {seconds:4.1f} s  of {meter.role}", flush=True)

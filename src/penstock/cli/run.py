@@ -7,7 +7,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.address import hidden, without_secrets
 from penstock.cli import exits
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
-from penstock.gateway.configuration import is_address
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 
@@ -163,13 +163,23 @@ def _print_graph(configuration: Configuration, as_json: bool) -> None:
         table.add(link)
     graph = table.graph()
     cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
+    kinds = {entry.name: f"{entry.loader} {_entrypoint(entry.entrypoint)}" for entry in configuration.modules}
+    rows = [(without_secrets(name), kinds.get(name, "address"), _shown(sinks)) for name, sinks in graph.items()]
     if as_json:
-        print(json.dumps({"graph": graph, "cycles": cycles}))
+        print(json.dumps({"graph": {name: sinks for name, _, sinks in rows}, "cycles": [*map(_shown, cycles)]}))
         return
-    loaders = {entry.name: f"{entry.loader} {json.dumps(entry.entrypoint)}" for entry in configuration.modules}
-    width = max(map(len, graph), default=0)
-    for name, sinks in graph.items():
-        arrow = f" -> {', '.join(map(str, sinks))}" if sinks else ""
-        print(f"{name:{width}}  {'address' if is_address(name) else loaders[name]}{arrow}")
-    for cycle in cycles:
+    width = max((len(name) for name, _, _ in rows), default=0)
+    for name, kind, sinks in rows:
+        print(f"{name:{width}}  {kind}" + (f" -> {', '.join(sinks)}" if sinks else ""))
+    for cycle in map(_shown, cycles):
         print(f"cycle: {' -> '.join((*cycle, cycle[0]))} (a publish that would wait on it fails after a second)")
+
+
+def _shown(names: Iterable[str]) -> list[str]:
+    return [without_secrets(name) for name in names]
+
+
+def _entrypoint(value: Any) -> str:
+    """What a module is made from; a process's command line may have a secret in it."""
+    words = isinstance(value, list) and all(isinstance(word, str) for word in value)
+    return json.dumps(hidden(value)) if words else hidden([json.dumps(value)])[0]

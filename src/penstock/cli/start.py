@@ -22,9 +22,9 @@ def start_options(address: str, since: str | None, first: int | None) -> dict[st
         return {"start": _journal_position(parts, since, first)}
     names = addresses.option_names(addresses.room(parts.scheme).open_subscriber)
     if first is not None:
-        return {_option(names, "from_ordinal", "--from", address): first}
+        return {_option(names, "from_ordinal", "--from", parts.text): first}
     assert since is not None
-    return {_option(names, "from_time_ns", "--since", address): moment_ns(since, "--since")}
+    return {_option(names, "from_time_ns", "--since", parts.text): moment_ns(since, "--since")}
 
 
 def _journal_position(parts: addresses.Address, since: str | None, first: int | None) -> int | str:

@@ -63,7 +63,7 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     for option in options or []:
         name, equals, value = option.partition("=")
         if not equals or not name:
-            raise InvalidArgument(f"--option {option!r} is not of the form NAME=VALUE")
+            raise InvalidArgument(f"--option {addresses.hidden([option])[0]!r} is not of the form NAME=VALUE")
         pairs.append((name.replace("-", "_"), value))
     pairs += [(name, str(value)) for name, value in more.items()]
     addresses.parse(address)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import ModuleBroker, ModuleInfo
@@ -133,7 +134,7 @@ class Gateway:
             if hasattr(kept.module, "start"):
                 kept.module.start()
         except Exception as error:
-            raise ModuleError(f"module {kept.name!r} failed in start: {type(error).__name__}: {error}") from error
+            raise ModuleError(f"module {kept.shown!r} failed in start: {type(error).__name__}: {error}") from error
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order within ``timeout`` seconds, then end everything. Whether all was handled; what
@@ -223,7 +224,7 @@ class Gateway:
         with self._lock:
             self._check()
             if kept.name in self._kept:
-                raise InvalidArgument(f"there is a module {kept.name!r} already")
+                raise InvalidArgument(f"there is a module {kept.shown!r} already")
             self._kept[kept.name] = kept  # the name is taken from here on
         try:
             module = kept.recipe.make(self.broker)
@@ -262,7 +263,7 @@ class Gateway:
         try:
             self.broker.remove_module(module, drain=False)
         except BrokerError:
-            log.debug("module %r was not attached", kept.name)
+            log.debug("module %r was not attached", kept.shown)
         finish(module, "destroy")
 
     def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> None:
@@ -271,7 +272,7 @@ class Gateway:
         with self._lock:
             kept = self._find(name)
             if kept.removing:
-                raise BrokerError(f"module {name!r} is being removed already")
+                raise BrokerError(f"module {kept.shown!r} is being removed already")
             kept.removing = True
         try:
             self.broker.remove_module(
@@ -339,7 +340,8 @@ class Gateway:
             raise AddLinkError(f'link {link}: "{STAR}" stands for every source and cannot be a sink')
         for end in link.ends:
             if not is_address(end) and end != STAR and end not in self._table.names:
-                raise AddLinkError(f"link {link}: there is no module {end!r}; {nearest(end, self._table.names)}")
+                known = [name for name in self._table.names if not is_address(name)]
+                raise AddLinkError(f"link {link}: there is no module {end!r}; {nearest(end, known)}")
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
 
@@ -469,7 +471,8 @@ class Gateway:
         self._check()
         kept = self._kept.get(name)
         if kept is None or kept.module is None:
-            raise BrokerError(f"there is no module {name!r}; {nearest(name, self._kept)}")
+            known = [one.shown for one in self._kept.values()]
+            raise BrokerError(f"there is no module {without_secrets(name)!r}; {nearest(name, known)}")
         return kept
 
     def _changed(self) -> None:

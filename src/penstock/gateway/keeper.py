@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from penstock import address
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
@@ -47,8 +48,13 @@ class Kept:
 
     @property
     def name(self) -> str:
-        """The module's name."""
+        """The module's name; of an endpoint, its whole address."""
         return self.recipe.name
+
+    @property
+    def shown(self) -> str:
+        """The name as it may be told and logged."""
+        return address.without_secrets(self.recipe.name)
 
 
 class Keeper:
@@ -87,6 +93,8 @@ class Keeper:
     def failed(self, worker: Worker, step: str, error: BaseException) -> Any:
         """A module failed on its worker's thread; gives the one to go on with, or None to keep it."""
         kept = self._kept.get(worker.name)
+        if kept is None:  # an endpoint works under its address without the token
+            kept = next((one for one in list(self._kept.values()) if one.module is worker.module), None)
         if kept is None:
             return None
         if step == "queue":  # the worker has ended: nothing can be handed to another module
@@ -144,7 +152,7 @@ class Keeper:
         if left:
             worker.counters.add("redelivered", len(left))
             kept.module.receive_many(left)
-        self._tell(Event.MODULE_RESTARTED, kept.name)
+        self._tell(Event.MODULE_RESTARTED, kept.shown)
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""
@@ -156,7 +164,7 @@ class Keeper:
         if lost:
             worker.lost += lost
             worker.counters.drop("error", lost)
-            log.error("module %r: %d message was in hand when its process ended; it is lost", kept.name, lost)
+            log.error("module %r: %d message was in hand when its process ended; it is lost", kept.shown, lost)
         return left
 
     def _left(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> None:
@@ -164,15 +172,15 @@ class Keeper:
         if left:
             worker.lost += len(left)
             worker.counters.drop("error", len(left))
-            log.error("module %r: %d messages that its process had not handled are lost", kept.name, len(left))
+            log.error("module %r: %d messages that its process had not handled are lost", kept.shown, len(left))
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
-            log.error("module %r failed %d times; it is not started again", kept.name, kept.supervisor.failures)
+            log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
 
     def _told(self, kept: Kept, step: str, error: BaseException) -> None:
         first = kept.supervisor.failures == 0
-        log.error("module %r failed in %s: %s", kept.name, step, error, exc_info=error if first else None)
-        self._tell(Event.MODULE_FAILED, (kept.name, step, error))
+        log.error("module %r failed in %s: %s", kept.shown, step, error, exc_info=error if first else None)
+        self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     # ---- the thread
 
@@ -221,8 +229,8 @@ class Keeper:
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:
                 worker.counters.state("stuck in receive")
-                log.warning("module %r has been in receive for %.1f s", kept.name, seconds)
-                self._tell(Event.MODULE_STUCK, (kept.name, seconds))
+                log.warning("module %r has been in receive for %.1f s", kept.shown, seconds)
+                self._tell(Event.MODULE_STUCK, (kept.shown, seconds))
             elif worker.stuck and not is_stuck:
                 worker.counters.state("")
             worker.stuck = is_stuck

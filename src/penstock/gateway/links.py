@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from penstock.address import without_secrets
 from penstock.gateway.filters import Filter
 
 STAR = "*"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Link:
     """From ``source`` (a name, an address or ``"*"``) to ``sink`` (a name or an address)."""
 
@@ -24,7 +25,11 @@ class Link:
     filter: Filter | None = None
 
     def __str__(self) -> str:
-        return f"{self.source} -> {self.sink}"
+        return f"{without_secrets(self.source)} -> {without_secrets(self.sink)}"
+
+    def __repr__(self) -> str:
+        more = "" if self.filter is None else f", {self.filter!r}"
+        return f"Link({without_secrets(self.source)!r}, {without_secrets(self.sink)!r}{more})"
 
     @property
     def ends(self) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """How well each block does, and why: one verdict and the sentences behind it.
 
 The verdicts, the worst first: ``books`` (its ledger cannot be right), ``stuck`` (something waits and nothing moves),
-``losing`` (messages were dropped since the last look), ``late`` (far behind what is stored), ``idle``, ``ok``.
+``losing`` (messages were lost since the last look), ``late`` (far behind what is stored), ``idle``, ``ok``.
 Pure functions of blocks and rates.
 """
 
@@ -45,7 +45,7 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
         found.setdefault(word, []).append(reason)
     if rate.dropped:
         causes = ", ".join(f"{n} {reason}" for reason, n in sorted(rate.dropped.items()))
-        found.setdefault("losing", []).append(f"dropped since the last look: {causes}")
+        found.setdefault("losing", []).append(f"lost since the last look: {causes}")
     if rate.errors:
         found.setdefault("losing", []).append(f"{rate.errors} errors since the last look")
     if block.lag >= LATE_MESSAGES:

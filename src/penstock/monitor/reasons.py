@@ -30,7 +30,7 @@ def explain(text: str) -> list[Finding]:
     everything = seen()
     blocks = matching(everything, text)
     found = [*of_room(parts)]
-    found += _publishers(text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
+    found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
     found += _readers([b for b in blocks if b.kind not in PRODUCERS])
     found += _processes({b.pid for b in blocks})
     if not blocks:
@@ -105,12 +105,12 @@ def _readers(readers: list[Block]) -> Iterator[Finding]:
                 yield Finding(f"{who} filtered out {filtered} of {block.matched} messages", grave=False)
             else:
                 yield Finding(f"the filter of {who} matched none of {filtered} messages", "look at its filter")
-        if block.lost - block.dropped.get("filtered", 0):
+        if block.lost:
             yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", grave=False)
 
 
 def _reasons(block: Block) -> str:
-    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.dropped.items()) if number)
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
 
 
 def _processes(pids: set[int]) -> Iterator[Finding]:

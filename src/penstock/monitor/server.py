@@ -1,9 +1,9 @@
 """The page, the API behind it and the metrics, served by Starlette.
 
 Rules: nothing is loaded from another place (the content security policy forbids it); whoever is not on loopback needs
-the token; a request whose Host is not ours is refused, so that a web page elsewhere cannot reach a monitor on
-loopback; what changes anything is refused unless actions were allowed. Runs in one event loop; the watcher has a
-thread of its own.
+the token; a request whose Host is not ours, or that a web page elsewhere makes of the API, is refused, so that no such
+page reaches a monitor on loopback; what changes anything is refused unless actions were allowed. Runs in one event
+loop; the watcher has a thread of its own.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import hmac
 import json
+import re
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
@@ -50,6 +52,11 @@ POLICY = "; ".join((
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
 ))  # fmt: skip
 COOKIE = "penstock_token"
+#: What a browser says of who asks: a page of ours, or its user alone. Programs say nothing.
+OWN_PAGE = ("same-origin", "none")
+#: A page that takes nothing for so long has lost its tail.
+STALLED_S = 10.0
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/?#\s]+))(?::\d{1,5})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +89,28 @@ class Door:
         await (refused or self._app)(scope, receive, send_with_headers)
 
     def _refusal(self, request: Request) -> Response | None:
-        if is_loopback(self._settings.host) and not is_loopback(request.url.hostname or ""):
+        if is_loopback(self._settings.host) and not _names_loopback(request.headers.getlist("host")):
             return PlainTextResponse("this monitor answers on loopback only", 421)
+        if request.scope["path"].startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in OWN_PAGE:
+            return PlainTextResponse("only the monitor's own page may ask this", 403)
         token = self._settings.token
         if token is None:
             return None
         given = request.query_params.get("token")
-        if given is not None and request.method == "GET" and request.url.path == "/" and _same(given, token):
+        if given is not None and request.method == "GET" and request.scope["path"] == "/" and _same(given, token):
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+            answer.set_cookie(COOKIE, quote(token, safe=""), httponly=True, samesite="strict")
             return answer
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), token):
+        if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), quote(token, safe="")):
             return None
         return PlainTextResponse("a token is needed: open /?token=..., or send 'Authorization: Bearer ...'", 401)
+
+
+def _names_loopback(hosts: list[str]) -> bool:
+    """Whether a request was sent to a name of this machine alone; what cannot be read as one name was not."""
+    match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    return match is not None and is_loopback((match[1] or match[2]).lower())
 
 
 def _same(given: str, token: str) -> bool:
@@ -204,36 +219,47 @@ class _Api:
 async def _relay(
     request: Request, first: dict[str, Any], source: Iterator[dict[str, Any]], ending: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """What a thread reads, as events; the thread ends when the page goes."""
+    """What a thread reads, as events; the thread ends when the page goes. When it ends first, the page is told why."""
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue(256)
+    queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(256)
     stop = threading.Event()
+    failures: list[str] = []
 
     def read() -> None:
         try:
             for record in source:
                 if stop.is_set():
                     break
-                asyncio.run_coroutine_threadsafe(queue.put(record), loop).result(10)
-        except (PenstockError, OSError, TimeoutError, RuntimeError) as error:
-            loop.call_soon_threadsafe(queue.put_nowait, {"error": str(error)})
+                _put(queue, record, loop)
+        except Exception as error:  # whatever it was: a page must not take a tail that has ended for one that is quiet
+            failures.append(str(error) or type(error).__name__)
         finally:
             source.close()  # type: ignore[attr-defined]
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.put_nowait, None)
 
     thread = threading.Thread(target=read, name="penstock-tail", daemon=True)
     thread.start()
     try:
         yield f"data: {json.dumps(first)}\n\n"
         while not ending() and not await request.is_disconnected():
+            ended = not thread.is_alive()  # before the look into the queue: what it put last is there by then
             try:
                 record = await asyncio.wait_for(queue.get(), 0.5)
             except TimeoutError:
+                if ended:
+                    yield f"data: {json.dumps({'error': failures[0] if failures else 'ended'})}\n\n"
+                    return
                 yield ": still here\n\n"
                 continue
-            if record is None:
-                return
             yield f"data: {json.dumps(record)}\n\n"
     finally:
         stop.set()
+
+
+def _put(queue: asyncio.Queue[dict[str, Any]], record: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
+    """From the tail's thread into the page's queue; ``TimeoutError`` when the page takes nothing."""
+    put = asyncio.run_coroutine_threadsafe(queue.put(record), loop)
+    try:
+        put.result(STALLED_S)
+    except TimeoutError:
+        put.cancel()
+        raise TimeoutError(f"the page took no message for {STALLED_S:g} s: the tail has ended") from None

@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from urllib.parse import quote
 
 import uvicorn
 
@@ -46,7 +47,7 @@ class Service:
         """Where the page is, with the token when there is one."""
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{port}/" + (f"?token={self.token}" if self.token else "")
+        return f"http://{shown}:{port}/" + (f"?token={quote(self.token, safe='')}" if self.token else "")
 
     def __enter__(self) -> Service:
         self.watcher.look()

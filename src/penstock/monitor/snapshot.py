@@ -56,13 +56,23 @@ class Block:
         return (self.pid, self.index, self.taking)
 
     @property
+    def losses(self) -> dict[str, int]:
+        """What was lost, by reason. What a filter kept back was dropped as was asked for, and is no loss."""
+        return {reason: n for reason, n in self.dropped.items() if reason != "filtered"}
+
+    @property
     def lost(self) -> int:
+        return sum(self.losses.values())
+
+    @property
+    def dropped_count(self) -> int:
+        """What the ledger's equation calls dropped: for all reasons, filters too."""
         return sum(self.dropped.values())
 
     @property
     def in_flight(self) -> int:
         """What the ledger's equation leaves; caught between two stores it is off by a few."""
-        return self.matched - self.delivered - self.lost - self.expired
+        return self.matched - self.delivered - self.dropped_count - self.expired
 
     @property
     def waiting(self) -> int:

@@ -7,6 +7,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.address import hidden
+
 __all__ = ["Process", "process", "shared_memory", "tree_bytes"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -15,7 +17,8 @@ _TICKS_HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One process: its resident memory, its processor time up to now, its threads and its command line."""
+    """One process: its resident memory, its processor time up to now, its threads and its command line, without
+    secrets."""
 
     pid: int
     resident_bytes: int
@@ -30,10 +33,11 @@ def process(pid: int) -> Process | None:
     try:
         resident = int((root / "statm").read_text().split()[1]) * _PAGE_BYTES
         fields = (root / "stat").read_text().rpartition(")")[2].split()
-        command = (root / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+        words = (root / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except (OSError, IndexError, ValueError):
         return None
-    return Process(pid, resident, (int(fields[11]) + int(fields[12])) / _TICKS_HZ, int(fields[17]), command[:300])
+    command = " ".join(hidden(words)).strip()[:300]
+    return Process(pid, resident, (int(fields[11]) + int(fields[12])) / _TICKS_HZ, int(fields[17]), command)
 
 
 def shared_memory(directory: str) -> dict[str, int]:

@@ -31,7 +31,7 @@ def tail_address(text: str) -> str:
     """The address to subscribe to for a tail of ``text``: only what is open on this machine."""
     parts = addresses.parse(text)
     if parts.scheme == "bus":
-        raise InvalidArgument(f"{text}: a bus lives inside one process; only that process can read it")
+        raise InvalidArgument(f"{parts.text}: a bus lives inside one process; only that process can read it")
     bare = text.partition("?")[0]  # a queue named here would be emptied by looking at it
     if bare not in {block.address.partition("?")[0] for block in live()}:
         raise RefusedError(f"{bare}: nobody on this machine has it open")
@@ -82,7 +82,8 @@ def _some(subscriber: penstock.Subscriber, passes: Any, most: int) -> tuple[list
 
 
 def _more(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    return {reason: n - before.get(reason, 0) for reason, n in after.items() if n > before.get(reason, 0)}
+    lost = {reason: n - before.get(reason, 0) for reason, n in after.items() if reason != "filtered"}
+    return {reason: n for reason, n in lost.items() if n > 0}
 
 
 def _record(message: penstock.Message) -> dict[str, Any]:

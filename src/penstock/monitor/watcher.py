@@ -6,6 +6,7 @@ any thread: a look makes a new immutable state and swaps it in.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -20,6 +21,8 @@ from penstock.monitor.rates import Rate, between, flow
 from penstock.monitor.snapshot import Block, Key
 
 __all__ = ["Look", "State", "Watcher"]
+
+log = logging.getLogger("penstock.monitor")
 
 #: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
 READERS = ("subscriber", "callback", "fifo")
@@ -64,6 +67,7 @@ class Watcher:
         self.every_s = every_s
         self._source = source
         self._state = State()
+        self._looked_ns = 0  # when the last look began; 0 before the first
         self._open_books: dict[Key, int] = {}
         self._moved: dict[Key, tuple[int, int]] = {}
         self._latencies = Windows()
@@ -77,9 +81,9 @@ class Watcher:
 
     def look(self) -> State:
         """One look now; gives the new state."""
-        before = self._state
+        before, began_ns = self._state, time.time_ns()
         blocks = self._with_last(list(self._source()))
-        rates = between((look.block for look in before.looks), blocks)
+        rates = between((look.block for look in before.looks), blocks, self._looked_ns)
         self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
         now = time.time_ns()
         latencies = self._latencies.look(blocks, now)
@@ -90,8 +94,8 @@ class Watcher:
         )  # fmt: skip
         found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
         state = State(now, looks, found, _processor(before, found, now), _shared())
-        self._state = state
-        self.history.add(now / 1e9, _samples(state))
+        self._state, self._looked_ns = state, began_ns
+        self.history.add(now / 1e9, _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0))
         with self._looked:
             self._looked.notify_all()
         return state
@@ -124,8 +128,15 @@ class Watcher:
 
     def _run(self) -> None:
         next_s = time.monotonic()
+        told = ""
         while not self._stop.is_set():
-            self.look()
+            try:
+                self.look()
+                told = ""
+            except Exception as error:  # what one look met may be gone at the next; meanwhile /health says stale
+                if repr(error) != told:
+                    told = repr(error)
+                    log.exception("a look failed; the next one is in %g s", self.every_s)
             next_s = max(next_s + self.every_s, time.monotonic() + self.every_s / 4)
             self._stop.wait(max(0.0, next_s - time.monotonic()))
 
@@ -148,8 +159,9 @@ def _shared() -> dict[str, int]:
     return system.shared_memory(_core.counters_directory())
 
 
-def _samples(state: State) -> dict[str, float]:
-    """The numbers of one look by series: of each address, each kind of loss, each process."""
+def _samples(state: State, seconds: float) -> dict[str, float]:
+    """The numbers of one look by series: of each address, each kind of loss, each process. ``seconds`` is how long ago
+    the look before was, 0 for the first one."""
     values: dict[str, float] = {}
 
     def add(name: str, value: float) -> None:
@@ -167,7 +179,7 @@ def _samples(state: State) -> dict[str, float]:
         if block.lag:
             add(f"lag/{where}", block.lag)
         for reason, count in look.rate.dropped.items():
-            add(f"lost/{reason}", count)
+            add(f"lost/{reason}", count / seconds if seconds > 0 else 0.0)
     programs = {look.block.pid: look.block.program for look in state.looks}
     for pid, found in state.processes.items():
         values[f"memory/{programs.get(pid, '')} {pid}"] = found.resident_bytes / 1e6

@@ -273,7 +273,8 @@ class Directory:
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
         """The entries made anew from the log: slow, and only where the index is missing or stale."""
         name = (segment.first, segment.revision)
-        found = [item for item in journal_format.open_directory(self.path).segments if (item.first, item.revision) == name]
+        there = journal_format.open_directory(self.path).segments
+        found = [item for item in there if (item.first, item.revision) == name]
         if not found:
             raise FileNotFoundError(errno.ENOENT, "the segment went", str(self.file(segment, "log")))
         entries = found[0].index(start, end)

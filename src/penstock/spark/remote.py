@@ -20,7 +20,7 @@ import pyarrow
 
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import Range as FetchedRange
-from penstock.broker.words import OWN_PROPERTIES
+from penstock.broker.words import OWN_PROPERTIES, Refusal, check_pattern
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError
 from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
@@ -29,6 +29,7 @@ from penstock.spark.places import Range, Reading, shown
 
 SAMPLE = 256
 FETCH_BYTES = 4 << 20
+MOST_PARTS_BYTES, MOST_TOPICS_BYTES = 60_000, 30_000  # names in one line of the protocol
 ADDRESS_OPTIONS = ("token", "tls", "queue", "timeout")
 
 
@@ -152,8 +153,9 @@ class BrokerPlace:
         """The broker picks the topics of one set of plain patterns itself; what is more is picked here."""
         patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
         plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
-        topics = plain if patterns and len(plain) == len(patterns) else None
-        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics)
+        known = len(plain) == len(patterns) and all(map(_can_be_asked_for, plain))
+        fits = sum(len(name.encode()) + 1 for name in plain) <= MOST_TOPICS_BYTES
+        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=plain if plain and known and fits else None)
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds if time_ns is None else bounds.narrowed("times", low=time_ns)
@@ -171,6 +173,15 @@ class BrokerPlace:
         if name is not None:
             with connect(self.text) as client:
                 client.hold(name, position)
+
+
+def _can_be_asked_for(name: str) -> bool:
+    """Whether a topic or pattern can stand in a request; what cannot is found among all that the broker has."""
+    try:
+        check_pattern(name)
+    except Refusal:
+        return False
+    return "," not in name
 
 
 class BrokerStaging:
@@ -196,7 +207,12 @@ class BrokerStaging:
         return (name, count) if count else ("", 0)
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
-        parts = [name for name in names if name]
+        parts = [name.removeprefix(self.transaction) for name in names if name]
+        if sum(len(part) + 1 for part in parts) > MOST_PARTS_BYTES:
+            raise InvalidArgument(
+                f"{len(parts)} tasks with rows are more than one commit of {shown(self.text)} takes: "
+                "write fewer, as in frame.coalesce(100)"
+            )
         with connect(self.text) as client:
             if parts:
                 client.commit(self.transaction, parts)

@@ -105,7 +105,10 @@ class _Writer:
         time = found.get("timestamp_ns")
         if time is None and "timestamp" in found:
             micros = found["timestamp"].cast(pyarrow.timestamp("us", tz="UTC")).cast(pyarrow.int64())
-            time = pyarrow.compute.multiply(micros, 1000)
+            try:
+                time = pyarrow.compute.multiply_checked(micros, 1000)
+            except pyarrow.ArrowInvalid:
+                raise InvalidArgument("a timestamp outside of the years 1678 to 2261 is no message's time") from None
         kinds = SHAPE.types
         columns = [
             topic,

@@ -48,7 +48,7 @@ function showLedger(state) {
     const row = element("tr"); row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
     const why = Object.entries(h.dropped).filter(([, n]) => n).map(([reason, n]) => `${count(n)} ${reason}`).join(", ");
     const last = element("td"); last.append(element("span", `pill ${h.health}`, WORDS[h.health]), h.reasons.length && h.health !== "idle" ? h.reasons[0] : h.health === "idle" ? h.reasons[0] ?? "" : "books close"); last.dataset.value = h.health;
-    const dropped = cell("n lost", h.lost, count(h.lost)); if (why) dropped.title = why;
+    const dropped = cell("n dropped_count", h.dropped_count, count(h.dropped_count)); if (why) dropped.title = why;
     const where = cell("where", h.where, h.where); where.title = h.where;
     row.append(where, cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n p50", h.latency_p50_us, h.latency_p50_us === null ? "–" : micros(h.latency_p50_us)), cell("n p99", h.latency_p99_us, h.latency_p99_us === null ? "–" : micros(h.latency_p99_us)), last);
     return row;

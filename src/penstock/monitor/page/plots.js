@@ -81,7 +81,7 @@ export class Plot {
     pen.textBaseline = "alphabetic"; pen.textAlign = "left"; pen.fillText(ago(this.span), left, height - 5);
     pen.textAlign = "center"; pen.fillText(ago(this.span / 2), (left + width - right) / 2, height - 5);
     pen.textAlign = "right"; pen.fillText("now", width - right, height - 5);
-    if (!series.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was dropped" : "nothing measured yet", (left + width) / 2, (top + height - bottom) / 2); }
+    if (!series.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : "nothing measured yet", (left + width) / 2, (top + height - bottom) / 2); }
     if (this.bars) this.drawBars(pen, x, y, first, width, left, right); else this.drawLines(pen, x, y, first);
     this.drawCursor(pen, x, top, height - bottom, left, right, width, style);
   }

@@ -160,12 +160,13 @@ def _matched(both: DataFrame, keys: Sequence[str], direction: Direction, exact: 
     """``__back`` and ``__ahead``: the right row before and after each left row, each a struct (on, row) or null."""
     from pyspark.sql import functions as F
 
-    candidate = F.when(F.col("__right").isNotNull(), F.struct("__on", "__right"))
+    timed = F.col("__on").isNotNull()  # a row without a time matches nothing
+    candidate = F.when(F.col("__right").isNotNull() & timed, F.struct("__on", "__right"))
     for name, backward in (("__back", True), ("__ahead", False)):
         if direction == ("forward" if backward else "backward"):
             continue
         own = F.last(candidate, ignorenulls=True).over(_window([*keys, "__bucket"], exact, backward))
-        both = both.withColumn(name, own)
+        both = both.withColumn(name, F.when(timed, own))
     if carry:
         both = _carried(both, keys, direction)
     return both

@@ -180,4 +180,6 @@ def _texts(options: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_text, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
