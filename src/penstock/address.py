@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -25,6 +24,7 @@ from urllib.parse import parse_qsl, unquote
 
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import InvalidArgument, nearest
+from penstock.secrecy import without_secrets as without_secrets  # noqa: PLC0414 - also for those who know addresses only
 
 ROOMS: Mapping[str, str] = {
     "bus": "penstock.bus",
@@ -33,12 +33,6 @@ ROOMS: Mapping[str, str] = {
     "journal": "penstock.journal",
     "broker": "penstock.broker",
 }
-
-#: Options whose values are nobody else's business.
-SECRETS = ("token",)
-
-#: What stands in the place of a secret's value where its name is shown.
-HIDDEN = "***"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,38 +52,6 @@ class Address:
 
     def __str__(self) -> str:
         return self.text
-
-
-def without_secrets(text: str) -> str:
-    """An address as it may be shown, logged, counted under and stored: its token left out."""
-    head, mark, query = text.partition("?")
-    if "token" not in unquote(query):
-        return text
-    kept = [pair for pair in query.split("&") if unquote(pair.partition("=")[0]) not in SECRETS]
-    return head + (mark + "&".join(kept) if kept else "")
-
-
-def _spelt(name: str) -> str:
-    """A pattern for ``name`` in which any character may be percent-encoded, as in an address."""
-    return "".join(f"(?:{character}|%{ord(character):02x}|%{ord(character.upper()):02x})" for character in name)
-
-
-_NAMES = "|".join(map(_spelt, SECRETS))
-_GIVEN = re.compile(rf"((?:{_NAMES})['\"]?\s*(?:[=:]|%3[ad])|-(?:{_NAMES})\s).+", re.IGNORECASE | re.DOTALL)
-_FLAG = re.compile(rf"-.*(?:{_NAMES})", re.IGNORECASE | re.DOTALL)
-
-
-def hidden(words: Iterable[str]) -> list[str]:
-    """The words of a command line as they may be shown: ``--token X``, ``-O token=X``, ``?token=X`` with ``***`` for X.
-
-    What follows the secret in the same word goes with it: nobody but its program knows where a value ends.
-    """
-    shown: list[str] = []
-    value_next = False
-    for word in words:
-        shown.append(HIDDEN if value_next else _GIVEN.sub(rf"\1{HIDDEN}", word))
-        value_next = not value_next and _FLAG.fullmatch(word) is not None
-    return shown
 
 
 def parse(text: str) -> Address:

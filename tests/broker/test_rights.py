@@ -171,6 +171,19 @@ def test_a_transaction_is_its_tokens_own(root: Client, north: Client) -> None:
     assert root.commit("job") == (1, 2, True)
 
 
+def test_parts_may_be_named_by_the_rest_of_their_names(guarded: Server) -> None:
+    """Thousands of them fit into a line that way; a line without an end is still no way to fill the memory."""
+    wire = Wire(guarded.port).hello("token=secret-root")
+    wire.send(b"".join(b"STAGE job.%d t 1\n%d" % (part, part % 10) for part in range(3000)))
+    staged = 0
+    while staged < 3000:
+        staged += int(wire.line().removeprefix("STAGED "))
+    wire.send(b"COMMIT job " + b" ".join(b".%d" % part for part in range(3000)) + b"\n")
+    assert wire.line() == "COMMITTED 1-3000"
+    wire.send(b"COMMIT job " + b"." * 70_000)
+    assert wire.line().startswith("ERR closing line too long")
+
+
 def test_a_right_that_is_gone_commits_nothing(guarded: Server, tokens: Path, north: Client) -> None:
     north.stage("job", "sensors.north.a", [b"a"])
     withdraw(guarded, tokens, 'publish = ["sensors.north.>"]', "publish = []")

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
+
+import pytest
+
+from penstock.cli.exits import Terminated
+from penstock.cli.pipeline import _interruption, _stop
 
 PROGRAM = """
 import subprocess, sys, threading
@@ -45,3 +51,31 @@ def test_a_start_that_succeeds_is_quiet_and_what_comes_later_is_passed_on() -> N
 def test_a_start_that_fails_tells_all() -> None:
     code, lines = told("fails")
     assert code == 1 and lines == ["starting", "ours", "failed"]
+
+
+def test_a_signal_is_found_below_what_failed_because_of_it() -> None:
+    def interrupted(kind: type[BaseException]) -> BaseException:
+        try:
+            try:
+                raise kind
+            finally:
+                raise KeyError("an answer that nobody waits for")
+        except KeyError as error:
+            return error
+
+    assert isinstance(_interruption(interrupted(Terminated)), Terminated)
+    assert isinstance(_interruption(interrupted(KeyboardInterrupt)), KeyboardInterrupt)
+    assert _interruption(interrupted(ValueError)) is None and isinstance(_interruption(Terminated()), Terminated)
+
+
+class _Gone:
+    """A session whose JVM has ended by the same signal."""
+
+    def stop(self) -> None:
+        warnings.warn("unable to shut down", RuntimeWarning, stacklevel=2)
+        raise ConnectionRefusedError
+
+
+def test_ending_a_jvm_that_is_gone_says_nothing(recwarn: pytest.WarningsRecorder) -> None:
+    _stop(_Gone())  # type: ignore[arg-type]
+    assert not recwarn.list

@@ -1,4 +1,5 @@
-"""Ctrl-C in the midst of every command that goes on until it is told to end: no trace, the right code, nothing left."""
+"""Ctrl-C and SIGTERM in the midst of the commands that go on until they are told to end (but `pipeline --every`, which needs
+a JVM): no trace, the right code, nothing left."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from penstock.journal import Journal
 
 from .command import HERE, environment
 
-DONE, INTERRUPTED = 0, 130
+DONE, INTERRUPTED, TERMINATED = 0, 130, 143
 
 #: Command line, exit code after Ctrl-C, and what shows that it is in the midst of its work: ``handle`` (it has opened
 #: one) or ``line`` (it has printed one).
@@ -37,7 +38,10 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "broker": (["broker", "{folder}/broker", "0"], DONE, "line"),
     "run": (["run", "{folder}/gateway.json"], DONE, "handle"),
     "monitor": (["monitor", "--port", "0"], DONE, "line"),
+    "journal cat": (["journal", "cat", "{folder}/kept", "--follow"], INTERRUPTED, "line"),
 }
+#: To these SIGTERM is the usual way to end; the others tell by their code that it was not their own end.
+SERVICES = {"record", "broker", "run", "monitor"}
 
 
 @pytest.fixture
@@ -96,13 +100,15 @@ def _line_of(process: subprocess.Popen[str]) -> bool:
         return False
 
 
-def test_every_long_command_ends_cleanly_by_ctrl_c(running: dict[str, subprocess.Popen[str]]) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_every_long_command_ends_cleanly(running: dict[str, subprocess.Popen[str]], number: signal.Signals) -> None:
     for process in running.values():
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
     wrong = {}
     for name, process in running.items():
         out, err = process.communicate(timeout=60)
-        if process.returncode != COMMANDS[name][1] or "Traceback" in err + out or "Error" in err:
+        code = COMMANDS[name][1] if number == signal.SIGINT else DONE if name in SERVICES else TERMINATED
+        if process.returncode != code or "Traceback" in err + out or "Error" in err:
             wrong[name] = (process.returncode, err)
     assert not wrong
     mine = {process.pid for process in running.values()}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -194,7 +198,54 @@ def test_the_reader_sees_the_reserved_memory(reach: Reach) -> None:
     draft.publish()
     message = subscriber.read(LONG)
     assert message is not None
-    if reach.can["processes"] == "no":  # else the same memory may be mapped at two addresses
+    if reach.can["processes"] == "no":
         assert message.address == address
+    else:  # the same bytes of the same file, which may be mapped twice
+        assert mapped(message.address) == mapped(address)
     with pytest.raises(TypeError):
         memoryview(message)[0] = 1
+
+
+def mapped(address: int) -> tuple[str, str, int]:
+    """What is mapped at an address: device and number of the file, and the place in it."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, device, number, *_ = line.split()
+        begin, end = (int(edge, 16) for edge in span.split("-"))
+        if begin <= address < end:
+            assert number != "0", f"no file: {line}"
+            return device, number, int(offset, 16) + address - begin
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+# --- processes -------------------------------------------------------------------------------------------------------
+
+READER = """
+import json, sys
+import penstock
+with penstock.subscriber(sys.argv[1], **json.loads(sys.argv[2])) as subscriber:
+    for _ in range(int(sys.argv[3])):
+        message = subscriber.read(60)
+        print(message.ordinal, bytes(message).hex())
+        message.release()
+    assert subscriber.read(0) is None
+"""
+
+
+@pytest.mark.needs("processes")
+def test_a_subscriber_in_another_process(reach: Reach) -> None:
+    for_publisher, for_subscriber = reach.lossless()
+    publisher = reach.publisher(**for_publisher)
+    sent = [b"%d" % i * (i % 50) for i in range(300)]
+    command = [sys.executable, "-c", READER, reach.address, json.dumps(for_subscriber), str(len(sent))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert publisher.wait_ready(1, timeout=LONG)
+            publisher.publish_many(sent)
+            out, err = child.communicate(timeout=60)
+        finally:
+            child.kill()
+    assert child.returncode == 0, err
+    read = [line.split(" ") for line in out.splitlines()]
+    assert [bytes.fromhex(data) for _, data in read] == sent
+    ordinals = [int(ordinal) for ordinal, _ in read]
+    assert ordinals == list(range(1, len(sent) + 1))

@@ -1,4 +1,4 @@
-"""Every test that the documents name as a proof exists."""
+"""Every test that the documents name as a proof exists, and those that `make test` leaves out are told as such."""
 
 from __future__ import annotations
 
@@ -8,16 +8,41 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PLACED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+PATH = re.compile(r"\btests/[\w/]*\w\.py\b")
+NAME = re.compile(r"\btest_\w+(?:\.py)?")
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+KNOWN = {path.name for path in FILES}
+KNOWN |= {name for path in FILES for name in re.findall(r"^def (test_\w+)\(", path.read_text(), re.MULTILINE)}
 
 
-@pytest.mark.parametrize("page", ["docs/security.md", "docs/guarantees.md"])
-def test_every_test_that_is_named_exists(page: str) -> None:
-    named = NAMED.findall((ROOT / page).read_text())
-    assert len(named) > 20
-    missing = [
-        f"{file}::{name}"
-        for file, name in named
-        if not (ROOT / file).exists() or not re.search(rf"def {name}\(", (ROOT / file).read_text())
-    ]
-    assert missing == []
+def missing(text: str) -> list[str]:
+    """What ``text`` names and nobody finds: files, tests in their files, tests by name alone."""
+    wrong = [path for path in PATH.findall(text) if not (ROOT / path).exists()]
+    for file, name in PLACED.findall(text):
+        path = ROOT / file
+        if not path.exists() or not re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE):
+            wrong.append(f"{file}::{name}")
+    return wrong + sorted(set(NAME.findall(text)) - KNOWN)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_test_that_is_named_exists(page: Path) -> None:
+    text = page.read_text()
+    assert missing(text) == []
+    if page.parent.name == "rooms" or page.name in ("security.md", "guarantees.md"):
+        assert NAME.search(text), "a page with promises names what shows them"
+
+
+def test_what_is_not_there_is_found() -> None:
+    assert missing("`tests/docs/test_proofs.py::test_every_test_that_is_named_exists`, test_proofs.py") == []
+    for text in ("`tests/docs/test_proofs.py::test_not_there`", "test_not_there", "test_nothing.py", "tests/docs/not.py"):
+        assert missing(text), text
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_make_test_leaves_out_is_told(page: Path) -> None:
+    for line in page.read_text().splitlines():
+        if "tests/stress" in line:
+            assert "make stress" in line, f"{page.name}: {line}"

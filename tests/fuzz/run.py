@@ -2,8 +2,9 @@
 
 Each input is a kept one (tests/fuzz/corpus/NAME) that was changed, cut, joined or made of the decoder's own words. A child
 process decodes; it notes each input before it begins, so that a crash (the child dies), a hang (no step for
-``HANG_S`` seconds), an error that the decoder does not document and memory that grows are told with the input that did
-it, which is left in tests/fuzz/found/NAME to be fixed and then kept.
+``HANG_S`` seconds), an error that the decoder does not document and memory (of the process that decodes) that has grown
+by ``MAX_GROWTH_KIB`` since the kept inputs are told with the input that did it, which is left in tests/fuzz/found/NAME to
+be fixed and then kept.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import contextlib
 import mmap
 import os
 import random
-import resource
 import struct
 import sys
 import tempfile
@@ -66,17 +66,23 @@ def _child(name: str, inputs: int, seed: int, shared: mmap.mmap) -> None:
     source = random.Random(seed)
     corpus = [path.read_bytes() for path in sorted((HERE / "corpus" / name).iterdir())]
     assert corpus, f"no corpus for {name}"
-    begin_kib = 0
+    begin_kib, begin_at = 0, min(len(corpus), inputs // 2)  # the kept ones are the baseline
     for number in range(inputs):
         data = corpus[number] if number < len(corpus) else mutate(source, corpus, target.words)
         shared[: _HEAD.size + len(data)] = _HEAD.pack(number + 1, len(data)) + data
         with contextlib.suppress(target.allowed):
             target.decode(data)
-        if number == min(1000, inputs // 2):
-            begin_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - begin_kib
+        if number == begin_at:
+            begin_kib = _most_memory_kib(target.process_id)
+    grown = _most_memory_kib(target.process_id) - begin_kib
     assert grown < MAX_GROWTH_KIB, f"memory grew by {grown} KiB"
     target.close()
+
+
+def _most_memory_kib(process_id: int) -> int:
+    """The most memory that the process has had so far."""
+    (line,) = [line for line in Path(f"/proc/{process_id}/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1])
 
 
 def fuzz(name: str, inputs: int, seed: int) -> str | None:

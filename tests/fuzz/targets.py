@@ -34,6 +34,11 @@ class Target:
     allowed: tuple[type[BaseException], ...] = (PenstockError,)
     words: list[bytes] = [b"\0", b"\xff"]
 
+    @property
+    def process_id(self) -> int:
+        """The process whose memory is looked at."""
+        return os.getpid()
+
     def decode(self, data: bytes) -> None:
         raise NotImplementedError
 
@@ -142,6 +147,12 @@ class BrokerSession(Target):
         with (self.place / "log").open("ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         wait_until(self._answers, 60, "the broker answers")
+
+    @property
+    def process_id(self) -> int:
+        """The broker's: the one that decodes."""
+        assert self.process is not None
+        return self.process.pid
 
     def _answers(self) -> bool:
         try:

@@ -26,8 +26,8 @@ def test_text_cannot_steer_a_terminal() -> None:
 @given(st.binary(max_size=200))
 def test_any_body_has_a_text_and_a_value(body: bytes) -> None:
     assert "\x1b" not in decode.body_text(body)
-    json.dumps(decode.body_value(body))
-    json.dumps(decode.record(Message(body)))
+    json.dumps(decode.body_value(body), allow_nan=False)
+    json.dumps(decode.record(Message(body)), allow_nan=False)
 
 
 def test_value_is_json_then_text_then_hexadecimal() -> None:
@@ -35,6 +35,24 @@ def test_value_is_json_then_text_then_hexadecimal() -> None:
     assert decode.body_value(b"plain") == "plain"
     assert decode.body_value(b"\xff\x01") == {"hex": "ff01"}
     assert decode.body_value(b"[" * 100_000) == "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "body", ['{"celsius": NaN}', "[Infinity]", "-Infinity", "1e400", "[-1e400]", '{"a": [1, 2.5e999]}']
+)
+def test_what_only_looks_like_json_is_text(body: str) -> None:
+    """Every reader of JSON must be able to read it again; these would come out as NaN or Infinity."""
+    assert decode.body_value(body.encode()) == body
+
+
+def test_binary_bodies_are_not_guessed_to_be_wide_characters() -> None:
+    assert decode.body_value(b"1\x00") == "1\x00"  # two bytes of a number, not the digit 1 in UTF-16
+    assert decode.body_value(b'"\xed\xa0\x80"') == {"hex": "22eda08022"}
+
+
+def test_text_with_half_a_character_can_be_printed() -> None:
+    value = decode.body_value(rb'"\ud800 and \u001b[2J"')
+    assert decode.printable(value).encode() == rb"\ud800 and \x1b[2J"
 
 
 def test_hexadecimal_lines() -> None:

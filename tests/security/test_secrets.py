@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.address import hidden
 from penstock.gateway import Gateway
 from penstock.monitor.room_reasons import _who
 from penstock.monitor.system import process
+from penstock.secrecy import hidden, hidden_values
 from tests.cli.command import run
 from tests.monitor.handles import Handles
 
@@ -109,7 +109,8 @@ def test_commands_do_not_repeat_the_token_of_an_address(handles: Handles, tmp_pa
     nobody, somebody = f"tcp://127.0.0.1:2?token={SECRET}", f"tcp://127.0.0.1:1?token={SECRET}"
     file = tmp_path / "gateway.json"
     ends = [f"tcp://127.0.0.1:{port}?token={SECRET}" for port in (1, 2)]
-    modules = [{"name": "m", "loader": {"name": "process", "entrypoint": ["true", "--token", SECRET]}}]
+    entrypoint = {"activation": "launch", "path": "/bin/true", "args": ["--token", SECRET], "control_id": "x"}
+    modules = [{"name": "m", "loader": {"name": "process", "entrypoint": entrypoint}}]
     links = [{"source": ends[0], "sink": ends[1]}, {"source": ends[1], "sink": ends[0]}, {"source": "m", "sink": ends[0]}]
     file.write_text(json.dumps({"modules": modules, "links": links}))
     twice = tmp_path / "twice.json"
@@ -125,6 +126,13 @@ def test_commands_do_not_repeat_the_token_of_an_address(handles: Handles, tmp_pa
         if more == () or command[0] not in ("ls",)
     ]  # fmt: skip
     assert not [text for text in texts if SECRET in text]
+    assert any('"args": ["--token", "***"]' in text for text in texts), "the graph was printed"
+
+
+def test_settings_are_shown_without_secrets() -> None:
+    value = {"a": {"token": SECRET}, "token": None, "b": ["--token", 5, SECRET, ["x", {"token": 7}]], "c": [True, "x"]}
+    shown = hidden_values(value)
+    assert shown == {"a": {"token": "***"}, "token": None, "b": ["--token", 5, "***", ["x", {"token": "***"}]], "c": [True, "x"]}
 
 
 @pytest.mark.parametrize("more", [(), ("--json",)])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
@@ -68,6 +71,45 @@ def test_small_files_are_put_together(spark, tmp_path):
     compact(spark, tmp_path / "archive", 2)
     assert len(read_manifest(tmp_path / "archive").files) == 1
     assert positions(before) == positions(history(spark, tmp_path / "archive")) == list(range(1, 401))
+
+
+class Watched:
+    """What a power cut would take: directories whose names, and files whose bytes, were not synced yet."""
+
+    def __init__(self, monkeypatch):
+        self.unsynced, self.synced, self.manifests = set(), set(), 0
+        self.real = {name: getattr(os, name) for name in ("fsync", "mkdir", "replace")}
+        for name in self.real:
+            monkeypatch.setattr(os, name, getattr(self, name))
+
+    def fsync(self, descriptor):
+        self.real["fsync"](descriptor)
+        self.unsynced.discard(os.readlink(f"/proc/self/fd/{descriptor}"))
+        self.synced.add(os.fstat(descriptor).st_ino)
+
+    def mkdir(self, path, *rest, **options):
+        self.real["mkdir"](path, *rest, **options)
+        self.unsynced.add(os.path.dirname(path))
+
+    def replace(self, source, target):
+        if os.path.basename(target) == "manifest.json":
+            self.manifests += 1
+            root = Path(target).parent.parent
+            files = [root / name for name in json.loads(Path(source).read_bytes())["files"]]
+            assert files and not [path for path in files if path.stat().st_ino not in self.synced]
+            assert not self.unsynced
+        self.real["replace"](source, target)
+        self.unsynced.add(os.path.dirname(target))
+
+
+def test_the_manifest_names_only_what_is_on_the_disk(spark, tmp_path, monkeypatch):
+    make(tmp_path / "j", 200, step_ns=10 * 60 * 10**9)  # over two days
+    watched = Watched(monkeypatch)
+    root = tmp_path / "not" / "there" / "yet"
+    archive(spark, str(tmp_path / "j"), root, most_messages=50, compact_files=2)
+    assert watched.manifests > 4, "rounds and compactions"
+    assert not watched.unsynced
+    assert positions(history(spark, root)) == list(range(1, 201))
 
 
 def test_segments_may_go_once_archived(spark, tmp_path):

@@ -311,7 +311,7 @@ class Broker:
 
     def commit_transaction(self, transaction: str, parts: list[str]) -> tuple[int, int, bool]:
         """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again)."""
-        names = [transaction + part if part.startswith(".") else part for part in parts] or [transaction]
+        names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
         if done is not None:
             self.transactions.take(names)

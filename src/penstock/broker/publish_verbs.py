@@ -135,7 +135,8 @@ class PublishVerbs(Session):
         """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
         transaction, *parts = need(arguments, 1, "COMMIT <transaction> [part ...]")
         name = self._own(transaction, "transaction")
-        owned = [self._own(part, "transaction") for part in parts]
+        wholes = (transaction + part if part.startswith(".") else part for part in parts)
+        owned = [self._own(part, "transaction") for part in wholes]
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self._check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
         first, last, again = self.broker.commit_transaction(name, owned)

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.address import HIDDEN, SECRETS, hidden
 from penstock.cli import COMMANDS, configuration, show
 from penstock.errors import InvalidArgument, nearest
+from penstock.secrecy import hidden_values
 
 app = typer.Typer(help="Show the configuration and where each value came from.", no_args_is_help=True)
 
@@ -63,7 +63,7 @@ def _rows(every: bool) -> list[tuple[str, str, Any, str]]:
                 origin = set_values[command, option][1]
                 raise InvalidArgument(f"{origin}: {name} has no option {option!r}; {nearest(option, options)}")
     rows = [
-        (command, option, _shown(option, value), origin)
+        (command, option, hidden_values(value, option), origin)
         for (command, option), (value, origin) in sorted(set_values.items())
     ]
     rows += [("", name, os.environ[name], "variable") for name in configuration.VARIABLES if name in os.environ]
@@ -79,17 +79,6 @@ def _options(name: str) -> dict[str, Any]:
         return {}
     defaults = {parameter.name: parameter.default for parameter in command.params}
     return {flag: _plain(defaults[name]) for flag, name in configuration.option_parameters(command).items()}
-
-
-def _shown(option: str, value: Any) -> Any:
-    """A value as it may be shown: a secret hidden, also in a table of a sub-command, a list or an address."""
-    if isinstance(value, dict):
-        return {name: _shown(name, inner) for name, inner in value.items()}
-    if value is not None and option in SECRETS:
-        return HIDDEN
-    if isinstance(value, list):
-        return [_shown("", inner) for inner in value]
-    return hidden([value])[0] if isinstance(value, str) else value
 
 
 def _plain(value: Any) -> Any:

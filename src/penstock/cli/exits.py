@@ -24,6 +24,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from penstock.errors import InvalidArgument, PenstockError
+from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "Terminated", "ending", "guard", "told",
@@ -47,8 +48,8 @@ def catch_termination() -> None:
 
 
 def told(text: str) -> None:
-    """One line on standard error, in red where that is a terminal."""
-    line = f"penstock: {text}"
+    """One line on standard error, in red where that is a terminal; what a peer or a file put into it is escaped."""
+    line = f"penstock: {printable(text)}"
     try:
         if sys.stderr.isatty() and "NO_COLOR" not in os.environ:
             line = f"\x1b[31m{line}\x1b[0m"

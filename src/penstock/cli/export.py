@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import enum
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,9 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import show
-from penstock.cli.play import Span, _messages, _reader
-from penstock.cli.recording import STORY, parts
+from penstock.cli import exits, show
+from penstock.cli.recording import STORY, parts, read_story
+from penstock.cli.span import Span, messages, reader
 from penstock.errors import InvalidArgument
 from penstock.monitor import decode
 
@@ -56,28 +57,35 @@ def export(
     target = output or Path(f"{directory.name.rstrip('/') or 'recording'}.{to.value}")
     if str(target) == "-" and to not in (Kind.CSV, Kind.JSONL):
         raise InvalidArgument(f"--to {to.value} is a file with an index at its end; give -o FILE")
-    journals = [_reader(folder) for folder in parts(directory)]
+    for gap in read_story(directory).missing():
+        exits.told(f"{directory}: {gap}")
+    journals = [reader(folder) for folder in parts(directory)]
     try:
-        messages = _messages(journals, topic, Span.of(journals, start, length))
-        count = _WRITERS[to](messages, target)
+        chosen = messages(journals, topic, Span.of(journals, start, length))
+        count = _WRITERS[to](chosen, target)
     finally:
         for journal in journals:
             journal.close()
-    if as_json:
-        show.print_json({"file": str(target), "messages": count})
+    if as_json:  # beside the data, not in it
+        show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
         print(f"wrote {show.count_text(count)} messages to {target}", file=sys.stderr)
 
 
 def _open(target: Path) -> IO[str]:
-    return sys.stdout if str(target) == "-" else target.open("w", encoding="utf-8", newline="")
+    """The file, or standard output, where half a character (JSON can say one) is escaped instead of refused."""
+    if str(target) != "-":
+        return target.open("w", encoding="utf-8", errors="backslashreplace", newline="")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    return sys.stdout
 
 
-def _jsonl(messages: Iterator[Message], target: Path) -> int:
+def _jsonl(chosen: Iterator[Message], target: Path) -> int:
     count = 0
     stream = _open(target)
     try:
-        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             stream.write(json.dumps(decode.record(message)) + "\n")
     finally:
         if stream is not sys.stdout:
@@ -85,15 +93,16 @@ def _jsonl(messages: Iterator[Message], target: Path) -> int:
     return count
 
 
-def _csv(messages: Iterator[Message], target: Path) -> int:
+def _csv(chosen: Iterator[Message], target: Path) -> int:
     count = 0
     stream = _open(target)
     try:
         writer = csv.writer(stream)
+        plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
         writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "body"))
-        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             value = decode.body_value(bytes(message))
-            body = value if isinstance(value, str) else json.dumps(value)
+            body = plain(value) if isinstance(value, str) else json.dumps(value)
             properties = json.dumps(dict(message.properties)) if message.properties else ""
             row = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
             writer.writerow((*row, properties, body))
@@ -103,7 +112,7 @@ def _csv(messages: Iterator[Message], target: Path) -> int:
     return count
 
 
-def _parquet(messages: Iterator[Message], target: Path) -> int:
+def _parquet(chosen: Iterator[Message], target: Path) -> int:
     import pyarrow
     import pyarrow.parquet
 
@@ -114,7 +123,7 @@ def _parquet(messages: Iterator[Message], target: Path) -> int:
     )  # fmt: skip
     count = 0
     with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
-        for rows in _chunks(messages):
+        for rows in _chunks(chosen):
             columns = [list(column) for column in zip(*rows, strict=True)]
             arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
@@ -122,10 +131,10 @@ def _parquet(messages: Iterator[Message], target: Path) -> int:
     return count
 
 
-def _chunks(messages: Iterator[Message], most: int = 20_000, most_bytes: int = 32 << 20) -> Iterator[list[Any]]:
+def _chunks(chosen: Iterator[Message], most: int = 20_000, most_bytes: int = 32 << 20) -> Iterator[list[Any]]:
     rows: list[Any] = []
     size = 0
-    for message in messages:
+    for message in chosen:
         body = bytes(message)
         properties = list(message.properties.items())
         rows.append((message.position, message.channel, message.ordinal, message.timestamp_ns, body, properties))
@@ -137,22 +146,21 @@ def _chunks(messages: Iterator[Message], most: int = 20_000, most_bytes: int = 3
         yield rows
 
 
-def _mcap(messages: Iterator[Message], target: Path) -> int:
+def _mcap(chosen: Iterator[Message], target: Path) -> int:
     from mcap.writer import Writer
 
     count = 0
     with target.open("wb") as stream:
         writer = Writer(stream)
         writer.start(library="penstock")
-        channels: dict[str, int] = {}
-        for count, message in enumerate(messages, 1):  # noqa: B007 - the count is the result
+        channels: dict[tuple[str, str], int] = {}  # by encoding too: a topic may carry both
+        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
-            name = message.channel or STORY
-            if name not in channels:
-                kind = "json" if isinstance(decode.body_value(body), dict) else "application/octet-stream"
-                channels[name] = writer.register_channel(topic=name, message_encoding=kind, schema_id=0)
+            topic, encoding = key = (message.channel or STORY, _encoding(body))
+            if key not in channels:
+                channels[key] = writer.register_channel(topic=topic, message_encoding=encoding, schema_id=0)
             writer.add_message(
-                channel_id=channels[name],
+                channel_id=channels[key],
                 log_time=message.timestamp_ns,
                 publish_time=message.timestamp_ns,
                 sequence=message.ordinal & 0xFFFFFFFF,
@@ -160,6 +168,14 @@ def _mcap(messages: Iterator[Message], target: Path) -> int:
             )
         writer.finish()  # type: ignore[no-untyped-call]
     return count
+
+
+def _encoding(body: bytes) -> str:
+    """MCAP's name of it: its "json" is a JSON object in UTF-8, nothing else."""
+    try:
+        return "json" if isinstance(decode.json_value(body), dict) else "application/octet-stream"
+    except ValueError:
+        return "application/octet-stream"
 
 
 _WRITERS = {Kind.MCAP: _mcap, Kind.PARQUET: _parquet, Kind.CSV: _csv, Kind.JSONL: _jsonl}

@@ -16,11 +16,11 @@ MARK = b"\0the end of what is held back\n"
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back() -> Iterator[threading.Event]:
     """Standard error of this process and of what is started within goes through a pipe.
 
     What comes in the block is shown when it ends by an error, the last lines of it; what the programs that were started
-    say afterwards is passed on as it comes.
+    say afterwards is passed on as it comes, until the event is set that this gives.
     """
     reading, writing = os.pipe()
     before = os.dup(2)
@@ -28,11 +28,12 @@ def held_back() -> Iterator[None]:
     os.dup2(writing, 2)
     held: deque[bytes] = deque(maxlen=MOST_LINES)
     started = threading.Event()
-    threading.Thread(target=_pass_on, args=(reading, os.dup(before), held, started), daemon=True).start()
+    quiet = threading.Event()
+    threading.Thread(target=_pass_on, args=(reading, os.dup(before), held, started, quiet), daemon=True).start()
 
     failed = False
     try:
-        yield
+        yield quiet
     except Exception:
         failed = True
         raise
@@ -47,9 +48,11 @@ def held_back() -> Iterator[None]:
         os.close(before)
 
 
-def _pass_on(reading: int, target: int, held: deque[bytes], started: threading.Event) -> None:
+def _pass_on(reading: int, target: int, held: deque[bytes], started: threading.Event, quiet: threading.Event) -> None:
     with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
         for line in lines:
+            if quiet.is_set():
+                continue
             if started.is_set():
                 out.write(line)
             elif line.endswith(MARK):

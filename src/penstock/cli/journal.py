@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.errors import InvalidArgument
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -102,7 +103,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
         if as_json:
             show.print_json(asdict(item))
         else:
-            print(item)
+            print(printable(str(item)))
     if damage:
         exits.told(f"{len(damage)} places are damaged; to keep what is whole: penstock journal repair {directory}")
         raise typer.Exit(exits.WRONG)
@@ -123,7 +124,7 @@ def repair(directory: Directory, as_json: Json = False) -> None:
         show.print_json(asdict(report))
         return
     for damage in report.damage:
-        print(f"damaged: {damage}")
+        print(f"damaged: {printable(str(damage))}")
     for name in report.rewritten:
         print(f"rewritten: {name}")
     for name in report.caches:
@@ -158,7 +159,8 @@ def cat(
             show.print_json(_as_json(message))
         else:
             beginning = bytes(memoryview(message)[:60])
-            text = f"{message.position} {message.channel} #{message.ordinal} {_time(message.timestamp_ns)}"
+            name = printable(message.channel or "", keep="")
+            text = f"{message.position} {name} #{message.ordinal} {_time(message.timestamp_ns)}"
             print(f"{text} {len(message)} B {beginning!r}", flush=follow)
 
 

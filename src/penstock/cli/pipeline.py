@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 WATCH_S = 0.5
+STOP_S = 30.0
 
 
 class Name(StrEnum):
@@ -163,12 +166,41 @@ def _session(master: str) -> Iterator[SparkSession]:
     from penstock.spark import session
 
     settings: dict[str, Any] = {"spark.log.level": "ERROR"}
-    with held_back():
+    with held_back() as quiet:
         spark = session("penstock pipeline", master=master, **settings)
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True  # it prints what is told as an error anyway
     try:
         yield spark
+    except BaseException as error:
+        if (cut_off := _interruption(error)) is not None:
+            quiet.set()  # jobs that end in their midst are what was asked for
+            raise cut_off from None
+        raise
     finally:
-        spark.stop()
+        _stop(spark)
+
+
+def _interruption(error: BaseException | None) -> BaseException | None:
+    """Ctrl-C or SIGTERM, also where it cut off a call to the JVM and what that call held together failed in turn."""
+    while error is not None and isinstance(error, Exception):
+        error = error.__context__
+    return error
+
+
+def _stop(spark: SparkSession) -> None:
+    """End Spark from a thread of its own: a connection to the JVM belongs to a thread, and ours may be out of step.
+
+    The JVM may have ended by the same signal; it ends with this process in any case.
+    """
+
+    def stop() -> None:
+        with warnings.catch_warnings(), suppress(Exception):
+            warnings.simplefilter("ignore")
+            spark.stop()
+
+    thread = threading.Thread(target=stop, daemon=True)
+    thread.start()
+    thread.join(STOP_S)
 
 
 @contextmanager
@@ -346,11 +378,14 @@ class _Progress:
     def watching(self, spark: SparkSession) -> Iterator[None]:
         """While one query runs, whose rows are counted when it is done: how many of its tasks are."""
         ended = threading.Event()
+        tracker = spark.sparkContext.statusTracker()
 
         def watch() -> None:
-            tracker = spark.sparkContext.statusTracker()
             while not ended.wait(WATCH_S):
-                stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                try:
+                    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+                except Exception:
+                    return  # the JVM has ended: who waits for the query is told
                 done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
                 tasks = sum(stage.numTasks for stage in stages if stage is not None)
                 if tasks:

@@ -14,8 +14,8 @@ import typer
 
 import penstock
 from penstock.cli import exits, show
-from penstock.cli.recording import STORY, Story, parts, read_story
-from penstock.cli.target import duration_s, moment_ns
+from penstock.cli.recording import Story, parts, read_story
+from penstock.cli.span import Span, messages, reader, topic_names
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -51,87 +51,22 @@ def play(
     """
     folders = parts(directory)
     story = read_story(directory)
-    if story.known and not story.ended:
-        exits.told(f"{directory}: the recorder did not end properly; what it had not yet synced is missing")
+    for gap in story.missing():
+        exits.told(f"{directory}: {gap}")
     with contextlib.ExitStack() as stack:
-        journals = [stack.enter_context(_reader(folder)) for folder in folders]
+        journals = [stack.enter_context(reader(folder)) for folder in folders]
         span = Span.of(journals, start, length)
         player = _Player(stack, _targets(journals, topic, mapping, story), wait, timeout)
         with contextlib.suppress(KeyboardInterrupt), _bar(journals) as advance:
-            while True:
-                player.play(_messages(journals, topic, span), speed, advance)
-                if not loop:
-                    break
+            while player.play(messages(journals, topic, span), speed, advance) and loop:
+                pass
     _report(player, story, as_json)
-
-
-class Span:
-    """The part of a recording that is played, by time."""
-
-    def __init__(self, begin_ns: int, end_ns: int | None) -> None:
-        self.begin_ns, self.end_ns = begin_ns, end_ns
-
-    @classmethod
-    def of(cls, journals: list[Journal], start: str | None, length: str | None) -> Span:
-        first_ns = min((_first_time_ns(journal) for journal in journals), default=0)
-        begin_ns = first_ns
-        if start is not None:
-            try:
-                begin_ns = first_ns + int(duration_s(start, "--from") * 1e9)
-            except InvalidArgument:
-                begin_ns = moment_ns(start, "--from")
-        return cls(begin_ns, None if length is None else begin_ns + int(duration_s(length, "--for") * 1e9))
-
-
-def _reader(folder: Path) -> Journal:
-    from penstock.journal import Journal
-
-    return Journal(folder, mode="read")
-
-
-def _first_time_ns(journal: Journal) -> int:
-    for message in _all(journal, None, journal.first):
-        return message.timestamp_ns
-    return 0
-
-
-def _all(journal: Journal, topics: list[str] | None, position: int) -> Iterator[Message]:
-    """Messages from a position to the frontier as it is now, without the recording's own story."""
-    from penstock.journal.journal import topic_filter
-
-    chosen = topic_filter(topics)
-    frontier = journal.frontier
-    while position < frontier:
-        batch, following = journal.read_from(position, 1024, None, chosen)
-        for message in batch:
-            if (message.position or 0) >= frontier:
-                return
-            if message.channel != STORY:
-                yield message
-        position = max(following, position + 1)
-
-
-def _messages(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[Message]:
-    for journal in journals:
-        position = journal.find_time(span.begin_ns)
-        if position is None:
-            continue
-        for message in _all(journal, topics, position):
-            if message.timestamp_ns < span.begin_ns:
-                continue
-            if span.end_ns is not None and message.timestamp_ns >= span.end_ns:
-                if message.timestamp_ns > span.end_ns + 1_000_000_000:
-                    return  # topics are interleaved by the moment of recording: none is a second behind another
-                continue
-            yield message
 
 
 def _targets(
     journals: list[Journal], topics: list[str] | None, mapping: list[str] | None, story: Story
 ) -> dict[str, str]:
     """The address of every topic that is played; ``InvalidArgument`` names those that have none."""
-    from penstock.journal.layout import pattern_matches
-
     rules = []
     for rule in mapping or []:
         name, equals, address = rule.partition("=")
@@ -139,9 +74,7 @@ def _targets(
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=ADDRESS")
         rules.append((name, address))
     targets, homeless = {}, []
-    for name in dict.fromkeys(name for journal in journals for name in journal.topics if name != STORY):
-        if topics is not None and not any(pattern_matches(pattern, name) for pattern in topics):
-            continue
+    for name in sorted({name for journal in journals for name in topic_names(journal, topics)}):
         mapped = next((to for pattern, to in rules if fnmatch.fnmatchcase(name, pattern)), story.addresses.get(name))
         if mapped is None:
             homeless.append(name)
@@ -164,11 +97,12 @@ class _Player:
             if wait and not publisher.wait_ready(wait, timeout):
                 raise TimeoutError(f"{to}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
 
-    def play(self, messages: Iterator[Message], speed: float, advance: Callable[[int], None]) -> None:
-        """Publish each at its moment: the time since the first one, divided by the speed."""
+    def play(self, chosen: Iterator[Message], speed: float, advance: Callable[[int], None]) -> int:
+        """Publish each at its moment: the time since the first one, divided by the speed. Gives how many."""
         began = time.monotonic()
+        before = sum(self.counts.values())
         first_ns: int | None = None
-        for message in messages:
+        for message in chosen:
             if first_ns is None:
                 first_ns = message.timestamp_ns
             if speed:
@@ -181,6 +115,7 @@ class _Player:
                 self.counts[name] += 1
             advance(message.position or 0)
         self.seconds += time.monotonic() - began
+        return sum(self.counts.values()) - before
 
 
 def _publishing(publisher: penstock.Publisher) -> Callable[[Message], Any]:

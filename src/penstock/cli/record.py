@@ -29,7 +29,7 @@ def record(
         str | None, typer.Option(help="A new part every so many bytes (500M) or so much time (10min, 1h).")
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option(help="Keep at most so many bytes; the oldest go, and that is recorded too.")
+        str | None, typer.Option(help="Keep at most so many bytes; the oldest go, and 'play' says so.")
     ] = None,
     pre_buffer: Annotated[
         str | None, typer.Option(help="Hold the last seconds in memory; store them from SIGUSR1 or Enter on.")
@@ -45,20 +45,32 @@ def record(
 
     Messages keep their bodies, timestamps and properties; what was lost before it could be recorded is recorded as a
     loss. After kill -9 of the recorder everything synced is there, and 'penstock play' says that the end is missing.
+    Ctrl-C stores what was published until then; a second one does not wait for that. An address that fails is told at
+    once, the others go on, and the code at the end is 1.
 
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
-    plan = _plan(addresses, names, output, split, max_size, pre_buffer)
+    plan = _plan(addresses, names, output, split, max_size, pre_buffer, count)
     with Recorder(plan) as recorder:
+        told: dict[str, str] = {}
         with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a recording
-            _watch(recorder, seconds, count)
+            _watch(recorder, seconds, told)
         recorder.stop()
+        _tell_errors(recorder, told)
         totals = recorder.totals()
     _report(recorder, totals, as_json)
+    if recorder.errors:
+        raise typer.Exit(exits.FAILED)
 
 
 def _plan(
-    given: list[str], names: list[str] | None, output: Path, split: str | None, max_size: str | None, pre: str | None
+    given: list[str],
+    names: list[str] | None,
+    output: Path,
+    split: str | None,
+    max_size: str | None,
+    pre: str | None,
+    count: int | None,
 ) -> Plan:
     topics = names or [topic_of(address) for address in given]
     if len(topics) != len(given):
@@ -75,25 +87,29 @@ def _plan(
         split_s=duration_s(split, "--split") if split is not None and not sized else None,
         max_bytes=size_bytes(max_size, "--max-size") if max_size is not None else None,
         pre_buffer_s=duration_s(pre, "--pre-buffer") if pre is not None else None,
+        max_messages=count,
     )
 
 
-def _watch(recorder: Recorder, seconds: float | None, count: int | None) -> None:
+def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: recorder.trigger())
     deadline = None if seconds is None else time.monotonic() + seconds
     with _display() as update:
         while recorder.running:
-            totals = recorder.totals()
-            update(recorder, totals)
-            if count is not None and totals["messages"] >= count:
-                return
+            update(recorder, recorder.totals())
+            _tell_errors(recorder, told)
             left = 0.2 if deadline is None else min(0.2, deadline - time.monotonic())
             if left <= 0:
                 return
             _pause(recorder, left)
-    for source in recorder.sources:
-        if source.error:
-            exits.told(f"{source.address}: {source.error}")
+
+
+def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:
+    """Each as soon as it is there: the other addresses may go on for hours."""
+    for address, error in recorder.errors.items():
+        if told.get(address) != error:
+            told[address] = error
+            exits.told(f"{address}: {error}")
 
 
 def _pause(recorder: Recorder, left: float) -> None:
@@ -128,7 +144,8 @@ def _display() -> Any:
 
 def _report(recorder: Recorder, totals: dict[str, Any], as_json: bool) -> None:
     if as_json:
-        show.print_json({"directory": str(recorder.plan.directory), "parts": recorder.part, **totals})
+        errors = {"errors": recorder.errors} if recorder.errors else {}
+        show.print_json({"directory": str(recorder.plan.directory), "parts": recorder.part, **totals, **errors})
         return
     parts = f" in {recorder.part} parts" if recorder.plan.split else ""
     bound = recorder.plan.max_bytes

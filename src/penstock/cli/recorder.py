@@ -6,22 +6,21 @@ thread: ``start``, ``trigger``, ``stop``.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import penstock
 from penstock import _core
 from penstock.address import without_secrets
-from penstock.cli.recording import STORY
-from penstock.errors import ClosedError, InvalidArgument, PenstockError
-from penstock.journal import Entry, Journal
+from penstock.cli.exits import describe
+from penstock.cli.tape import Plan, Tape
+from penstock.errors import CapacityError, PenstockError
+from penstock.journal import Entry
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -30,27 +29,15 @@ __all__ = ["Plan", "Recorder"]
 
 BATCH = 256
 PRE_BUFFER_BYTES = 256 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Where to record what, and when to begin a new part."""
-
-    directory: Path
-    topics: Mapping[str, str]
-    split_bytes: int | None = None
-    split_s: float | None = None
-    max_bytes: int | None = None
-    pre_buffer_s: float | None = None
-
-    @property
-    def split(self) -> bool:
-        return self.split_bytes is not None or self.split_s is not None
+#: What a journal says to a message that it will never take; anything else is the journal's own trouble.
+REFUSALS = (ValueError, TypeError, CapacityError)
+#: How long what was published before the stop is still read and stored.
+DRAIN_S = 10.0
 
 
 @dataclass(slots=True)
 class Source:
-    """One address that is recorded."""
+    """One address that is recorded. ``missed`` was read and could not be stored; ``error`` is the first reason."""
 
     address: str
     topic: str
@@ -58,10 +45,12 @@ class Source:
     messages: int = 0
     bytes: int = 0
     lost: dict[str, int] = field(default_factory=dict)
+    missed: int = 0
     waiting: deque[Entry] = field(default_factory=deque)
     waiting_bytes: int = 0
     error: str = ""
     counters: Any = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 class Recorder:
@@ -70,15 +59,17 @@ class Recorder:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.sources: list[Source] = []
-        self.part = 0
         self.started = time.monotonic()
-        self._journal: Journal | None = None
-        self._part_began = 0.0
-        self._part_bytes = 0
-        self._lock = threading.Lock()  # guards the journal against being changed for the next part
+        self._tape: Tape | None = None
+        self._lock = threading.Lock()  # guards the two counts
+        self._wanted = plan.max_messages  # how many more may be read
+        self._stored = 0
         self._stop = threading.Event()
+        self._stopped_ns = 0
+        self._drain_until = 0.0
+        self._at_once = threading.Event()
         self._armed = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._reading: list[tuple[Source, threading.Thread]] = []
         if plan.pre_buffer_s is None:
             self._armed.set()
 
@@ -88,14 +79,14 @@ class Recorder:
                 source = Source(without_secrets(address), topic, penstock.subscriber(address))
                 source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
                 self.sources.append(source)
-            self._next_part()
+            self._tape = Tape(self.plan)
+            for source in self.sources:
+                thread = threading.Thread(target=self._run, args=(source, self._tape), name=f"record {source.topic}")
+                thread.start()
+                self._reading.append((source, thread))
         except BaseException:
-            self._close()
+            self.stop()
             raise
-        for source in self.sources:
-            thread = threading.Thread(target=self._run, args=(source,), name=f"record {source.topic}")
-            thread.start()
-            self._threads.append(thread)
         return self
 
     def __exit__(
@@ -111,92 +102,181 @@ class Recorder:
     @property
     def running(self) -> bool:
         """Whether any address is still read."""
-        return any(thread.is_alive() for thread in self._threads)
+        return not all(source.done.is_set() for source, _ in self._reading)
 
     def trigger(self) -> None:
         """Store what was held back, and everything from now on."""
         self._armed.set()
 
+    @property
+    def part(self) -> int:
+        """The number of the part that is written now."""
+        return 0 if self._tape is None else self._tape.part
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Of each address that was not recorded as it should be, why not."""
+        return {source.address: source.error for source in self.sources if source.error}
+
     def stop(self) -> None:
-        """Store what is still there, end the story, close everything."""
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        if self._journal is not None and not self._journal.closed:
-            # The addresses again: with --max-size the beginning of the story may be gone.
-            self._tell({"event": "ended", "addresses": self._addresses(), **self.totals()})
-        self._close()
+        """Store what was published until now, end the story, close everything.
+
+        What keeps coming is not waited for, nor a backlog longer than ``DRAIN_S``. Interrupted (a second Ctrl-C) it
+        gives up the backlog; called again then, it ends the story.
+        """
+        try:
+            self._end_reading()
+            self._wait()
+        except BaseException:
+            self._at_once.set()
+            self._wait()
+            raise
+        try:
+            if self._tape is not None:
+                self._tape.end(self.totals())
+        finally:
+            self._close()
 
     def totals(self) -> dict[str, Any]:
         """What was counted up to now."""
         return {
             "messages": sum(source.messages for source in self.sources),
             "bytes": sum(source.bytes for source in self.sources),
-            "lost": sum(sum(source.lost.values()) for source in self.sources),
+            "lost": sum(sum(source.lost.values()) + source.missed for source in self.sources),
             "topics": {source.topic: source.messages for source in self.sources},
         }
 
-    def _addresses(self) -> dict[str, str]:
-        """Where each topic comes from; a recording holds no secret."""
-        return {without_secrets(address): topic for address, topic in self.plan.topics.items()}
+    def _end_reading(self) -> None:
+        with self._lock:
+            if not self._stop.is_set():
+                self._stopped_ns, self._drain_until = time.time_ns(), time.monotonic() + DRAIN_S
+                self._stop.set()
+
+    def _wait(self) -> None:
+        for source, thread in self._reading:
+            source.done.wait()  # not only join: interrupted, that takes a running thread for an ended one
+            thread.join()
 
     def _close(self) -> None:
         for source in self.sources:
             source.subscriber.close()
             source.counters.close()
-        if self._journal is not None:
-            self._journal.close()
 
     # -- one thread per address ----------------------------------------------------------------------------------------
 
-    def _run(self, source: Source) -> None:
+    def _run(self, source: Source, tape: Tape) -> None:
         try:
-            while not self._stop.is_set():
-                self._step(source, 0.2)
-            while self._step(source, 0):
-                pass
-        except ClosedError:
-            source.error = "closed by its publisher"
-        except (PenstockError, OSError) as error:
-            source.error = str(error)
+            with source.subscriber:  # an error in the midst of it: what a queue gave and was not stored comes again
+                while not self._stop.is_set():
+                    self._step(source, tape, 0.2)
+                self._drain(source, tape)
+        except Exception as error:  # whatever it is, the others go on, and the story says where this one ended
+            source.error = f"not recorded any more: {describe(error)}"
+            event = {"event": "failed", "address": source.address, "topic": source.topic, "error": describe(error)}
+            with contextlib.suppress(PenstockError, OSError):
+                tape.tell(event)
+        finally:
+            source.done.set()
 
-    def _step(self, source: Source, timeout: float) -> int:
-        batch = source.subscriber.read_many(BATCH, timeout)
-        count = len(batch)
-        if count:
-            if self._armed.is_set():
-                entries = [*source.waiting, *(_entry(source.topic, message) for message in batch)]
-                source.waiting.clear()
-                self._store(source, entries)
-            else:
-                self._hold(source, batch)
-        elif self._armed.is_set() and source.waiting:
-            entries = list(source.waiting)
-            source.waiting.clear()
-            self._store(source, entries)
-        self._note_losses(source)
-        return count
+    def _drain(self, source: Source, tape: Tape) -> None:
+        """What was published before the stop; with a publisher that goes on there would always be one more."""
+        while self.recording and not self._at_once.is_set() and time.monotonic() < self._drain_until:
+            oldest_ns = self._step(source, tape, 0)
+            if oldest_ns is None or oldest_ns > self._stopped_ns:
+                return
 
-    def _store(self, source: Source, entries: list[Entry]) -> None:
-        size = sum(len(memoryview(entry.data)) for entry in entries)
+    def _step(self, source: Source, tape: Tape, timeout: float) -> int | None:
+        """Read once, and store or hold it; gives the time of the oldest, None when there was nothing."""
+        armed = self._armed.is_set()
+        if armed and source.waiting:
+            held, source.waiting = list(source.waiting), deque()
+            self._store(source, tape, held[: self._claim(len(held))])
+        batch = self._read(source, armed, timeout)
+        entries = [_entry(source.topic, message, copy=not armed) for message in batch]
+        if armed:
+            self._store(source, tape, entries)
+        else:
+            self._hold(source, entries)
+        self._note_losses(source, tape)
+        return min((entry.timestamp_ns or 0 for entry in entries), default=None)
+
+    def _read(self, source: Source, armed: bool, timeout: float) -> Any:
+        """No more than is still wanted: what is not stored is not taken from a queue either."""
+        if not armed or self.plan.max_messages is None:
+            return source.subscriber.read_many(BATCH, timeout)
+        source.subscriber.wait(timeout)
+        claimed = self._claim(BATCH)
+        if not claimed:  # the others have read the last ones, and are storing them
+            self._stop.wait(0.01)
+            return ()
+        batch: Any = ()
+        try:
+            batch = source.subscriber.read_many(claimed, 0)
+        finally:
+            self._give_back(claimed - len(batch))
+        return batch
+
+    def _claim(self, most: int) -> int:
+        """How many of so many are wanted; they count as stored until given back."""
         with self._lock:
-            if self._part_is_full(size):
-                self._next_part()
-            assert self._journal is not None
-            journal = self._journal
-            journal.commit(entries)
-            self._part_bytes += size
+            if self._wanted is None:
+                return most
+            claimed = min(most, self._wanted)
+            self._wanted -= claimed
+        return claimed
+
+    def _give_back(self, count: int) -> None:
+        with self._lock:
+            if self._wanted is not None:
+                self._wanted += count
+
+    def _store(self, source: Source, tape: Tape, entries: list[Entry]) -> None:
+        """All together; where one of them is not for a journal (too long, say), each on its own."""
+        before = source.messages + source.missed
+        try:
+            try:
+                self._commit(source, tape, entries)
+            except REFUSALS:
+                for entry in entries:
+                    self._store_alone(source, tape, entry)
+        except Exception as error:
+            self._miss(source, tape, len(entries) - (source.messages + source.missed - before), error)
+            raise
+
+    def _store_alone(self, source: Source, tape: Tape, entry: Entry) -> None:
+        try:
+            self._commit(source, tape, [entry])
+        except REFUSALS as error:
+            self._miss(source, tape, 1, error)
+
+    def _miss(self, source: Source, tape: Tape, count: int, error: Exception) -> None:
+        """What was read and cannot be stored."""
+        source.missed += count
+        source.error = source.error or f"not everything could be stored: {describe(error)}"
+        self._give_back(count)
+        with contextlib.suppress(PenstockError, OSError):  # where the disk is full, too
+            self._tell_loss(source, tape, count, describe(error))
+
+    def _commit(self, source: Source, tape: Tape, entries: list[Entry]) -> None:
+        if not entries:
+            return
+        size = sum(len(memoryview(entry.data)) for entry in entries)
+        tape.commit(entries, size)
         source.messages += len(entries)
         source.bytes += size
         for field_, number in (("matched", len(entries)), ("delivered", len(entries)), ("bytes", size)):
             source.counters.add(field_, number)
         source.counters.set("last_ns", time.time_ns())
+        with self._lock:
+            self._stored += len(entries)
+            complete = self._stored == self.plan.max_messages
+        if complete:
+            self._end_reading()
 
-    def _hold(self, source: Source, batch: Any) -> None:
-        """Keep copies of the last seconds; the bound in bytes holds whatever the rate."""
+    def _hold(self, source: Source, entries: list[Entry]) -> None:
+        """Keep the last seconds; the bound in bytes holds whatever the rate."""
         assert self.plan.pre_buffer_s is not None
-        for message in batch:
-            entry = _entry(source.topic, message, copy=True)
+        for entry in entries:
             source.waiting.append(entry)
             source.waiting_bytes += len(memoryview(entry.data))
         oldest_ns = time.time_ns() - int(self.plan.pre_buffer_s * 1e9)
@@ -204,46 +284,19 @@ class Recorder:
         while source.waiting and ((source.waiting[0].timestamp_ns or 0) < oldest_ns or source.waiting_bytes > limit):
             source.waiting_bytes -= len(memoryview(source.waiting.popleft().data))
 
-    def _note_losses(self, source: Source) -> None:
+    def _note_losses(self, source: Source, tape: Tape) -> None:
         dropped = dict(source.subscriber.ledger.dropped)
         if dropped == source.lost:
             return
         for reason, number in dropped.items():
             more = number - source.lost.get(reason, 0)
             if more > 0:
-                event = {"event": "lost", "count": more, "reason": reason, "address": source.address}
-                self._tell({**event, "topic": source.topic, "time_ns": time.time_ns()})
+                self._tell_loss(source, tape, more, reason)
         source.lost = dropped
 
-    # -- parts ---------------------------------------------------------------------------------------------------------
-
-    def _part_is_full(self, size: int) -> bool:
-        plan = self.plan
-        if plan.split_bytes is not None and self._part_bytes and self._part_bytes + size > plan.split_bytes:
-            return True
-        return plan.split_s is not None and time.monotonic() - self._part_began >= plan.split_s
-
-    def _next_part(self) -> None:
-        if self._journal is not None:
-            self._journal.append(STORY, json.dumps({"event": "ended", "part": self.part}).encode())
-            self._journal.close()
-        self.part += 1
-        directory = self.plan.directory / f"{self.part:05d}" if self.plan.split else self.plan.directory
-        if self.part == 1 and self.plan.directory.exists() and any(self.plan.directory.iterdir()):
-            raise InvalidArgument(f"{self.plan.directory} is not empty; a recording begins in a folder of its own")
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        segment = 64 << 20
-        if self.plan.max_bytes is not None:
-            segment = max(1 << 20, min(segment, self.plan.max_bytes // 8))
-        self._journal = Journal(directory, retain_bytes=self.plan.max_bytes, segment_bytes=segment)
-        self._part_bytes, self._part_began = 0, time.monotonic()
-        started = {"event": "started", "part": self.part, "addresses": self._addresses()}
-        self._journal.append(STORY, json.dumps({**started, "time_ns": time.time_ns()}).encode())
-
-    def _tell(self, event: dict[str, Any]) -> None:
-        with self._lock:
-            assert self._journal is not None
-            self._journal.append(STORY, json.dumps(event).encode())
+    def _tell_loss(self, source: Source, tape: Tape, count: int, reason: str) -> None:
+        event = {"event": "lost", "count": count, "reason": reason}
+        tape.tell({**event, "address": source.address, "topic": source.topic})
 
 
 def _entry(topic: str, message: Message, copy: bool = False) -> Entry:

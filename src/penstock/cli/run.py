@@ -15,12 +15,12 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.address import hidden, without_secrets
 from penstock.cli import exits
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
+from penstock.secrecy import hidden_values, without_secrets
 
 app = typer.Typer()
 
@@ -163,7 +163,7 @@ def _print_graph(configuration: Configuration, as_json: bool) -> None:
         table.add(link)
     graph = table.graph()
     cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
-    kinds = {entry.name: f"{entry.loader} {_entrypoint(entry.entrypoint)}" for entry in configuration.modules}
+    kinds = {e.name: f"{e.loader} {json.dumps(hidden_values(e.entrypoint))}" for e in configuration.modules}
     rows = [(without_secrets(name), kinds.get(name, "address"), _shown(sinks)) for name, sinks in graph.items()]
     if as_json:
         print(json.dumps({"graph": {name: sinks for name, _, sinks in rows}, "cycles": [*map(_shown, cycles)]}))
@@ -177,9 +177,3 @@ def _print_graph(configuration: Configuration, as_json: bool) -> None:
 
 def _shown(names: Iterable[str]) -> list[str]:
     return [without_secrets(name) for name in names]
-
-
-def _entrypoint(value: Any) -> str:
-    """What a module is made from; a process's command line may have a secret in it."""
-    words = isinstance(value, list) and all(isinstance(word, str) for word in value)
-    return json.dumps(hidden(value)) if words else hidden([json.dumps(value)])[0]

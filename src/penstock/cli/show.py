@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
+
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,12 +19,18 @@ _PREFIXES = ("", "k", "M", "G", "T")
 
 
 def console(stderr: bool = False) -> Console:
-    """A console that is as wide as the terminal, and wide enough for every column when there is none."""
+    """A console that is as wide as the terminal, and wide enough for every column when there is none.
+
+    What is no text to print in a string is escaped: names come from other processes, files and peers.
+    """
     from rich.console import Console
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:  # rich would end the process with code 1
             raise BrokenPipeError
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
 
     stream = sys.stderr if stderr else sys.stdout
     return Piped(
@@ -39,13 +47,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
     for row in rows:
-        made.add_row(*(escape(cell) for cell in row))
+        made.add_row(*(escape(printable(cell)) for cell in row))
     return made
 
 
-def print_json(value: Any) -> None:
-    """One line of JSON."""
-    print(json.dumps(value), flush=True)
+def print_json(value: Any, stream: IO[str] | None = None) -> None:
+    """One line of JSON, on standard output where nothing else is said."""
+    print(json.dumps(value), file=stream, flush=True)
 
 
 def _scaled(value: float, step: float) -> tuple[float, str]:

@@ -12,6 +12,7 @@ import typer
 
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
+from penstock.secrecy import hidden
 
 __all__ = [
     "AddressArgument",
@@ -63,7 +64,7 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     for option in options or []:
         name, equals, value = option.partition("=")
         if not equals or not name:
-            raise InvalidArgument(f"--option {addresses.hidden([option])[0]!r} is not of the form NAME=VALUE")
+            raise InvalidArgument(f"--option {hidden([option])[0]!r} is not of the form NAME=VALUE")
         pairs.append((name.replace("-", "_"), value))
     pairs += [(name, str(value)) for name, value in more.items()]
     addresses.parse(address)

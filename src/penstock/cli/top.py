@@ -12,6 +12,7 @@ import typer
 from penstock.cli import show
 from penstock.monitor.rates import flow
 from penstock.monitor.watcher import Look, State, Watcher, summary
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -113,7 +114,7 @@ def _row(look: Look) -> tuple[str, ...]:
     colour = COLOURS[verdict.word]
     why = f" {verdict.reasons[0]}" if verdict.reasons and verdict.word != "idle" else ""
     return (
-        escape(block.address or f"{block.room}:{block.name}"),
+        escape(printable(block.address or f"{block.room}:{block.name}")),
         block.kind,
         str(block.pid),
         show.rate_text(rate.messages_hz),
@@ -123,5 +124,5 @@ def _row(look: Look) -> tuple[str, ...]:
         f"{block.depth}/{block.capacity}" if block.capacity else str(block.depth),
         show.seconds_text(latency.p50_ns / 1e9) if latency else "-",
         show.seconds_text(latency.p99_ns / 1e9) if latency else "-",
-        f"[{colour}]{verdict.word}{escape(why)}[/]",
+        f"[{colour}]{verdict.word}{escape(printable(why))}[/]",
     )

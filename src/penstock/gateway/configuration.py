@@ -159,7 +159,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
     if name == STAR:
         place["name"].fail(f'"{STAR}" stands for every module and cannot name one')
     if is_address(name):
-        place["name"].fail(f"{name!r} reads as an address; a module's name has no scheme")
+        place["name"].fail(f"{address.without_secrets(name)!r} reads as an address; a module's name has no scheme")
     loader = place["loader"]
     loader.only("name", "entrypoint")
     loader.need("name", "entrypoint")
@@ -289,7 +289,7 @@ def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link,
         place = top["links"][index]
         for end, name in zip(("source", "sink"), link.ends, strict=True):
             if name not in names and not is_address(name) and not (end == "source" and name == STAR):
-                place[end].fail(f"there is no module {name!r}; {nearest(name, names)}")
+                place[end].fail(f"there is no module {address.without_secrets(name)!r}; {nearest(name, names)}")
         if link.ends in seen:
             place.fail(f"{link} is links[{seen[link.ends]}] already")
         seen[link.ends] = index

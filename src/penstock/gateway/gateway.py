@@ -341,7 +341,7 @@ class Gateway:
         for end in link.ends:
             if not is_address(end) and end != STAR and end not in self._table.names:
                 known = [name for name in self._table.names if not is_address(name)]
-                raise AddLinkError(f"link {link}: there is no module {end!r}; {nearest(end, known)}")
+                raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {nearest(end, known)}")
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
 
@@ -521,7 +521,8 @@ def _after_fork() -> None:
 
 def _checked(name: str) -> str:
     if not isinstance(name, str) or not name or name == STAR or is_address(name) or "\0" in name:
-        raise InvalidArgument(f"{name!r} cannot name a module")
+        shown = without_secrets(name) if isinstance(name, str) else name
+        raise InvalidArgument(f"{shown!r} cannot name a module")
     return name
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock import address
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
@@ -53,8 +52,8 @@ class Kept:
 
     @property
     def shown(self) -> str:
-        """The name as it may be told and logged."""
-        return address.without_secrets(self.recipe.name)
+        """The name as it may be told."""
+        return self.recipe.shown
 
 
 class Keeper:
@@ -92,9 +91,7 @@ class Keeper:
 
     def failed(self, worker: Worker, step: str, error: BaseException) -> Any:
         """A module failed on its worker's thread; gives the one to go on with, or None to keep it."""
-        kept = self._kept.get(worker.name)
-        if kept is None:  # an endpoint works under its address without the token
-            kept = next((one for one in list(self._kept.values()) if one.module is worker.module), None)
+        kept = next((one for one in list(self._kept.values()) if one.module is worker.module), None)
         if kept is None:
             return None
         if step == "queue":  # the worker has ended: nothing can be handed to another module

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, nearest
 from penstock.gateway.configuration import KINDS, LoaderEntry, ModuleEntry, imported
 from penstock.gateway.errors import ModuleError
@@ -22,18 +23,23 @@ class Recipe:
     build: Callable[[], Any]
     configuration: Any
 
+    @property
+    def shown(self) -> str:
+        """The name as it may be told: that of an endpoint is an address."""
+        return without_secrets(self.name)
+
     def make(self, broker: Outlet) -> Any:
         """A module that has been created; ``ModuleError`` names it and the step that failed."""
         try:
             module = self.build()
-            module.name = self.name
+            module.name = self.shown
         except Exception as error:
-            raise ModuleError(f"module {self.name!r} could not be built: {_told(error)}") from error
+            raise ModuleError(f"module {self.shown!r} could not be built: {_told(error)}") from error
         try:
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
         except Exception as error:
-            raise ModuleError(f"module {self.name!r} failed in create: {_told(error)}") from error
+            raise ModuleError(f"module {self.shown!r} failed in create: {_told(error)}") from error
         return module
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import datetime
 import enum
 import json
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
+from penstock.printable import printable
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "record"]
+__all__ = [
+    "Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "json_value", "printable", "record",
+]  # fmt: skip
 
 MAX_SHOWN_BYTES = 64 << 10
 
@@ -40,22 +44,38 @@ def body_text(body: bytes) -> str:
 
     A message must not be able to steer the terminal it is printed on.
     """
-    text = body.decode("utf-8", "replace")
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() or c in "\t\n" else c.encode("unicode_escape").decode() for c in text)
+    return printable(body.decode("utf-8", "replace"))
 
 
 def body_value(body: bytes) -> Any:
-    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``."""
+    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``; always valid JSON again."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
+        return json_value(body)
+    except ValueError:
         pass
     try:
         return body.decode("utf-8")
     except UnicodeDecodeError:
         return {"hex": body.hex()}
+
+
+def json_value(body: bytes) -> Any:
+    """What the body says as JSON (RFC 8259: UTF-8, and no NaN or number beyond all floats); else ``ValueError``."""
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is beyond all floats")
+    return value
 
 
 def hexadecimal(body: bytes) -> str:
@@ -95,7 +115,7 @@ _FIELDS: dict[str, Callable[[Message], str]] = {
     "ordinal": lambda m: str(m.ordinal),
     "time": lambda m: iso_time(m.timestamp_ns),
     "timestamp_ns": lambda m: str(m.timestamp_ns),
-    "channel": lambda m: str(m.channel or ""),
+    "channel": lambda m: printable(str(m.channel or ""), keep=""),
     "size": lambda m: str(m.size),
     "position": lambda m: "" if m.position is None else str(m.position),
     "id": lambda m: "" if m.id is None else str(m.id),

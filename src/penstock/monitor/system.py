@@ -7,12 +7,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.address import hidden
+from penstock.secrecy import hidden
 
 __all__ = ["Process", "process", "shared_memory", "tree_bytes"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
+_COMMAND_BYTES = 16384  # so much of a command line is read; it may have megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,8 @@ def process(pid: int) -> Process | None:
     try:
         resident = int((root / "statm").read_text().split()[1]) * _PAGE_BYTES
         fields = (root / "stat").read_text().rpartition(")")[2].split()
-        words = (root / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+        with (root / "cmdline").open("rb") as file:
+            words = file.read(_COMMAND_BYTES).decode("utf-8", "replace").split("\0")
     except (OSError, IndexError, ValueError):
         return None
     command = " ".join(hidden(words)).strip()[:300]

@@ -22,6 +22,7 @@ import struct
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError, RefusedError
+from penstock.printable import printable
 
 VERSION = 0
 HEADER = struct.Struct("<HBBQ")
@@ -203,7 +204,7 @@ class Request(Negotiation):
 
     def _handle(self, whole: Frame) -> Agreed | None:
         if whole.kind == FrameType.REFUSED:
-            reason = whole.data[:200].decode("utf-8", "replace")
+            reason = printable(whole.data[:200].decode("utf-8", "replace"), keep="")
             raise RefusedError(f"the publisher refused: {reason}")
         if whole.kind == FrameType.PROOF:
             self._answer(whole.data)

@@ -76,6 +76,7 @@ def closing(result: dict[str, Any]) -> RenderableType:
     ]  # fmt: skip
     recorded = result["recorded"]
     facts = [("recorded", f"{show.count_text(recorded.get('messages', 0))} messages, {recorded.get('lost', 0)} lost")]
+    facts += [("failed", f"{address}: {error}") for address, error in result["errors"].items()]
     spark = result["spark"]
     if "parquet" in spark:
         total = sum(spark["parquet"]["rows"].values())

@@ -185,9 +185,10 @@ class Demo:
     def result(self) -> dict[str, Any]:
         """Every number of the closing table."""
         counted = rows(self)
-        recorded = self.parts["recorder"].report.get("recorded", {}) if "recorder" in self.parts else {}
+        recorder = self.parts["recorder"].report if "recorder" in self.parts else {}
+        recorded = recorder.get("recorded", {})
         lake = self.parts["lake"].report if "lake" in self.parts else {}
-        lost = sum(row["published"] - row["delivered"] for row in counted)
+        lost = sum(max(0, row["published"] - row["delivered"]) for row in counted)
         stored = lake.get("parquet", {}).get("rows", {})
         archived = not self.spark or sum(stored.values()) == recorded.get("messages")
         return {
@@ -196,8 +197,17 @@ class Demo:
             "most_memory_bytes": self.most_memory, "data": str(self.place),
             "page": None if self.page is None else self.page.url,
             "missing_reaches": [reach for reach in SOURCES if reach not in self.reaches],
-            "complete": bool(counted) and lost == 0 and recorded.get("lost") == 0 and archived,
+            "errors": recorder.get("errors", {}), "complete": archived and everything_arrived(counted, recorder),
         }  # fmt: skip
+
+
+def everything_arrived(counted: list[dict[str, Any]], recorder: dict[str, Any]) -> bool:
+    """Whether each reach delivered, and the recorder stored, exactly what was published there."""
+    recorded = recorder.get("recorded", {})
+    published = {SOURCES[row["reach"]][0]: row["published"] for row in counted if row["reach"] != "bus"}
+    delivered = bool(counted) and all(row["delivered"] == row["published"] for row in counted)
+    stored = recorded.get("topics") == published and recorded.get("lost") == 0
+    return delivered and stored and bool(recorder.get("finished")) and not recorder.get("errors")
 
 
 def _page(port: int) -> Any:

@@ -16,5 +16,4 @@ def run(stage: Stage) -> None:
         while not stage.stop.wait(0.5):
             stage.tell(recorded=recorder.totals())
         recorder.stop()
-        errors = {source.address: source.error for source in recorder.sources if source.error}
-        stage.tell(recorded=recorder.totals(), errors=errors, finished=True)
+        stage.tell(recorded=recorder.totals(), errors=recorder.errors, finished=True)

@@ -2,9 +2,9 @@
 one table.
 
 The manifest (``_penstock/manifest.json``) is the truth: which files belong to the archive, and up to which position
-of which journal they reach. A round writes new files first and then renames a new manifest into place; files that no
-manifest names are leftovers of a crash and are swept. ``read_all`` reads the manifest once: Parquet up to it, the
-journal after it, so there is neither overlap nor gap, whatever is written meanwhile. Small files of a partition are
+of which journal they reach. A round writes and syncs new files first and then renames a new manifest into place; files
+that no manifest names are leftovers of a crash and are swept. ``read_all`` reads the manifest once: Parquet up to it,
+the journal after it, so there is neither overlap nor gap, whatever is written meanwhile. Small files of a partition are
 put together when they are many. One process archives into a directory at a time (a lock file says so); any number
 read it.
 """
@@ -96,7 +96,12 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / "manifest.json")
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    """A file's bytes, or a directory's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
@@ -106,8 +111,11 @@ def _write_manifest(directory: Path, manifest: Manifest) -> None:
 @contextlib.contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     """Hold the archive's lock; ``RefusedError`` when another process archives there."""
+    missing = [path for path in (directory / FOLDER, directory, *directory.parents) if not path.exists()]
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last part alone
     (directory / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    for path in missing:
+        _sync(path.parent)
     with (directory / FOLDER / "lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -192,6 +200,18 @@ def _span(
     return reader.option("startPosition", start).option("endPosition", end - 1).load(text)
 
 
+def _start(manifest: Manifest, text: str, place: Any) -> int:
+    """The first position of a journal that the archive does not have; ``StateError`` when it is gone."""
+    from penstock.spark.places import shown
+
+    start: int = manifest.reached.get(place.uuid, place.first)
+    if start < place.first:
+        raise StateError(
+            f"positions {start} to {place.first - 1} of {shown(text)} went by retention before they were archived"
+        )
+    return start
+
+
 def _round(
     spark: SparkSession, journal: str | Sequence[str], root: Path, most: int, options: dict[str, str]
 ) -> Archived | None:
@@ -201,11 +221,7 @@ def _round(
     check_filters(manifest, given, root)
     frames, reached, lag, left = [], dict(manifest.reached), 0, most
     for text, place in _places(journal):
-        start, frontier = manifest.reached.get(place.uuid, place.first), place.frontier
-        if start < place.first:
-            raise StateError(
-                f"positions {start} to {place.first - 1} of {text} went by retention before they were archived"
-            )
+        start, frontier = _start(manifest, text, place), place.frontier
         end = min(frontier, start + left)
         left -= end - start
         lag += frontier - end
@@ -239,12 +255,24 @@ def _write(frame: DataFrame, root: Path) -> tuple[int, int, dict[str, int]]:
 
 
 def _move(aside: Path, root: Path, name: str) -> dict[str, int]:
+    paths = sorted(aside.glob("*/*/*.parquet"))
+    return _put(aside, root, {path: path.parent.relative_to(aside) for path in paths}, name)
+
+
+def _put(aside: Path, root: Path, folders: dict[Path, Path], name: str) -> dict[str, int]:
+    """Move each file to its folder of the archive and give their names and sizes; ``aside`` is removed.
+
+    Bytes and names are on the disk when it returns: a manifest that survives a power cut names only files that do too.
+    """
     files = {}
-    for number, path in enumerate(sorted(aside.glob("*/*/*.parquet"))):
-        relative = path.parent.relative_to(aside) / f"{name}-{number:05d}.parquet"
-        (root / relative).parent.mkdir(parents=True, exist_ok=True)
+    for number, (path, folder) in enumerate(folders.items()):
+        relative = folder / f"{name}-{number:05d}.parquet"
+        (root / folder).mkdir(parents=True, exist_ok=True)
         files[str(relative)] = path.stat().st_size
+        _sync(path)
         os.replace(path, root / relative)
+    for changed in {parent for name in files for parent in Path(name).parents}:
+        _sync(root / changed)
     shutil.rmtree(aside, ignore_errors=True)
     return files
 
@@ -300,13 +328,7 @@ def _merge(spark: SparkSession, root: Path, folder: str, names: Sequence[str]) -
     frame = spark.read.parquet(*(str(root / item) for item in names))
     parts = max(1, -(-total // FILE_BYTES))
     frame.coalesce(parts).sortWithinPartitions("position").write.option("compression", "zstd").parquet(str(aside))
-    files = {}
-    for number, path in enumerate(sorted(aside.glob("*.parquet"))):
-        relative = f"{folder}/{name}-{number:05d}.parquet"
-        files[relative] = path.stat().st_size
-        os.replace(path, root / relative)
-    shutil.rmtree(aside, ignore_errors=True)
-    return files
+    return _put(aside, root, {path: Path(folder) for path in sorted(aside.glob("*.parquet"))}, name)
 
 
 def history(spark: SparkSession, directory: str | os.PathLike[str], manifest: Manifest | None = None) -> DataFrame:
@@ -344,11 +366,7 @@ def read_all(
     options = {**(options or {}), **manifest.filters}
     result = history(spark, directory, manifest).select(*COLUMNS)
     for text, place in _places(journal):
-        start = manifest.reached.get(place.uuid, place.first)
-        if start < place.first:
-            raise StateError(
-                f"positions {start} to {place.first - 1} of {text} went by retention before they were archived"
-            )
+        start = _start(manifest, text, place)
         frontier = place.frontier
         if frontier > start:
             result = result.unionByName(_span(spark, text, place.uuid, start, frontier, options))

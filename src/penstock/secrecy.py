@@ -1,0 +1,63 @@
+"""Secrets kept out of what is shown: addresses, command lines and settings as they may be printed, logged and stored.
+
+Pure functions; any thread may call them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+__all__ = ["HIDDEN", "SECRETS", "hidden", "hidden_values", "without_secrets"]
+
+#: Options whose values are nobody else's business.
+SECRETS = ("token",)
+
+#: What stands in the place of a secret's value where its name is shown.
+HIDDEN = "***"
+
+
+def without_secrets(text: str) -> str:
+    """An address as it may be shown, logged, counted under and stored: its token left out."""
+    head, mark, query = text.partition("?")
+    if "token" not in unquote(query):
+        return text
+    kept = [pair for pair in query.split("&") if unquote(pair.partition("=")[0]) not in SECRETS]
+    return head + (mark + "&".join(kept) if kept else "")
+
+
+def _spelt(name: str) -> str:
+    """A pattern for ``name`` in which any character may be percent-encoded, as in an address."""
+    return "".join(f"(?:{character}|%{ord(character):02x}|%{ord(character.upper()):02x})" for character in name)
+
+
+_NAMES = "|".join(map(_spelt, SECRETS))
+_GIVEN = re.compile(rf"((?:{_NAMES})['\"]?\s*(?:[=:]|%3[ad])|-(?:{_NAMES})\s).+", re.IGNORECASE | re.DOTALL)
+_FLAG = re.compile(rf"-.*(?:{_NAMES})", re.IGNORECASE | re.DOTALL)
+
+
+def hidden(words: Iterable[str]) -> list[str]:
+    """The words of a command line as they may be shown: ``--token X``, ``-O token=X``, ``?token=X`` with ``***`` for X.
+
+    What follows the secret in the same word goes with it: nobody but its program knows where a value ends.
+    """
+    shown: list[str] = []
+    value_next = False
+    for word in words:
+        shown.append(HIDDEN if value_next else _GIVEN.sub(rf"\1{HIDDEN}", word))
+        value_next = not value_next and _FLAG.fullmatch(word) is not None
+    return shown
+
+
+def hidden_values(value: Any, name: str = "") -> Any:
+    """Plain data (of JSON or TOML) as it may be shown; ``name`` is the key it stands under."""
+    if value is not None and name in SECRETS:
+        return HIDDEN
+    if isinstance(value, dict):
+        return {key: hidden_values(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        texts = iter(hidden(inner for inner in value if isinstance(inner, str)))
+        return [next(texts) if isinstance(inner, str) else hidden_values(inner) for inner in value]
+    return hidden([value])[0] if isinstance(value, str) else value

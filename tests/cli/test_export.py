@@ -1,0 +1,95 @@
+"""Exports are what they say: JSON that every reader takes, CSV whatever a body holds, encodings as they are."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.journal import Entry, Journal
+
+from .command import HERE, environment, run
+
+BODIES = [b'{"n": 1}', b"\xff\x01", b'{"celsius": NaN}', b"1e400", rb'"\ud800"', b"\x1b[2Jgone", b'{"n": 2}', b"[1]"]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    with Journal(tmp_path / "kept") as journal:
+        journal.commit(Entry("t", body, timestamp_ns=1_000_000_000 + n) for n, body in enumerate(BODIES))
+    return tmp_path / "kept"
+
+
+def strict(line: str) -> Any:
+    """What a reader of JSON that knows no NaN makes of it."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(line, parse_constant=refuse)
+
+
+def test_json_lines_are_json(kept: Path) -> None:
+    out = run("export", str(kept), "--to", "jsonl", "-o", "-").stdout
+    assert [strict(line)["body"] for line in out.splitlines()] == [
+        {"n": 1}, {"hex": "ff01"}, '{"celsius": NaN}', "1e400", "\ud800", "\x1b[2Jgone", {"n": 2}, [1],
+    ]  # fmt: skip
+
+
+def test_sub_prints_json(kept: Path) -> None:
+    words = ("sub", f"journal:{kept}#t", "--since", "0", "--count", str(len(BODIES)), "--timeout", "30")
+    for more in (("--json",), ("--format", "json")):
+        lines = run(*words, *more).stdout.splitlines()
+        assert len([strict(line) for line in lines]) == len(BODIES)
+
+
+def test_csv_takes_every_body(kept: Path, tmp_path: Path) -> None:
+    done = run("export", str(kept), "--to", "csv", "-o", str(tmp_path / "x.csv"))
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as stream:
+        rows = [row["body"] for row in csv.DictReader(stream)]
+    assert len(rows) == len(BODIES) and rows[4] == r"\ud800" and rows[5] == "\x1b[2Jgone"
+    piped = run("export", str(kept), "--to", "csv", "-o", "-")
+    assert piped.returncode == 0 and len(list(csv.reader(piped.stdout.splitlines()))) == len(BODIES) + 1
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    try:
+        yield ours, theirs
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_csv_on_a_terminal_cannot_steer_it(kept: Path, terminal: tuple[int, int]) -> None:
+    ours, theirs = terminal
+    words = [*HERE, "export", str(kept), "--to", "csv", "-o", "-"]
+    subprocess.run(words, stdout=theirs, env=environment(), timeout=60, check=True)
+    shown = os.read(ours, 1 << 16)
+    assert rb"\x1b[2Jgone" in shown and b"\x1b" not in shown
+
+
+def test_the_summary_is_not_in_the_data(kept: Path) -> None:
+    done = run("export", str(kept), "--to", "jsonl", "-o", "-", "--json")
+    assert len(done.stdout.splitlines()) == len(BODIES)
+    assert json.loads(done.stderr) == {"file": "-", "messages": len(BODIES)}
+
+
+def test_mcap_calls_json_only_what_is_a_json_object(kept: Path, tmp_path: Path) -> None:
+    reading = pytest.importorskip("mcap.reader")
+    assert run("export", str(kept), "--to", "mcap", "-o", str(tmp_path / "x.mcap")).returncode == 0
+    with (tmp_path / "x.mcap").open("rb") as stream:
+        found = [(c.topic, c.message_encoding, m.data) for _, c, m in reading.make_reader(stream).iter_messages()]
+    assert [data for _, _, data in found] == BODIES and {topic for topic, _, _ in found} == {"t"}
+    objects = [data for _, encoding, data in found if encoding == "json"]
+    assert objects == [b'{"n": 1}', b'{"n": 2}']
+    assert {encoding for _, encoding, _ in found} == {"json", "application/octet-stream"}
