@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import re
@@ -102,6 +103,25 @@ def test_history_and_events(service: Service, handles: Handles, name: str) -> No
 def test_health(service: Service) -> None:
     status, body, _ = get(service.url + "health")
     assert status == 200 and json.loads(body)["status"] == "ok"
+
+
+def test_health_while_looks_fail_and_afterwards(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    watcher, source = service.watcher, service.watcher._source
+
+    def fail() -> list[Any]:
+        raise OSError("cannot be read")
+
+    watcher._source = fail
+    deadline = time.monotonic() + 30
+    while "a look failed" not in caplog.text:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    watcher._state = dataclasses.replace(watcher.state, time_ns=watcher.state.time_ns - 60_000_000_000)  # a minute goes by
+    status, body, _ = get(service.url + "health")
+    assert status == 503 and json.loads(body)["status"] == "stale"
+    watcher._source = source
+    before = watcher.state.time_ns
+    assert watcher.wait(before, 30).time_ns > before and get(service.url + "health")[0] == 200
 
 
 def test_the_page_loads_nothing_from_outside(service: Service) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.secrecy import hidden
+
 if TYPE_CHECKING:
     from penstock.cli import Entry
 
@@ -84,4 +86,10 @@ class LazyGroup(TyperGroup):
         from penstock.cli import EXTRAS, exits
 
         with exits.guard(EXTRAS):
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except Exception as error:
+                # What Typer says about a word that it cannot use repeats that word; its errors keep what they say so.
+                if isinstance(said := getattr(error, "message", None), str):
+                    error.message = hidden([said])[0]  # type: ignore[attr-defined]
+                raise
