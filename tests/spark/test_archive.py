@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from tests.spark.journals import extend, make
 from tests.spark.test_stream import forget_before
 
-from penstock.errors import CorruptionError, RefusedError, StateError
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.journal import Journal
 from penstock.spark.pipelines import archive, history, read_all, read_manifest
 
@@ -128,6 +130,58 @@ def test_what_went_before_it_was_archived_is_told(spark, tmp_path):
         archive(spark, str(tmp_path / "j"), tmp_path / "archive")
     with pytest.raises(StateError, match="went by retention"):
         read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
+
+
+def test_what_goes_while_it_is_archived_is_told(spark, tmp_path, monkeypatch):
+    """Retention between planning and reading: the round fails, and nothing counts as archived that is not."""
+    make(tmp_path / "j", 5000)
+    tail = read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
+    keep = module._write
+
+    def write(frame, root):
+        forget_before(tmp_path / "j", 3)
+        return keep(frame, root)
+
+    monkeypatch.setattr(module, "_write", write)
+    with pytest.raises(PySparkException, match="went by retention before they were read"):
+        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
+    assert read_manifest(tmp_path / "archive").reached == {}
+    with pytest.raises(PySparkException, match="went by retention before they were read"):
+        tail.count()
+
+
+def test_an_archive_of_some_topics_stays_one(spark, tmp_path):
+    """What was left out counts as archived: other topics are refused, and the tail is of the same ones."""
+    make(tmp_path / "j", 90)
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "b,a.x"})
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 90)
+    for options in ({}, {"topics": "a.y"}, {"topics": "a.x,b", "startTime": "0"}):
+        with pytest.raises(InvalidArgument, match=r"is one of topics=a\.x,b, not of .*another directory"):
+            archive(spark, str(tmp_path / "j"), tmp_path / "archive", options=options)
+    wanted = [number for number in range(1, 181) if number % 3 != 1]
+    for options in (None, {"topics": "a.x, b"}):
+        assert positions(read_all(spark, str(tmp_path / "j"), tmp_path / "archive", options=options)) == wanted
+    with pytest.raises(InvalidArgument, match=r"not of topics=a\.y"):
+        read_all(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "a.y"})
+    archive(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "a.x,b"}, compact_files=1)
+    assert positions(history(spark, tmp_path / "archive")) == wanted
+    assert read_manifest(tmp_path / "archive").filters == {"topics": "a.x,b"}
+
+
+def test_one_journal_under_two_names_is_not_archived_twice(tmp_path):
+    make(tmp_path / "journals" / "j", 10)
+    shutil.copytree(tmp_path / "journals" / "j", tmp_path / "journals" / "j.bak")
+    with pytest.raises(InvalidArgument, match="are the same journal"):
+        archive(None, f"{tmp_path}/journals/*", tmp_path / "archive")
+
+
+def test_the_archive_is_its_makers_alone(tmp_path):
+    (tmp_path / "own").mkdir(mode=0o755)
+    for place, mode in (("new/archive", 0o700), ("own", 0o755)):
+        with _alone(tmp_path / place):
+            assert (tmp_path / place).stat().st_mode & 0o777 == mode
+            assert (tmp_path / place / "_penstock").stat().st_mode & 0o777 == 0o700
 
 
 def test_two_at_once_and_a_damaged_manifest(spark, tmp_path):

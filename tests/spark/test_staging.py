@@ -44,6 +44,22 @@ def test_a_batch_that_could_not_be_stored_is_published_when_it_comes_again(tmp_p
     assert messages(tmp_path / "j") == 102
 
 
+def test_a_worker_of_a_killed_run_that_still_writes(tmp_path):
+    """A driver that starts anew counts its attempts from 0: its files are not those of the one before it."""
+    rows = [pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data}] * 5, schema=SHAPE) for data in (b"old", b"new")]
+    names = []
+
+    def old():
+        yield rows[0]
+        names.append(open_staging(str(tmp_path / "j"), "query-1-0", {}).write(0, 0, iter(rows[1:]))[0])
+        yield rows[0]
+
+    open_staging(str(tmp_path / "j"), "query-1-0", {}).write(0, 0, old())
+    open_staging(str(tmp_path / "j"), "query-1-0", {}).commit(names, once=True, batch=0)
+    with Journal(tmp_path / "j", mode="read") as journal:
+        assert [bytes(message) for message in journal.read_many(1)] == [b"new"] * 5
+
+
 def test_a_brokers_state_and_the_marks_survive_each_others_segments(tmp_path):
     """Spark writes into the directory of a broker that stands still; then the broker begins segments, then Spark."""
     port = free_port()

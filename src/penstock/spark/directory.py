@@ -9,25 +9,29 @@ damaged. One ``Directory`` belongs to one thread.
 from __future__ import annotations
 
 import bisect
+import errno
 import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import format as journal_format
 from penstock.journal import layout
 from penstock.journal.format import INDEX, TOPICS
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
+from penstock.spark.records import Array, record_bytes, wrong_records
+from penstock.spark.topic_names import TopicNames
 
-Array = numpy.ndarray[Any, Any]
+Found = TypeVar("Found")
 LEAST_SHARE = 0.01
+LISTINGS = 100  # of a directory whose segments go while they are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,15 +109,23 @@ class Directory:
         """The least position kept."""
         return max(1, self.words().first)
 
-    def segments(self) -> list[Segment]:
-        """All of them, in order; the last one ends at the frontier."""
-        words = self.words()
-        names = [name for name in layout.latest_segments(os.listdir(self.path)) if name[0] < words.frontier]
-        found = []
-        for number, name in enumerate(names):
-            following = names[number + 1][0] if number + 1 < len(names) else words.frontier
-            found.append(self._segment(name, following, words))
-        return found
+    def segments(self, start: int | None = None) -> list[Segment]:
+        """All of them, in order; the last one ends at the frontier. ``StateError`` where ``start`` is not kept.
+
+        What files there are says what is kept: the journal announces that some went only after they did.
+        """
+        for _ in range(LISTINGS):
+            words = self.words()
+            names = layout.latest_segments(os.listdir(self.path))
+            if start is not None and names and start < names[0][0]:
+                raise StateError(gone_text(start, names[0][0], str(self.path)))
+            names = [name for name in names if name[0] < words.frontier]
+            ends = [*(first for first, _ in names[1:]), words.frontier]
+            try:
+                return [self._segment(name, end, words) for name, end in zip(names, ends, strict=False)]
+            except FileNotFoundError:
+                continue  # it went, or became its next revision, since it was listed
+        raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self._header(name)
@@ -134,6 +146,8 @@ class Directory:
             path = self._file(name, "log")
             with path.open("rb") as file:
                 known = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            if str(known.uuid) != self.uuid:
+                raise StateError(anew_text(str(self.path)))
             self._headers[name] = known
         return known
 
@@ -146,9 +160,32 @@ class Directory:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
-    def wanted(self, bounds: Bounds) -> list[Segment]:
-        """The segments that can hold a match, by header and topic summary alone."""
-        return [segment for segment in self.segments() if self._wants(segment, bounds)]
+    def visit(
+        self, start: int, end: int, bounds: Bounds, look: Callable[[Segment, int, int], Found], *, whole: bool
+    ) -> Iterator[Found]:
+        """``look(segment, low, high)`` of each segment that can hold a match, by header and topic summary alone.
+
+        A segment that goes while it is looked at is looked for again: as its next revision, or it is lost, which with
+        ``whole`` is a ``StateError``.
+        """
+        start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
+        tries = 0
+        while start < end:
+            for segment in self.segments(start if whole else None):
+                low, high = max(start, segment.first), min(end, segment.next)
+                if high <= low:
+                    continue
+                try:
+                    found = [look(segment, low, high)] if self._wants(segment, bounds) else []
+                except FileNotFoundError:
+                    start, tries = low, tries + 1
+                    if tries > LISTINGS:
+                        raise
+                    break
+                start = high
+                yield from found
+            else:
+                return
 
     def _wants(self, segment: Segment, bounds: Bounds) -> bool:
         everything = (LEAST, GREATEST)
@@ -236,8 +273,12 @@ class Directory:
 
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
         """The entries made anew from the log: slow, and only where the index is missing or stale."""
-        found = [item for item in journal_format.open_directory(self.path).segments if item.first == segment.first]
-        entries = found[0].index(start, end) if found else numpy.empty(0, INDEX)
+        name = (segment.first, segment.revision)
+        there = journal_format.open_directory(self.path).segments
+        found = [item for item in there if (item.first, item.revision) == name]
+        if not found:
+            raise FileNotFoundError(errno.ENOENT, "the segment went", str(self.file(segment, "log")))
+        entries = found[0].index(start, end)
         if len(entries) != end - start and not segment.gaps:
             path = self.file(segment, "log")
             what = f"{path} holds {len(entries)} of positions {start} to {end - 1}"
@@ -252,12 +293,10 @@ class Directory:
         low, high = numpy.searchsorted(positions[:used], [start, end])
         return entries[low:high]
 
-    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool) -> Iterator[Stretch]:
+    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False) -> Iterator[Stretch]:
         """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked."""
-        for segment in self.segments():
-            low, high = max(start, segment.first, bounds.positions[0]), min(end, segment.next, bounds.positions[1] + 1)
-            if high <= low or not self._wants(segment, bounds):
-                continue
+
+        def look(segment: Segment, low: int, high: int) -> Stretch | None:
             entries = self.index(segment, low, high)
             topics = self.topics(segment)
             if bounds.by_row:
@@ -265,9 +304,12 @@ class Directory:
                     [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
                 )
                 entries = entries[bounds.mask(entries, None if ids is None else numpy.array(ids, numpy.uint32))]
-            if len(entries):
-                path = self.file(segment, "log")
-                yield Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
+            if not len(entries):
+                return None
+            path = self.file(segment, "log")
+            return Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
+
+        yield from filter(None, self.visit(start, end, bounds, look, whole=whole))
 
     def _map(self, path: Path, segment: Segment) -> Array:
         size = path.stat().st_size
@@ -278,7 +320,7 @@ class Directory:
 
     def topics(self, segment: Segment) -> dict[int, str]:
         """Names by number: all that messages of this segment have."""
-        return _Topics(self, segment).names
+        return TopicNames(self, segment).names
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
@@ -338,6 +380,19 @@ class Directory:
         return numpy.frombuffer(data[: len(data) // 4 * 4], numpy.uint32)
 
 
+def gone_text(start: int, first: int, place: str) -> str:
+    """What to say of positions that are not kept any more."""
+    return (
+        f"positions {start} to {first - 1} of {place} went by retention before they were read: keep more; "
+        "a streaming query goes on without them with failOnDataLoss=false"
+    )
+
+
+def anew_text(place: str) -> str:
+    """What to say of a journal that took another's place."""
+    return f"{place} was made anew since the query was planned: it is another journal now; run the query again"
+
+
 def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
     """Every block that a record lies in; all between the first and the last where records are dense."""
     first, last = int(first_blocks[0]), int(last_blocks[-1])
@@ -348,103 +403,3 @@ def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
         blocks.append(numpy.arange(first_blocks[at], last_blocks[at]))
     touched: list[int] = numpy.unique(numpy.concatenate(blocks)).tolist()
     return touched
-
-
-def record_bytes(entries: Array) -> Array:
-    """The size of each entry's record: header, data, properties, message id and key, up to a multiple of 8."""
-    sizes: Array = (entries["length"].astype(numpy.int64) + entries["extra_bytes"] + layout.RECORD.size + 7) & ~7
-    return sizes
-
-
-def wrong_records(log: Array, begins: Array, ends: Array, entries: Array, nonce: int) -> Array:
-    """Which records fail their own CRC32C (of nonce, position and all bytes after the word), equal sizes at once."""
-    wrong = numpy.zeros(len(begins), numpy.bool_)
-    sizes = ends - begins
-    head = numpy.frombuffer(nonce.to_bytes(8, "little"), numpy.uint8)
-    for size in numpy.unique(sizes).tolist():
-        places = numpy.flatnonzero(sizes == size)
-        step = max(1, (16 << 20) // size)
-        for part in (places[at : at + step] for at in range(0, len(places), step)):
-            rows = log[begins[part][:, None] + numpy.arange(size)]
-            positions = numpy.ascontiguousarray(entries["position"][part]).view(numpy.uint8).reshape(-1, 8)
-            seeds = numpy.zeros(len(part), numpy.uint32)
-            for piece in (numpy.broadcast_to(head, (len(part), 8)), positions, rows[:, 4:]):
-                seeds = journal_format.crc32c_rows(piece, seeds)
-            wrong[part] = seeds != numpy.ascontiguousarray(rows[:, :4]).view(numpy.uint32)[:, 0]
-    return wrong
-
-
-class _Topics:
-    """Names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
-
-    The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
-    """
-
-    def __init__(self, directory: Directory, segment: Segment) -> None:
-        self.directory = directory
-        self.names: dict[int, str] = {}
-        later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
-        if later:
-            self._head(directory.path / layout.segment_name(*later[0]))
-            return
-        self._head(directory.file(segment, "log"))
-        self._later_batches(segment)
-
-    def _head(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(layout.SEGMENT_HEADER_BYTES)
-            self._batch(file, path)
-
-    def _batch(self, file: Any, path: Path) -> None:
-        place = file.tell()
-        head = file.read(layout.BATCH.size)
-        if len(head) < layout.BATCH.size or head[:4] != layout.BATCH_MAGIC:
-            raise CorruptionError(f"{path}:{place} is not the head of a batch", f"{path}:{place}")
-        records, size = layout.BATCH.unpack(head)[5:7]
-        data = file.read(min(size, 1 << 30) - len(head))
-        at = 0
-        for _ in range(records):
-            at = self._record(data, at)
-            if at < 0:
-                raise CorruptionError(f"{path}:{place}: a batch that names topics is damaged", f"{path}:{place}")
-
-    def _record(self, data: bytes, at: int) -> int:
-        """Take a topic's name from the record at ``at``; gives where the next one is, -1 when it cannot be."""
-        if at + layout.RECORD.size > len(data):
-            return -1
-        fields = layout.RECORD.unpack_from(data, at)
-        size, kind, number, length = fields[1], fields[2], fields[7], fields[9]
-        if size < layout.RECORD.size or at + size > len(data) or length > size - layout.RECORD.size:
-            return -1
-        if kind == layout.KIND_TOPIC:
-            begin = at + layout.RECORD.size
-            self.names[number] = data[begin : begin + length].decode("utf-8", "replace")
-        return int(at + size)
-
-    def _later_batches(self, segment: Segment) -> None:
-        """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""
-        entries = self.directory.index(segment, segment.first, segment.next)
-        if not len(entries) or set(numpy.unique(entries["topic"]).tolist()) <= self.names.keys():
-            return
-        path = self.directory.file(segment, "log")
-        offsets = entries["offset"].astype(numpy.int64)
-        ends = offsets + record_bytes(entries)
-        gaps = offsets[1:] != ends[:-1]
-        self.nonce = segment.nonce.to_bytes(8, "little")
-        with path.open("rb") as file:
-            self._gap(file, path, layout.SEGMENT_HEADER_BYTES, int(offsets[0]))
-            for begin, end in zip(ends[:-1][gaps].tolist(), offsets[1:][gaps].tolist(), strict=True):
-                self._gap(file, path, begin, end)
-
-    def _gap(self, file: Any, path: Path, at: int, end: int) -> None:
-        """What lies between two messages: records that are none, heads of batches."""
-        while at + layout.RECORD.size <= end:
-            file.seek(at)
-            head = file.read(layout.BATCH.size)
-            if head[:4] == layout.BATCH_MAGIC and head[8:16] == self.nonce:
-                if layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
-                    file.seek(at)
-                    self._batch(file, path)
-                at += layout.BATCH.size
-            else:
-                at += max(layout.RECORD.size, int.from_bytes(head[4:8], "little"))

@@ -11,7 +11,7 @@ import glob
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -24,7 +24,7 @@ from penstock.journal import layout
 from penstock.spark import rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.columns import IN_INDEX
-from penstock.spark.directory import Directory, Stretch
+from penstock.spark.directory import Directory, Segment, Stretch
 
 LOG = logging.getLogger("penstock.spark")
 BATCH_BYTES = 2 << 20
@@ -51,6 +51,7 @@ class Reading:
     permissive: bool = False
     check: bool = True
     batch_bytes: int = BATCH_BYTES
+    whole: bool = False  # what retention took meanwhile is an error, not left out
 
     @property
     def needs_log(self) -> bool:
@@ -71,7 +72,9 @@ class Place(Protocol):
     def frontier(self) -> int:
         """The position after the last one that can be read."""
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
+    def ranges(
+        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+    ) -> Iterator[Range]:
         """What can match in these positions, in pieces of about ``most_bytes``; without ``log`` indexes alone count."""
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
@@ -90,20 +93,34 @@ def open_place(text: str) -> Place:
     return DirectoryPlace(text)
 
 
+def open_places(texts: Iterable[str]) -> list[Place]:
+    """All of them; ``InvalidArgument`` where two are the same journal, whose messages would come twice."""
+    known: dict[str, str] = {}
+    opened = []
+    for text in texts:
+        place = open_place(text)
+        if place.uuid in known:
+            both = f"{shown(known[place.uuid])} and {shown(text)}"
+            raise InvalidArgument(f"{both} are the same journal or copies of it (UUID {place.uuid}): name one of them")
+        known[place.uuid] = text
+        opened.append(place)
+    return opened
+
+
 def resolve(options: Mapping[str, str]) -> list[str]:
-    """The places that ``load(...)`` named, globs expanded, in a stable order, each once."""
+    """The places that ``load(...)`` named, globs expanded, in a stable order, each once, links looked through."""
     texts = list(json.loads(options["paths"])) if "paths" in options else []
     if options.get("path"):
         texts.append(options["path"])
     if not texts:
         raise InvalidArgument("name a journal: spark.read.format('penstock').load('/path/to/journal')")
-    found: dict[str, None] = {}
+    found: dict[str, str] = {}
     for text in texts:
         for place in _expand(with_options(text, options)):
-            found[place] = None
+            found.setdefault(place if place.startswith("broker://") else os.path.realpath(place), place)
     if len(found) > MAX_PLACES:
         raise InvalidArgument(f"{len(found)} journals at once are more than {MAX_PLACES}")
-    return list(found)
+    return list(found.values())
 
 
 def with_options(text: str, options: Mapping[str, str]) -> str:
@@ -148,24 +165,28 @@ class DirectoryPlace:
     def frontier(self) -> int:
         return self.directory.frontier
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
-        start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
-        for segment in self.directory.wanted(bounds):
-            low, high = max(start, segment.first), min(end, segment.next)
-            if high <= low:
-                continue
+    def ranges(
+        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+    ) -> Iterator[Range]:
+        def look(segment: Segment, low: int, high: int) -> list[Range]:
             share = self.directory.share(segment, bounds, log)
             if segment.end * share <= most_bytes and (low, high) == (segment.first, segment.next):
                 size = int(segment.end * share)
-                yield Range(self.path, self.uuid, low, high, size)  # a whole one needs no look at its index
-                continue
-            for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes / share):
-                yield Range(self.path, self.uuid, piece_start, piece_end, int(size * share))
+                return [Range(self.path, self.uuid, low, high, size)]  # a whole one needs no look at its index
+            return [
+                Range(self.path, self.uuid, piece_start, piece_end, int(size * share))
+                for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes / share)
+            ]
+
+        for pieces in self.directory.visit(start, end, bounds, look, whole=whole):
+            yield from pieces
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
         needs_log = reading.needs_log
-        for stretch in self.directory.stretches(start, end, reading.bounds, log=needs_log):
+        for stretch in self.directory.stretches(
+            start, end, reading.bounds, log=needs_log, whole=reading.whole
+        ):
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):
                 damaged = self._checked(stretch, low, high, reading) if needs_log and reading.check else None

@@ -194,8 +194,9 @@ def _table_class(gateway: Any) -> Any:
 
 def _ends(frame: DataFrame, options: Mapping[str, str]) -> str:
     """Where each journal ends now, as the option ``ends``."""
-    from penstock.spark.places import open_place
+    from penstock.spark.places import open_places
     from penstock.spark.source import JournalReader
 
     reader = JournalReader(dict(options), frame.schema)
-    return json.dumps({place.uuid: place.frontier for place in map(open_place, reader.places)})
+    ends = {place.uuid: place.frontier for place in open_places(reader.places)}
+    return json.dumps(ends if reader.ends is None else reader.ends)  # who loads may have noted them before

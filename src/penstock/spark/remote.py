@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,10 +19,12 @@ import numpy
 import pyarrow
 
 from penstock.broker.fetch import RangeClient
+from penstock.broker.ranges import Range as FetchedRange
 from penstock.broker.words import OWN_PROPERTIES, Refusal, check_pattern
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, StateError
 from penstock.spark import blocks, rows
 from penstock.spark.bounds import Bounds
+from penstock.spark.directory import anew_text, gone_text
 from penstock.spark.places import Range, Reading, shown
 
 SAMPLE = 256
@@ -32,11 +34,11 @@ ADDRESS_OPTIONS = ("token", "tls", "queue", "timeout")
 
 
 @contextlib.contextmanager
-def connect(text: str) -> Iterator[RangeClient]:
+def connect(text: str, kind: type[RangeClient] = RangeClient) -> Iterator[RangeClient]:
     """A connection to the broker at ``broker://HOST:PORT?token=...``; what goes wrong with it names the broker."""
     host, port, options = address(text)
     try:
-        client = RangeClient(
+        client = kind(
             host,
             port,
             token=options.get("token"),
@@ -82,6 +84,18 @@ def queue_name(text: str) -> str | None:
     return dict(parse_qsl(urlsplit(text).query)).get("queue")
 
 
+class WholeRanges(RangeClient):
+    """Raises where a broker would go on with what it still has: positions that went by retention."""
+
+    def fetch(
+        self, start: int, most: int = 65_536, *, most_bytes: int = FETCH_BYTES, topics: Iterable[str] | None = None
+    ) -> FetchedRange:
+        part = super().fetch(start, most, most_bytes=most_bytes, topics=topics)
+        if start < part.first:
+            raise StateError(gone_text(start, part.first, f"the broker's journal {self.journal}"))
+        return part
+
+
 class BrokerPlace:
     """A journal that a broker has open. Each call makes its own connection, so that nothing is shared with a fork."""
 
@@ -100,7 +114,9 @@ class BrokerPlace:
         with connect(self.text) as client:
             return client.frontier
 
-    def ranges(self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True) -> Iterator[Range]:
+    def ranges(
+        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+    ) -> Iterator[Range]:
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         if end <= start:
             return
@@ -118,7 +134,9 @@ class BrokerPlace:
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
-        with connect(self.text) as client:
+        with connect(self.text, WholeRanges if reading.whole else RangeClient) as client:
+            if client.journal != self.uuid:
+                raise StateError(anew_text(shown(self.text)))
             for part in self._parts(client, start, end, reading.bounds):
                 entries = part.entries()
                 topics = part.topics

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow
@@ -18,7 +19,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
-from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_place, resolve
+from penstock.spark.directory import anew_text
+from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_place, open_places, resolve, shown
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
@@ -91,8 +93,10 @@ def choice(options: Mapping[str, str], name: str, valid: Iterable[str], default:
     return value
 
 
-def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds) -> Reading:
-    """How the options want batches to be read; the schema's columns must be a journal's."""
+def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds, *, whole: bool = False) -> Reading:
+    """How the options want batches to be read (``failOnDataLoss`` or else ``whole``); the schema's columns must be a
+    journal's.
+    """
     columns.check_schema(schema)
     size = integer(options.get("batchBytes", str(BATCH_BYTES)), "batchBytes")
     if not 1 <= size <= 1 << 30:
@@ -103,6 +107,7 @@ def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds) -> R
         permissive=choice(options, "mode", ("failfast", "permissive"), "failfast") == "permissive",
         check=choice(options, "check", ("true", "false"), "true") == "true",
         batch_bytes=size,
+        whole=choice(options, "failOnDataLoss", ("true", "false"), str(whole).lower()) == "true",
     )
 
 
@@ -119,7 +124,7 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
 
     def pieces(most_bytes: int) -> Iterator[Range]:
         for place, start, end in spans:
-            yield from place.ranges(start, end, how.bounds, most_bytes, log=how.needs_log)
+            yield from place.ranges(start, end, how.bounds, most_bytes, log=how.needs_log, whole=how.whole)
 
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))
@@ -163,7 +168,10 @@ def _even(total: int, most: int, multiple: int) -> int:
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
     """The batches of one task."""
     for piece in getattr(part, "ranges", ()):
-        yield from open_place(piece.place).batches(piece.start, piece.end, how)
+        place = open_place(piece.place)
+        if place.uuid != piece.journal:
+            raise StateError(anew_text(shown(piece.place)))
+        yield from place.batches(piece.start, piece.end, how)
 
 
 class JournalReader(DataSourceReader):
@@ -174,18 +182,20 @@ class JournalReader(DataSourceReader):
         check_options(self.options)
         self.bounds = from_options(self.options)
         self.how = reading(self.options, schema, self.bounds)
+        self.start = max(1, self.bounds.positions[0]) if "startPosition" in self.options else None
         self.places = resolve(self.options)
         self.ends = _ends(self.options)
         if choice(self.options, "pushdown", ("true", "false"), "false") == "true":
             self.pushFilters = _Push(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
-        opened = [open_place(place) for place in self.places]
+        opened = open_places(self.places)
         if gone := (self.ends or {}).keys() - {place.uuid for place in opened}:
             raise StateError(
                 f"journal {min(gone)} went or was made anew since this frame was loaded; load the frame again"
             )
-        spans = [(place, place.first, self._end(place)) for place in opened]
+        start = self.start if self.how.whole else None
+        spans = [(place, place.first if start is None else start, self._end(place)) for place in opened]
         return planned(spans, self.options, self.how) or [Part([])]
 
     def _end(self, place: Place) -> int:
@@ -223,7 +233,5 @@ class _Push:
         reader = self.reader
         for filter_ in filters:
             reader.bounds = push(reader.bounds, filter_)
-        reader.how = Reading(
-            reader.how.schema, reader.bounds, reader.how.permissive, reader.how.check, reader.how.batch_bytes
-        )
+        reader.how = replace(reader.how, bounds=reader.bounds)
         return filters

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -70,20 +71,21 @@ class DirectoryStaging:
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        name = f"{partition:06d}-{attempt}.arrow"
+        # attempts are counted from 0 by every driver, and a worker of one that died may still be writing
+        name = f"{partition:06d}-{attempt}-{secrets.token_hex(6)}"
         rows = 0
         first = next(batches, None)
         if first is None:
             return "", 0
         with (
-            pyarrow.OSFile(str(self.directory / name), "wb") as file,
+            pyarrow.OSFile(str(self.directory / f"{name}.arrow"), "wb") as file,
             pyarrow.ipc.new_stream(file, first.schema) as out,
         ):
             for batch in _chain(first, batches):
                 out.write_batch(batch)
                 rows += batch.num_rows
-        whole = f"{partition:06d}-{attempt}-{rows}.arrow"  # cut short it cannot pass for one with fewer
-        os.rename(self.directory / name, self.directory / whole)
+        whole = f"{name}-{rows}.arrow"  # cut short it cannot pass for one with fewer
+        os.rename(self.directory / f"{name}.arrow", self.directory / whole)
         return whole, rows
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:

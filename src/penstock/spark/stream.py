@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import from_options, integer, time_ns
-from penstock.spark.places import Place, Range, open_place, resolve, shown
-from penstock.spark.source import check_options, choice, folded, planned, read_part, reading
+from penstock.spark.places import Place, Range, open_places, resolve, shown
+from penstock.spark.source import check_options, folded, planned, read_part, reading
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -41,8 +41,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = folded(options)
         check_options(self.options)
         self.bounds = from_options(self.options)
-        self.how = reading(self.options, schema, self.bounds)
-        self.fail = choice(self.options, "failOnDataLoss", ("true", "false"), "true") == "true"
+        self.how = reading(self.options, schema, self.bounds, whole=True)
+        self.fail = self.how.whole
         self.limit = read_limit(self.options)
         self.paths = resolve(self.options)
         self.target: Offset | None = None
@@ -129,8 +129,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- what went wrong ----------------------------------------------------------------------------------------------
 
     def _places(self) -> dict[str, Place]:
-        opened = [open_place(path) for path in self.paths]
-        return {place.uuid: place for place in opened}
+        return {place.uuid: place for place in open_places(self.paths)}
 
     def _check(self, start: Mapping[str, Any], places: Mapping[str, Place]) -> None:
         """Tell, unless ``failOnDataLoss=false``, of a journal that is another one now and of messages gone too soon."""

@@ -20,8 +20,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -35,6 +35,7 @@ FOLDER = "_penstock"
 VERSION = 1
 COMPACT_FILES = 16
 FILE_BYTES = 128 << 20
+FILTERS = ("topics", "startOrdinal", "endOrdinal", "startTime", "endTime")
 COLUMNS = (
     "topic", "ordinal", "position", "timestamp", "timestamp_ns", "payload", "properties", "message_id", "vchan_id",
     "journal",
@@ -49,11 +50,12 @@ class Manifest:
     files: dict[str, int] = field(default_factory=dict)
     rows: int = 0
     dropped: list[str] = field(default_factory=list)  # put together into others; kept once more for readers under way
+    filters: dict[str, str] = field(default_factory=dict)  # options that leave messages out: they count as archived
 
     def encode(self) -> bytes:
         """As JSON."""
         words = {"version": VERSION, "reached": self.reached, "rows": self.rows, "files": self.files}
-        return json.dumps({**words, "dropped": self.dropped}, indent=0).encode()
+        return json.dumps({**words, "dropped": self.dropped, "filters": self.filters}, indent=0).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ def read_manifest(directory: str | os.PathLike[str]) -> Manifest:
             raise InvalidArgument(f"{path} is of version {data['version']}; this Penstock reads version {VERSION}")
         files = {str(name): int(size) for name, size in data["files"].items()}
         reached = {str(key): int(value) for key, value in data["reached"].items()}
-        return Manifest(reached, files, int(data["rows"]), [str(name) for name in data["dropped"]])
+        filters = {str(name): str(value) for name, value in data.get("filters", {}).items()}
+        return Manifest(reached, files, int(data["rows"]), [str(name) for name in data["dropped"]], filters)
     except FileNotFoundError:
         return Manifest()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -109,7 +112,8 @@ def _sync(path: Path) -> None:
 def _alone(directory: Path) -> Iterator[None]:
     """Hold the archive's lock; ``RefusedError`` when another process archives there."""
     missing = [path for path in (directory / FOLDER, directory, *directory.parents) if not path.exists()]
-    (directory / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last part alone
+    (directory / FOLDER).mkdir(mode=0o700, exist_ok=True)
     for path in missing:
         _sync(path.parent)
     with (directory / FOLDER / "lock").open("a") as file:
@@ -156,10 +160,44 @@ def archive(
 
 
 def _places(journal: str | Sequence[str]) -> list[Any]:
-    from penstock.spark.places import open_place, resolve
+    from penstock.spark.places import open_places, resolve
 
     named = [journal] if isinstance(journal, str) else list(journal)
-    return [(text, open_place(text)) for text in resolve({"paths": json.dumps(named)})]
+    texts = resolve({"paths": json.dumps(named)})
+    return list(zip(texts, open_places(texts), strict=True))
+
+
+def filters(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the options that leave messages out, topics in one order."""
+    from penstock.spark.source import folded
+
+    given = folded(options)
+    chosen = given.pop("topics", "") or given.pop("topic", "")
+    if chosen:
+        given["topics"] = ",".join(sorted({part.strip() for part in chosen.split(",")} - {""})) or chosen
+    return {name: given[name] for name in FILTERS if name in given}
+
+
+def check_filters(manifest: Manifest, given: Mapping[str, str], directory: str | os.PathLike[str]) -> None:
+    """``InvalidArgument`` where an archive was made with others: what these left out would be missing for good."""
+    if manifest.reached and given != manifest.filters:
+        made, wanted = (
+            " ".join(f"{name}={value}" for name, value in each.items()) or "all messages"
+            for each in (manifest.filters, given)
+        )
+        raise InvalidArgument(
+            f"the archive {os.fspath(directory)} is one of {made}, not of {wanted}: what was left out counts as "
+            "archived. Name the same, or archive to another directory"
+        )
+
+
+def _span(
+    spark: SparkSession, text: str, journal: str, start: int, end: int, options: Mapping[str, str]
+) -> DataFrame:
+    """Positions ``start`` to ``end - 1`` of one journal; reading fails when they went or it was made anew meanwhile."""
+    reader = spark.read.format("penstock").options(**options).option("columns", ",".join(COLUMNS))
+    reader = reader.option("failOnDataLoss", "true").option("ends", json.dumps({journal: end}))
+    return reader.option("startPosition", start).option("endPosition", end - 1).load(text)
 
 
 def _start(manifest: Manifest, text: str, place: Any) -> int:
@@ -179,7 +217,8 @@ def _round(
 ) -> Archived | None:
     from pyspark.sql import functions as F
 
-    manifest = read_manifest(root)
+    manifest, given = read_manifest(root), filters(options)
+    check_filters(manifest, given, root)
     frames, reached, lag, left = [], dict(manifest.reached), 0, most
     for text, place in _places(journal):
         start, frontier = _start(manifest, text, place), place.frontier
@@ -188,8 +227,7 @@ def _round(
         lag += frontier - end
         reached[place.uuid] = end
         if end > start:
-            reader = spark.read.format("penstock").options(**options).option("columns", ",".join(COLUMNS))
-            frames.append(reader.option("startPosition", start).option("endPosition", end - 1).load(text))
+            frames.append(_span(spark, text, place.uuid, start, end, options))
     if not frames:
         return None
     frame = frames[0]
@@ -197,7 +235,8 @@ def _round(
         frame = frame.unionByName(other)
     frame = frame.withColumns({"date": F.to_date("timestamp"), "size": F.octet_length("payload")})
     rows, payload_bytes, files = _write(frame, root)
-    _write_manifest(root, Manifest(reached, {**manifest.files, **files}, manifest.rows + rows, manifest.dropped))
+    made = Manifest(reached, {**manifest.files, **files}, manifest.rows + rows, manifest.dropped, given)
+    _write_manifest(root, made)
     return Archived(rows, payload_bytes, len(files), lag, 0.0)
 
 
@@ -276,7 +315,7 @@ def compact(spark: SparkSession, directory: str | os.PathLike[str], most_files: 
         files.update(merged)
         written += len(merged)
     dropped = [name for names in crowded.values() for name in names]
-    _write_manifest(root, Manifest(manifest.reached, files, manifest.rows, dropped))
+    _write_manifest(root, replace(manifest, files=files, dropped=dropped))
     for name in manifest.dropped:
         (root / name).unlink(missing_ok=True)
     return written
@@ -317,17 +356,20 @@ def read_all(
     *,
     options: dict[str, str] | None = None,
 ) -> DataFrame:
-    """History from the archive and the tail from the journals as one table, without overlap or gap."""
-    manifest = read_manifest(directory)
-    names = list(COLUMNS)
-    result = history(spark, directory, manifest).select(*names)
+    """History from the archive and the tail from the journals as one table, without overlap or gap.
+
+    The tail is of the topics that the archive is of. Reading it fails once retention took a part of it: call it again.
+    """
+    manifest, given = read_manifest(directory), filters(options or {})
+    if given:
+        check_filters(manifest, given, directory)
+    options = {**(options or {}), **manifest.filters}
+    result = history(spark, directory, manifest).select(*COLUMNS)
     for text, place in _places(journal):
         start = _start(manifest, text, place)
         frontier = place.frontier
         if frontier > start:
-            reader = spark.read.format("penstock").options(**(options or {})).option("columns", ",".join(names))
-            tail = reader.option("startPosition", start).option("endPosition", frontier - 1).load(text)
-            result = result.unionByName(tail)
+            result = result.unionByName(_span(spark, text, place.uuid, start, frontier, options))
     return result
 
 

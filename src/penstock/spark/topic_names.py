@@ -1,0 +1,92 @@
+"""The topics that a segment's messages have: their names by number, from the heads of segments and of batches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from penstock.errors import CorruptionError
+from penstock.journal import layout
+from penstock.spark.records import record_bytes
+
+if TYPE_CHECKING:
+    from penstock.spark.directory import Directory, Segment
+
+
+class TopicNames:
+    """Names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
+
+    The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
+    """
+
+    def __init__(self, directory: Directory, segment: Segment) -> None:
+        self.directory = directory
+        self.names: dict[int, str] = {}
+        later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
+        if later:
+            self._head(directory.path / layout.segment_name(*later[0]))
+            return
+        self._head(directory.file(segment, "log"))
+        self._later_batches(segment)
+
+    def _head(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(layout.SEGMENT_HEADER_BYTES)
+            self._batch(file, path)
+
+    def _batch(self, file: Any, path: Path) -> None:
+        place = file.tell()
+        head = file.read(layout.BATCH.size)
+        if len(head) < layout.BATCH.size or head[:4] != layout.BATCH_MAGIC:
+            raise CorruptionError(f"{path}:{place} is not the head of a batch", f"{path}:{place}")
+        records, size = layout.BATCH.unpack(head)[5:7]
+        data = file.read(min(size, 1 << 30) - len(head))
+        at = 0
+        for _ in range(records):
+            at = self._record(data, at)
+            if at < 0:
+                raise CorruptionError(f"{path}:{place}: a batch that names topics is damaged", f"{path}:{place}")
+
+    def _record(self, data: bytes, at: int) -> int:
+        """Take a topic's name from the record at ``at``; gives where the next one is, -1 when it cannot be."""
+        if at + layout.RECORD.size > len(data):
+            return -1
+        fields = layout.RECORD.unpack_from(data, at)
+        size, kind, number, length = fields[1], fields[2], fields[7], fields[9]
+        if size < layout.RECORD.size or at + size > len(data) or length > size - layout.RECORD.size:
+            return -1
+        if kind == layout.KIND_TOPIC:
+            begin = at + layout.RECORD.size
+            self.names[number] = data[begin : begin + length].decode("utf-8", "replace")
+        return int(at + size)
+
+    def _later_batches(self, segment: Segment) -> None:
+        """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""
+        entries = self.directory.index(segment, segment.first, segment.next)
+        if not len(entries) or set(numpy.unique(entries["topic"]).tolist()) <= self.names.keys():
+            return
+        path = self.directory.file(segment, "log")
+        offsets = entries["offset"].astype(numpy.int64)
+        ends = offsets + record_bytes(entries)
+        gaps = offsets[1:] != ends[:-1]
+        self.nonce = segment.nonce.to_bytes(8, "little")
+        with path.open("rb") as file:
+            self._gap(file, path, layout.SEGMENT_HEADER_BYTES, int(offsets[0]))
+            for begin, end in zip(ends[:-1][gaps].tolist(), offsets[1:][gaps].tolist(), strict=True):
+                self._gap(file, path, begin, end)
+
+    def _gap(self, file: Any, path: Path, at: int, end: int) -> None:
+        """What lies between two messages: records that are none, heads of batches."""
+        while at + layout.RECORD.size <= end:
+            file.seek(at)
+            head = file.read(layout.BATCH.size)
+            if head[:4] == layout.BATCH_MAGIC and head[8:16] == self.nonce:
+                if layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
+                    file.seek(at)
+                    self._batch(file, path)
+                at += layout.BATCH.size
+            else:
+                at += max(layout.RECORD.size, int.from_bytes(head[4:8], "little"))

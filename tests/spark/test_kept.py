@@ -1,0 +1,163 @@
+"""What went between planning and reading is told, never left out in silence; one journal under two names is told too."""
+
+from __future__ import annotations
+
+import shutil
+
+import pyarrow
+import pytest
+from tests.spark.journals import make
+from tests.spark.test_broker import free_port
+from tests.spark.test_stream import forget_before
+
+from penstock.broker import Client, Server
+from penstock.errors import InvalidArgument, StateError
+from penstock.journal import Journal
+from penstock.spark.bounds import Bounds
+from penstock.spark.directory import Directory
+from penstock.spark.places import Reading, open_place, open_places, resolve
+from penstock.spark.source import JournalReader
+from penstock.spark.stream import JournalStreamReader
+
+POSITION = pyarrow.schema([("position", pyarrow.int64())])
+
+
+def schema():
+    from pyspark.sql.types import LongType, StructField, StructType
+
+    return StructType([StructField("position", LongType())])
+
+
+def positions(reader, parts):
+    return [number for part in parts for batch in reader.read(part) for number in batch.column(0).to_pylist()]
+
+
+def stream_reader(path, **options):
+    reader = JournalStreamReader({"path": str(path), **options}, schema())
+    ((uuid, first),) = reader.initialOffset().items()
+    return reader, {uuid: first}, {uuid: 5001}
+
+
+def take(path, count):
+    """Retention before it is announced: the files are gone, the frontier does not say so yet."""
+    announced = (path / "frontier").read_bytes()
+    first = forget_before(path, count)
+    (path / "frontier").write_bytes(announced)
+    return first
+
+
+def test_a_stream_tells_what_went_after_it_was_planned(tmp_path):
+    make(tmp_path / "j", 5000)
+    reader, start, end = stream_reader(tmp_path / "j", partitionBytes="50000")
+    careless, _, _ = stream_reader(tmp_path / "j", failOnDataLoss="false")
+    parts, others = reader.partitions(start, end), careless.partitions(start, end)
+    assert len(parts) > 3
+    first = take(tmp_path / "j", 3)
+    with pytest.raises(StateError, match=f"positions 1 to {first - 1} of .* went by retention"):
+        positions(reader, parts)
+    assert positions(careless, others) == list(range(first, 5001))
+    assert positions(reader, parts[-1:])[-1] == 5000, "what is still there can be read"
+
+
+def test_a_stream_tells_what_went_before_it_was_announced(tmp_path):
+    make(tmp_path / "j", 5000)
+    reader, start, end = stream_reader(tmp_path / "j")
+    take(tmp_path / "j", 3)
+    with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
+        reader.partitions(start, end)
+
+
+def test_a_table_that_must_be_whole(tmp_path):
+    """``failOnDataLoss`` of a batch query: from ``startPosition`` on; without it the table is what there is."""
+    make(tmp_path / "j", 5000)
+    options = {"path": str(tmp_path / "j"), "startPosition": "1"}
+    whole = JournalReader({**options, "failOnDataLoss": "true"}, schema())
+    parts = whole.partitions()
+    assert positions(whole, parts) == list(range(1, 5001))
+    first = forget_before(tmp_path / "j", 3)
+    for again in (whole.partitions, lambda: positions(whole, parts)):
+        with pytest.raises(StateError, match=r"positions 1 to .* went by retention"):
+            again()
+    plain = JournalReader(options, schema())
+    assert positions(plain, plain.partitions()) == list(range(first, 5001))
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_another_journal_in_its_place_is_told_by_the_task(tmp_path, fail):
+    make(tmp_path / "j", 5000)
+    reader, start, end = stream_reader(tmp_path / "j", failOnDataLoss=fail)
+    parts = reader.partitions(start, end)
+    shutil.rmtree(tmp_path / "j")
+    make(tmp_path / "j", 5000)
+    with pytest.raises(StateError, match="was made anew"):
+        positions(reader, parts)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_segment_that_goes_while_it_is_read(tmp_path, whole):
+    make(tmp_path / "j", 5000)
+    stretches = Directory(tmp_path / "j").stretches(1, 5001, Bounds(), log=True, whole=whole)
+    assert next(stretches).index["position"][0] == 1
+    first = take(tmp_path / "j", 3)
+    if whole:
+        with pytest.raises(StateError, match="went by retention"):
+            list(stretches)
+    else:
+        assert [int(number) for stretch in stretches for number in stretch.index["position"]] == list(range(first, 5001))
+
+
+def test_a_segment_that_is_compacted_while_it_is_read(tmp_path):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, compact_topics=["c"], sync=False) as journal:
+        for number in range(40):
+            journal.append_many("t", [bytes(1000)] * 10)
+            journal.append("c", b"x", key=f"{number % 2}")
+        end = journal.frontier
+        stretches = Directory(tmp_path / "j").stretches(1, end, Bounds(), log=True, whole=True)
+        reached = int(next(stretches).index["position"][-1])
+        assert journal.compact() > 0
+        seen = [int(number) for stretch in stretches for number in stretch.index["position"]]
+        anew = Directory(tmp_path / "j").stretches(reached + 1, end, Bounds(), log=True, whole=True)
+        assert seen == [int(number) for stretch in anew for number in stretch.index["position"]]
+        assert len(set(range(reached + 1, end)) - set(seen)) > 20, "nothing was compacted"
+
+
+def test_a_broker_whose_retention_was_faster_is_told(tmp_path):
+    make(tmp_path / "j", 5000)
+    port = free_port()
+    with Server(tmp_path / "j", port).start():
+        place = open_place(f"broker://127.0.0.1:{port}")
+        assert len(list(place.ranges(1, 5001, Bounds(), 1 << 62, whole=True))) == 1
+    first = forget_before(tmp_path / "j", 3)
+    with Server(tmp_path / "j", port).start():
+        for end in (10, 5001):
+            with pytest.raises(StateError, match=f"positions 1 to {first - 1} .* went by retention"):
+                list(place.batches(1, end, Reading(POSITION, Bounds(), whole=True)))
+        assert sum(batch.num_rows for batch in place.batches(1, 5001, Reading(POSITION, Bounds()))) == 5001 - first
+
+
+def test_a_broker_with_another_journal_is_told(tmp_path):
+    port = free_port()
+    with Server(tmp_path / "one", port).start():
+        place = open_place(f"broker://127.0.0.1:{port}")
+    with Server(tmp_path / "two", port).start(), Client(port=port) as client:
+        client.publish("a", b"x")
+        with pytest.raises(StateError, match="was made anew"):
+            list(place.batches(1, 2, Reading(POSITION, Bounds())))
+
+
+def test_one_journal_under_two_names(tmp_path):
+    """A link is looked through; a copy, or a broker beside its directory, is refused: which one is meant is not known."""
+    make(tmp_path / "j", 100)
+    (tmp_path / "link").symlink_to(tmp_path / "j")
+    places = resolve({"path": f"{tmp_path}/*"})
+    assert places == [str(tmp_path / "j")] and len(open_places(places)) == 1
+    shutil.copytree(tmp_path / "j", tmp_path / "j.bak")
+    options = {"path": f"{tmp_path}/*"}
+    both = r"/j and .*/j\.bak are the same journal"
+    with pytest.raises(InvalidArgument, match=both):
+        JournalReader(options, schema()).partitions()
+    with pytest.raises(InvalidArgument, match=both):
+        JournalStreamReader(options, schema()).initialOffset()
+    port = free_port()
+    with Server(tmp_path / "j", port).start(), pytest.raises(InvalidArgument, match=r"broker://127.* are the same journal"):
+        open_places([f"broker://127.0.0.1:{port}?token=secret", str(tmp_path / "j")])
