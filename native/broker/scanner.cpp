@@ -80,6 +80,11 @@ std::uint32_t Scanner::allow(std::string_view topic) {
     return index;
 }
 
+void Scanner::refuse(std::string_view topic) {
+    if (index_.size() >= max_topics) forget_topics();
+    add(topic, refused_topic);
+}
+
 void Scanner::forget_topics() {
     topics_.clear();
     ++generation_;

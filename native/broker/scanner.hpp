@@ -70,7 +70,7 @@ class Scanner {
     std::size_t wanted() const noexcept { return wanted_; }
 
     std::uint32_t allow(std::string_view topic);
-    void refuse(std::string_view topic) { add(topic, refused_topic); }
+    void refuse(std::string_view topic);
     void forget_topics();
     const std::vector<std::string> &topics() const noexcept { return topics_; }
     std::uint64_t generation() const noexcept { return generation_; }  // changes whenever topics() does

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.broker import Client, Limits, Server
+from penstock._core.broker import Scanner
+from penstock.broker import Client, Limits, Server, words
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY
 from penstock.errors import RefusedError
@@ -70,3 +71,13 @@ def test_delayed_messages_have_a_bound(serve: Callable[..., Server]) -> None:
     wire = Wire(serve(limits=Limits(max_delayed=3)).port).hello().send(late)
     assert wire.line().startswith("ERR full"), "known after a restart"
     wire.close()
+
+
+def test_refused_topics_are_forgotten_when_they_are_many() -> None:
+    """A connection that publishes to ever new topics that it may not have costs no more than one that may."""
+    scanner = Scanner("hello", 1000)
+    for number in range(65_537):
+        scanner.refuse(f"t{number}")
+    scanner.feed(b"PUB t65536 1\nxPUB t0 1\nx")
+    events = [scanner.next() for _ in range(2)]
+    assert [event and event[0] for event in events] == [words.REFUSED, words.NEW_TOPIC]
