@@ -85,7 +85,18 @@ class MemoryStore:
         self.memory.commits += 1
         self._staged, self._recorded = [], []
 
-    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
+    @property
+    def topics(self) -> set[str]:
+        return {stored.topic for stored in self.memory.messages}
+
+    @property
+    def first(self) -> int:
+        return self.memory.messages[0].position if self.memory.messages else self.memory.first
+
+    def read(
+        self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
+    ) -> tuple[Batch, int, int]:
+        skipped = max(0, self.first - start)
         found: list[Stored] = []
         size = 0
         for stored in self.memory.messages:
@@ -100,7 +111,7 @@ class MemoryStore:
             size, start = size + len(stored.data), stored.position + 1
         else:
             start = max(start, self.next)
-        return _batch(found), start
+        return _batch(found), start, skipped
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
         for stored in self.memory.messages:
@@ -125,8 +136,7 @@ class MemoryStore:
 
     def statistics(self) -> StoreStatistics:
         stored = sum(len(message.data) for message in self.memory.messages)
-        first = self.memory.messages[0].position if self.memory.messages else self.memory.first
-        return StoreStatistics(first, self.next, stored, self.memory.commits)
+        return StoreStatistics(self.first, self.next, stored, self.memory.commits)
 
     def close(self) -> None:
         pass

@@ -123,6 +123,17 @@ def test_consumers_share_a_queue(client: Client) -> None:
         assert found["one"] == sorted(found["one"]) and found["two"] == sorted(found["two"])
 
 
+def test_who_waits_before_each_read_goes_on_past_its_credit(client: Client) -> None:
+    client.queue("q", topics="t")
+    client.publish_many("t", [b"%d" % i for i in range(20)])
+    found: list[int] = []
+    with client.subscribe("q", credit=4) as consumer:
+        while len(found) < 20:
+            assert consumer.wait(LONG), f"nothing comes after {len(found)}"
+            found += [int(bytes(message)) for message in consumer.read_many(100, 0)]
+    assert found == list(range(20))
+
+
 def test_credit_bounds_what_a_consumer_holds(client: Client, wire: Callable[[], Wire]) -> None:
     client.queue("q", topics="t")
     client.publish_many("t", [b"%d" % i for i in range(10)])

@@ -1,8 +1,12 @@
-"""What the broker frees: by age, by size and by what every queue has passed, when asked for; otherwise nothing."""
+"""What the broker frees: by age, by size and by what every queue has passed, when asked for; and how that is counted."""
 
 from __future__ import annotations
 
+import bisect
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -112,3 +116,93 @@ def test_a_delayed_message_is_not_passed(serve: Callable[..., Server]) -> None:
         turns = server.turns
         until(lambda: client.ping() or server.turns > turns + 20)
         assert first(client) == 1
+
+
+# --- what is taken from a queue is told
+
+
+def summary(client: Client, queue: str) -> dict[str, Any]:
+    return next(entry for entry in client.queues() if entry["queue"] == queue)
+
+
+def ledger(server: Server, queue: str) -> tuple[int, int, int]:
+    counters = server.broker.queues[queue].counters
+    return counters.get("matched"), counters.get("delivered"), counters.get("expired")
+
+
+def test_what_is_taken_before_it_was_delivered_is_expired(serve: Callable[..., Server]) -> None:
+    """By number, of this queue's own topics: each message is counted long before it is freed."""
+    server = serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 << 20)
+    own: list[int] = []
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        for _ in range(40):
+            start, end = client.publish_many("t", [b"x" * 100] * 400)
+            own += range(start, end + 1)
+            client.publish_many("other", [b"x" * 100] * 600)
+            client.queues()
+        until(lambda: summary(client, "q")["expired"] == bisect.bisect_left(own, first(client)) > 0)
+        found = summary(client, "q")
+        assert (found["expired"] + found["depth"], found["skipped"]) == (16_000, 0)
+        read, last = 0, 0
+        with client.subscribe("q") as consumer:
+            while last < own[-1]:
+                batch = consumer.read_many(1000, LONG)
+                read, last = read + len(batch), batch[-1].position or 0
+        assert 0 < read <= found["depth"]
+        assert ledger(server, "q") == (16_000, read, 16_000 - read)
+
+
+def test_what_nobody_had_counted_is_told_as_positions(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.broker.broker.Broker.observe", lambda _: None)
+    server = serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 * SEGMENT_BYTES)
+
+    def told(queue: str) -> int:
+        found = summary(client, queue)
+        return int(found["skipped"] + found["expired"] + found["depth"])
+
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        fill(client)
+        until(lambda: (before := first(client)) > 1 and summary(client, "q")["skipped"] >= before - 1)
+        assert told("q") == 10_000
+        before = first(client)
+        client.queue("late", topics="t", from_position=1)
+        assert told("late") <= 10_001 - before, "what was freed before it began is not its loss"
+
+
+def test_what_is_taken_while_it_waits_to_come_again_is_expired(serve: Callable[..., Server]) -> None:
+    server = serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 * SEGMENT_BYTES)
+    with Client(port=server.port) as client:
+        client.queue("q", topics="once")
+        client.publish_many("once", [b"x"] * 10)
+        with client.subscribe("q", ack="manual") as consumer:
+            assert all(consumer.read(LONG) for _ in range(10))
+        fill(client)
+        until(lambda: first(client) > 10)
+        with client.subscribe("q") as consumer:
+            client.publish("once", b"new")
+            assert bytes(consumer.read(LONG) or b"") == b"new"
+            until(lambda: summary(client, "q")["expired"] == 10)
+        matched, delivered, expired = ledger(server, "q")
+        assert (matched, delivered, expired) == (21, 11, 10), "ten of them twice: delivered, and then not again"
+
+
+def test_a_delayed_message_that_is_taken_is_counted(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_ns = [0]
+    clock = SimpleNamespace(monotonic=time.monotonic, time=time.time, time_ns=lambda: time.time_ns() + later_ns[0])
+    monkeypatch.setattr("penstock.broker.server.time", clock)
+    server = serve(segment_bytes=SEGMENT_BYTES, retain_bytes=4 * SEGMENT_BYTES)
+    with Client(port=server.port) as client:
+        client.publish("t", b"late", delay_s=3600)
+        fill(client)
+        until(lambda: first(client) > 1)
+        later_ns[0] = 7200 * 10**9
+        until(lambda: client.statistics()["expired"] == 1)
+        client.ping()
+        counters = server.broker.counters
+        assert counters.get("matched") == counters.get("delivered") + counters.get("expired") == 10_001

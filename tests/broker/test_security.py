@@ -7,6 +7,7 @@ import ipaddress
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,17 @@ def test_it_listens_on_loopback_alone_unless_told(tmp_path: Path, tokens: Path) 
         assert server.host == "127.0.0.1"
     Server(tmp_path / "a", 0, host="0.0.0.0", insecure=True).close()
     Server(tmp_path / "a", 0, host="0.0.0.0", tokens=tokens).close()
+
+
+def test_tokens_off_loopback_without_tls_are_warned_of(
+    tmp_path: Path, tokens: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chain, key = certificate(tmp_path)
+    Server(tmp_path / "a", 0, tokens=tokens).close()
+    Server(tmp_path / "a", 0, host="0.0.0.0", tokens=tokens, certificate=chain, key=key).close()
+    assert "in clear" not in caplog.text
+    Server(tmp_path / "a", 0, host="0.0.0.0", tokens=tokens).close()
+    assert "tokens travel in clear to 0.0.0.0; give --certificate" in caplog.text
 
 
 def test_rights_per_topic_and_verb(serve: Callable[..., Server], tokens: Path) -> None:
@@ -90,28 +102,26 @@ def test_a_bad_file_of_tokens_is_refused(tmp_path: Path, text: str) -> None:
         Server(tmp_path / "a", 0, tokens=path)
 
 
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
+def certificate(tmp_path: Path, name: str = "server") -> tuple[Path, Path]:
     x509 = pytest.importorskip("cryptography.x509")
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.datetime.now(datetime.UTC)
     made = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        x509.CertificateBuilder().subject_name(subject).issuer_name(subject).public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
         .sign(key, hashes.SHA256())
     )  # fmt: skip
-    chain, secret = tmp_path / "chain.pem", tmp_path / "key.pem"
+    chain, secret = tmp_path / f"{name}-chain.pem", tmp_path / f"{name}-key.pem"
     chain.write_bytes(made.public_bytes(serialization.Encoding.PEM))
     secret.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     )
     return chain, secret
 
@@ -127,12 +137,36 @@ def test_tls(serve: Callable[..., Server], tmp_path: Path) -> None:
         with client.subscribe("q") as consumer:
             assert [bytes(consumer.read(LONG) or b"") for _ in range(3000)] == [b"%d" % i for i in range(3000)]
             assert bytes(consumer.read(LONG) or b"") == big
-    with Client(port=server.port, tls=True, timeout=0.5) as client, pytest.raises(Exception, match=r"verif|answer|conn"):
+    with (
+        Client(port=server.port, tls=True, timeout=0.5) as client,
+        pytest.raises(Exception, match=r"verif|answer|conn"),
+    ):
         client.ping()
     plain = Wire(server.port)
     plain.send(b"HELLO 1\n")
     assert b"HELLO" not in plain.closed()
     plain.close()
+
+
+def test_client_certificates(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """A known one is served; an unknown one, and none, get nothing."""
+    chain, key = certificate(tmp_path)
+    known, unknown = certificate(tmp_path, "known"), certificate(tmp_path, "unknown")
+    server = serve(certificate=chain, key=key, client_authority=known[0])
+    for shown in (unknown, None):
+        stranger = Client(port=server.port, tls=with_certificate(chain, shown), reconnect=False)
+        with stranger, pytest.raises(ClosedError, match="no connection to the broker"):
+            stranger.publish("t", b"x")
+    assert server.broker.store.next == 1 and not any(c.session.hello for c in list(server.connections.values()))
+    with Client(port=server.port, tls=with_certificate(chain, known)) as client:
+        assert client.publish("t", b"x") == 1
+
+
+def with_certificate(authority: Path, shown: tuple[Path, Path] | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority))
+    if shown is not None:
+        context.load_cert_chain(*shown)
+    return context
 
 
 def test_at_the_quota_a_raw_client_is_not_read_from(serve: Callable[..., Server]) -> None:

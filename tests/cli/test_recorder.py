@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
+import subprocess
 import threading
 import time
 import uuid
@@ -23,7 +25,7 @@ from penstock.cli.recorder import Plan, Recorder
 from penstock.cli.tape import Tape
 from penstock.journal import Entry, Journal
 
-from .command import run, start
+from .command import HERE, environment, run, start
 from .test_recording import bodies
 
 
@@ -187,6 +189,18 @@ def test_a_message_too_long_for_a_journal_is_told_and_the_rest_is_stored(tmp_pat
     assert (told["messages"], told["lost"]) == (3, 1)
     assert bodies(tmp_path / "rec", topic(long)) == [b"before", b"after"]
     assert recording.read_story(tmp_path / "rec").lost == 1
+
+
+def test_a_disk_that_is_full_is_told_with_the_address(tmp_path: Path) -> None:
+    address = channel()
+    with flood(address, slots=64, slot_size=64):
+        done = subprocess.run(
+            [*HERE, "record", address, "-o", str(tmp_path / "rec")], env=environment(), capture_output=True, text=True,
+            timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20)), check=False,
+        )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"penstock: {address}: not recorded any more: " in done.stderr, done.stderr
+    assert bodies(tmp_path / "rec", topic(address)) and not recording.read_story(tmp_path / "rec").ended
 
 
 def free_port() -> int:

@@ -6,6 +6,8 @@ sent again, and new messages come in the order of their positions. ``--kills N``
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import random
 import signal
 import socket
@@ -14,14 +16,18 @@ import sys
 import threading
 import time
 import zlib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from penstock.broker import Client
+from penstock.broker import Client, Subscriber
+from penstock.broker.fetch import RangeClient
+from penstock.errors import ClosedError, RefusedError
 
 KILLS = 20
 LONG = 60.0
+TRANSACTION, POISON = 50, 400  # messages
 SERVE = """
 import signal, sys
 from penstock.broker import Server
@@ -201,20 +207,27 @@ def test_the_broker_is_killed_under_load(tmp_path: Path, kills: int | None, seed
 
 
 def test_acknowledged_and_delayed_messages_survive_a_kill(tmp_path: Path) -> None:
-    """What was acknowledged does not come again, what was not does, what is delayed comes when it is due."""
+    """What was acknowledged does not come again, what was not does, what is delayed comes when it is due.
+
+    The queue has its options and each message the number of its deliveries.
+    """
     port = free_port()
     process, _ = start(tmp_path / "journal", port)
     try:
         with Client(port=port, timeout=LONG) as client:
-            client.queue("q", topics="t")
+            client.queue("q", topics=["t", "u.>"], max_deliveries=7, ack_timeout_s=5, dead_letter="grave")
             client.publish_many("t", [b"%d" % i for i in range(10)])
             due_ns = time.time_ns() + 1_000_000_000
             client.publish("t", b"later", at_ns=due_ns)
-            with client.subscribe("q", ack="manual") as consumer:
+            with client.subscribe("q", ack="manual", credit=6) as consumer:
                 messages = [consumer.read(LONG) for _ in range(6)]
+                assert messages[0] is not None
+                consumer.nack(messages[0])
+                again = consumer.read(LONG)
+                assert again is not None and consumer.deliveries(again) == 2
                 for message in messages[1:4]:
                     assert message is not None
-                    consumer.ack(message, confirm=True)
+                    consumer.ack(message, confirm=True)  # and with it, in one commit, what was delivered before
                 process.kill()
                 process.wait()
         assert process.stdout is not None
@@ -224,6 +237,88 @@ def test_acknowledged_and_delayed_messages_survive_a_kill(tmp_path: Path) -> Non
             found = [consumer.read(LONG) for _ in range(8)]
             assert [bytes(message or b"") for message in found] == [b"0", *(b"%d" % i for i in range(4, 10)), b"later"]
             assert time.time_ns() >= due_ns
+            assert [consumer.deliveries(message) for message in found[:3] if message] == [3, 2, 2]
+            (queue,) = client.queues()
+            wanted = {"topics": ["t", "u.>"], "max_deliveries": 7, "ack_timeout_s": 5.0, "dead_letter": "grave"}
+            assert {key: queue[key] for key in wanted} == wanted
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+class Committing(Worker):
+    """Commits transactions one after the other until the broker is gone."""
+
+    def __init__(self, port: int, round_number: int) -> None:
+        super().__init__(name="committing")
+        self.port, self.round_number = port, round_number
+        self.answered: set[bytes] = set()
+        self.began = threading.Event()
+
+    def work(self) -> None:
+        with contextlib.suppress(ClosedError, RefusedError), Client(port=self.port, reconnect=False) as client:
+            for number in itertools.count():
+                name = f"{self.round_number}-{number}"
+                for _ in range(2):  # two turns of the loop
+                    client.stage(name, "jobs", [name.encode()] * (TRANSACTION // 2))
+                client.commit(name)
+                self.answered.add(name.encode())
+                self.began.set()
+
+
+class Burying(Worker):
+    """Returns what it reads: the broker moves each message to the dead letters."""
+
+    def __init__(self, port: int, queue: str) -> None:
+        super().__init__(name="burying")
+        self.port, self.queue = port, queue
+        self.began = threading.Event()
+
+    def work(self) -> None:
+        with (
+            contextlib.suppress(ClosedError, RefusedError),
+            Subscriber(port=self.port, queue=self.queue, ack="manual", credit=4, reconnect=False) as consumer,
+        ):
+            while (message := consumer.read()) is not None:
+                consumer.nack(message)
+                self.began.set()
+
+
+def test_moves_are_whole_after_a_kill(tmp_path: Path, seed: int) -> None:
+    """A transaction is there with all its messages or none; a message is in its queue or with the dead letters."""
+    chooser = random.Random(seed)
+    port = free_port()
+    process, _ = start(tmp_path / "journal", port)
+    answered: set[bytes] = set()
+    try:
+        for number in range(4):
+            with Client(port=port, timeout=LONG) as client:
+                client.queue(f"q{number}", topics=f"poison{number}", max_deliveries=1)
+                client.publish_many(f"poison{number}", [b"%d" % i for i in range(POISON)])
+            committing, burying = Committing(port, number), Burying(port, f"q{number}")
+            committing.start()
+            burying.start()
+            assert committing.began.wait(LONG) and burying.began.wait(LONG)
+            time.sleep(chooser.uniform(0.0, 0.1))  # the random moment
+            process.kill()
+            process.wait()
+            for worker in (committing, burying):
+                worker.join(LONG)
+                assert not worker.is_alive() and worker.error is None, worker.error
+            assert process.stdout is not None
+            process.stdout.close()
+            answered |= committing.answered
+            process, _ = start(tmp_path / "journal", port)
+            with RangeClient(port=port) as reader:
+                ranges = reader.ranges(1, reader.frontier, topics=["jobs"])
+                found = Counter(bytes(message.data) for part in ranges for message in part)
+            assert set(found.values()) == {TRANSACTION} and answered <= set(found)
+            with Client(port=port, timeout=LONG) as client:
+                depths = {entry["queue"]: entry["depth"] for entry in client.queues()}
+                assert depths[f"q{number}"] + depths.get(f"q{number}.dead", 0) == POISON
+                client.delete(f"q{number}")
     finally:
         process.kill()
         process.wait()

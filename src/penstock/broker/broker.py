@@ -15,7 +15,7 @@ import struct
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
@@ -62,6 +62,7 @@ class Broker:
         self.transactions = Transactions(limits)
         self.identifiers = Identifiers(limits)
         self.staged_bytes = 0  # for the next commit
+        self.expired = 0  # delayed messages that retention freed before they were due
         self.counters = Counters("broker", "broker", f"{uuid.uuid4()}")
         self._by_topic: dict[str, list[Queue]] = {}
         self._ready: set[Queue] = set()  # to be pumped in this turn
@@ -162,7 +163,7 @@ class Broker:
             raise Refusal("unknown_queue", f"there is no queue {name}")
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
-        following = self.store.next if start is None else start
+        following = self.store.next if start is None else max(start, self.store.first)  # what was freed is not its loss
         queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
@@ -220,7 +221,7 @@ class Broker:
 
     def seek(self, queue: Queue, position: int) -> None:
         """Deliver from ``position`` on, again or for the first time."""
-        queue.state.reset(max(1, position))
+        queue.state.reset(max(1, position, self.store.first))
         self._stuck.pop(queue, None)
         queue.caught_up = False
         queue.recount()
@@ -262,6 +263,15 @@ class Broker:
         if quota and self._stored() + more_bytes > quota:
             raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
+    def check_topics(self, names: Iterable[str]) -> None:
+        """Refusal when these would be more topics than may be."""
+        known, most = self.store.topics, self.limits.max_topics
+        new = sum(name not in known for name in names)
+        if new and len(known) + new > most:
+            raise Refusal(
+                "limit", f"there are {len(known)} topics, the most allowed are {most}; use those, or --max-topics"
+            )
+
     def full(self) -> bool:
         """Whether the disk quota is reached."""
         quota = self.limits.quota_bytes
@@ -294,6 +304,11 @@ class Broker:
         self.on_failure(lambda: self.identifiers.forget(identifier))
         return positions
 
+    def expire(self) -> None:
+        """A delayed message is gone: it was stored, so it is matched already."""
+        self.expired += 1
+        self.counters.add("expired")
+
     def produced(self, producer: str, count: int) -> None:
         """``count`` more messages of a numbered producer were staged."""
         before = self.producers.get(producer, 0)
@@ -321,6 +336,8 @@ class Broker:
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
+        self.check_room(whole_bytes)
+        self.check_topics({name for batch in batches for name in batch_names(batch) if name})
         published: list[tuple[Batch, Sequence[int]]] = []
         for batch in batches:
             positions = self.publish(batch)
@@ -397,7 +414,7 @@ class Broker:
         self._records.clear()
         for topic in published:
             self._notify(topic, first)
-        self.counters.set("delivered", self.counters.get("matched"))
+        self.counters.set("delivered", self.counters.get("matched") - self.expired)
 
     def _stage_records(self) -> None:
         for kind, data in self._records:

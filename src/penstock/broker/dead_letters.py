@@ -38,6 +38,8 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
         properties.update({"$queue": queue.name, "$reason": reason, "$position": str(position)})
         _move(broker, position, target, properties)
         queue.dead_lettered += 1
+    else:
+        queue.expire(1)  # freed by retention while it waited
     _done(broker, queue, position, deliveries)
 
 
@@ -50,15 +52,19 @@ def redrive(broker: Broker, queue: Queue) -> int:
     for position, deliveries in dead.state.due(1 << 62, REDRIVE_MESSAGES):
         if broker.staged_bytes > REDRIVE_BYTES:
             break
-        count += _drive_back(broker, queue, position)
+        driven = _drive_back(broker, queue, position)
+        count += driven
+        dead.expire(1 - driven)  # freed by retention while it waited
         _done(broker, dead, position, deliveries)
+    dead.pass_freed()
     while dead.state.cursor < end and count < REDRIVE_MESSAGES and broker.staged_bytes <= REDRIVE_BYTES:
-        batch, following = broker.store.read(dead.state.cursor, 1024, 16 << 20, dead.patterns)
+        batch, following, _ = broker.store.read(dead.state.cursor, 1024, 16 << 20, dead.patterns)
         positions = [position for position in batch.positions if dead.state.open(position)]
         dead.state.look_from(following)
         for position in positions:
             count += _drive_back(broker, queue, position)
             broker.on_failure(lambda position=position: dead.state.put_back(position, 0, _later_ns()))  # type: ignore[misc]
+    dead.recount()
     dead.whole = True
     broker.touch(dead)
     return count
@@ -73,12 +79,12 @@ def _name(queue: Queue) -> str:
 
 
 def _read(broker: Broker, position: int) -> Message | None:
-    batch, _ = broker.store.read(position, 1, 1 << 62)
+    batch, *_ = broker.store.read(position, 1, 1 << 62)
     return batch[0] if len(batch) == 1 and batch.positions[0] == position else None
 
 
 def _move(broker: Broker, position: int, topic: str, properties: dict[str, str]) -> None:
-    batch, _ = broker.store.read(position, 1, 1 << 62)
+    batch, *_ = broker.store.read(position, 1, 1 << 62)
     broker.publish(batch, topic=topic, properties=encode_properties(properties))
 
 

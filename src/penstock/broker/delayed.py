@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.broker.words import Refusal
 from penstock.errors import PenstockError
 from penstock.journal.layout import encode_properties
 
@@ -34,6 +35,7 @@ class Delayed:
         self.state = QueueState(1)
         self._whole = False  # the next record is the whole state, not a change
         self._caught_up = False  # everything stored so far was looked at
+        self._added = 0  # not looked at yet
 
     def look(self, first: int) -> None:
         """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
@@ -47,8 +49,15 @@ class Delayed:
         except (PenstockError, OSError) as error:
             log.error("delayed messages cannot be read: %s", error)
 
+    def check_room(self, count: int) -> None:
+        """Refusal when so many more would be too many."""
+        most = self._broker.limits.max_delayed
+        if self.state.outstanding + self._added + count > most:
+            raise Refusal("full", f"more than {most} messages would be delayed; publish them when they are due")
+
     def add(self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: str) -> Sequence[int]:
         """Store one message now and publish it at ``due_ns``."""
+        self._added += 1
         told = encode_properties({"$topic": topic, "$due_ns": str(due_ns), **more})
         return self._broker.publish_as(batch, identifier, topic=TOPIC, more=told)
 
@@ -58,10 +67,11 @@ class Delayed:
         end = store.next
         self._caught_up = False
         while self.state.cursor < end:
-            batch, following = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
+            batch, following, _ = store.read(self.state.cursor, 4096, 1 << 62, (TOPIC,))
             self.state.hold(batch)
             self.state.look_from(following)
         self._caught_up = True
+        self._added = 0
 
     def release(self, now_ns: int) -> None:
         """Publish the messages whose time has come."""
@@ -70,7 +80,7 @@ class Delayed:
         broker = self._broker
         for position, _ in self.state.due(now_ns, RELEASE_MESSAGES):
             try:
-                batch, _ = broker.store.read(position, 1, 1 << 62)
+                batch, *_ = broker.store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:  # the others are not held up by it
                 log.error("a delayed message that is due cannot be read: %s", error)
                 self.state.postpone(position, now_ns + UNREADABLE_NS)
@@ -81,7 +91,7 @@ class Delayed:
                 properties.pop("$due_ns", None)
                 broker.publish(batch, topic=topic, properties=encode_properties(properties))
             else:
-                broker.counters.drop("expired")  # freed by retention while it waited
+                broker.expire()  # freed by retention while it waited
             self.state.acknowledge(0, position, position)
             broker.on_failure(lambda position=position: self.state.put_back(position, 0, now_ns + RETRY_NS))  # type: ignore[misc]
         broker.touch()
@@ -97,3 +107,4 @@ class Delayed:
     def not_stored(self) -> None:
         """The last record did not reach the disk."""
         self._whole = True
+        self._added = 0

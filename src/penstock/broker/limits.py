@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Limits:
-    """Bounds on what clients can make grow. 0 switches the quota off."""
+    """Bounds on what clients can make grow. 0 switches the quota off.
+
+    Topics are never forgotten, and each new segment of the journal begins with the table of all of them; a delayed
+    message takes about 100 bytes of memory until it is due.
+    """
 
     max_message_bytes: int = 64 << 20
     max_queues: int = 10_000
+    max_topics: int = 100_000
+    max_delayed: int = 1_000_000
     max_producers: int = 10_000
     max_transactions: int = 100_000
     max_staged_bytes: int = 256 << 20

@@ -44,7 +44,7 @@ class LookVerbs(Session):
         self.reply(lambda: self._put_range(start, max(1, count), most_bytes, patterns))
 
     def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
-        batch, following = self.broker.store.read(start, count, most_bytes, tuple(patterns))
+        batch, following, _ = self.broker.store.read(start, count, most_bytes, tuple(patterns))
         statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
         index, size = fetch_index(batch)
         head = {

@@ -41,8 +41,7 @@ class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
                 self.topic(rest)
             elif verb == words.REFUSED:
                 code, _, line = rest.partition(" ")
-                text = "the message is too large" if code == "too_large" else "the topic is not yours to publish to"
-                self.refuse_publishes(1, Refusal(code, f"{text}: {line[:200]}"))
+                self.refused(code, line)
             elif verb == words.BROKEN:
                 raise Disconnect(rest)
             elif not self.hello:

@@ -29,10 +29,27 @@ class PublishVerbs(Session):
             words.check_topic(name)
         except Refusal as refusal:
             raise Disconnect(refusal.text) from None
-        if self.rights.may_publish(name):
-            self.scanner.allow(name)
-        else:
+        try:
+            self._check_publish((name,))
+            self.broker.check_topics((name,))
+        except Refusal:  # told with each message to it, by ``refused``
             self.scanner.refuse(name)
+        else:
+            self.scanner.allow(name)
+
+    def refused(self, code: str, line: str) -> None:
+        """A message that the scanner passed over: it is too large, or its topic was refused before."""
+        try:
+            if code == "too_large":
+                raise Refusal(code, f"the message is too large: {line[:200]}")
+            verb, *names = line.split()
+            name = names[0] if verb == "PUB" else names[1]
+            self._check_publish((name,))
+            self.broker.check_topics((name,))
+            self.scanner.forget_topics()  # it is allowed by now: the next one goes through
+            raise Refusal("unavailable", f"the topic is allowed by now; publish again: {name}")
+        except Refusal as refusal:
+            self.refuse_publishes(1, refusal)
 
     def pub(self, options: str, batch: Batch) -> None:
         """PUB <topic> <lengths> [options]: publish."""
@@ -79,6 +96,8 @@ class PublishVerbs(Session):
         identifier = str(options.get("id", ""))
         if identifier:
             words.check_name(identifier, "message id")
+        if due_ns:
+            self.broker.delayed.check_room(len(batch))
         repeats = len(batch) if identifier else 1  # a row with one id is one message, sent again
         batch = gather([batch[0]]) if repeats > 1 else batch
         names = batch_names(batch)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core import Counters
 from penstock._core.broker import QueueState
 from penstock.broker import words
+from penstock.broker.backlog import Backlog
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -86,8 +87,7 @@ class Queue:
         self._store = store
         self._turn = 0
         self._internal: tuple[str, ...] = ()
-        self._counted = 0  # messages from the cursor up to the next line's position, as far as they were counted
-        self._counted_to = start
+        self._backlog = Backlog(self.state, store)
         self._said = ""
         self.rebind(options)
 
@@ -158,13 +158,13 @@ class Queue:
             if consumer is None:
                 return
             try:
-                batch, _ = self._store.read(position, 1, 1 << 62)
+                batch, *_ = self._store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:
                 self.postpone(position, error, now_ns)
                 continue
             if len(batch) != 1 or batch.positions[0] != position:  # freed by retention while it waited
                 self.state.acknowledge(0, position, position)
-                self.counters.drop("expired")
+                self.expire(1)
                 continue
             count = self.state.redeliver(position, consumer.number, self._deadline(consumer, now_ns))
             consumer.deliver(self, batch, struct.pack("<I", count))
@@ -174,24 +174,38 @@ class Queue:
         """The next new messages to one consumer."""
         room = consumer.credit - self.state.in_flight_of(consumer.number)
         end = self._store.next
-        batch, following = self._store.read(self.state.cursor, min(room, TAKE_MESSAGES), TAKE_BYTES, self.patterns)
+        cursor = self.state.cursor
+        batch, following, skipped = self._store.read(cursor, min(room, TAKE_MESSAGES), TAKE_BYTES, self.patterns)
+        if skipped:  # what was freed since is the next look's
+            self._pass_freed(min(self._store.first, batch.positions[0] if len(batch) else following))
         deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
         sent, counts, expired = self.state.take(batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal)
         if expired:
-            self.counters.add("expired", expired)
-            self.counters.add("matched", expired)
+            self.expire(expired)
         if sent is not None:
             consumer.deliver(self, sent, counts)
             self.counters.add("matched", len(sent))
             self.counters.add("delivered", len(sent))
             self.counters.add("bytes", sent.total_bytes)
         taken = expired + (len(sent) if sent is not None else 0)
-        self._counted = max(0, self._counted - taken) if following <= self._counted_to else 0
-        self._counted_to = max(self._counted_to, following)
         self.state.look_from(following)
         self.caught_up = following >= end
-        if self.caught_up:
-            self._counted = 0
+        self._backlog.taken(taken, following, self.caught_up)
+
+    def expire(self, count: int) -> None:
+        """So many of this queue's will not be delivered (again): they are matched, or matched anew, and expired."""
+        self.counters.add("matched", count)
+        self.counters.add("expired", count)
+
+    def pass_freed(self) -> None:
+        """Go past what retention has freed before it was handed out, and count it where it was counted before."""
+        first = self._store.first
+        if self.state.cursor < first and not self.caught_up:
+            self._pass_freed(first)
+
+    def _pass_freed(self, first: int) -> None:
+        self.expire(self._backlog.freed(first, self.patterns, self._internal))
+        self.state.look_from(first)
 
     def postpone(self, position: int, error: Exception, now_ns: int) -> None:
         """A message that is due again cannot be read: it is tried again later, the others are not held up by it."""
@@ -214,25 +228,20 @@ class Queue:
     def backlog(self, most: int = 100_000) -> int:
         """Messages not handed out yet, counted up to ``most``."""
         self._count(most, 1 << 62)
-        return self._counted
+        return self._backlog.count
 
     def _count(self, most: int, most_looks: int) -> int:
         """Go on counting what waits, up to ``most``; gives how many messages were looked at, none of them twice."""
-        end, looked = self._store.next, 0
+        self.pass_freed()
         if self.caught_up:
-            self._counted, self._counted_to = 0, end
-        elif self._counted_to < self.state.cursor:
+            self._backlog.restart(self._store.next)
+        elif self._backlog.end < self.state.cursor:
             self.recount()
-        while self._counted_to < end and self._counted < most and looked < most_looks:
-            batch, following = self._store.read(self._counted_to, 16384, 1 << 62, self.patterns)
-            self._counted += self.state.count(batch, self._internal)
-            looked += max(1, following - self._counted_to)
-            self._counted_to = max(following, self._counted_to + 1)
-        return looked
+        return self._backlog.look(self.patterns, self._internal, most, most_looks)
 
     def recount(self) -> None:
         """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
-        self._counted, self._counted_to = 0, self.state.cursor
+        self._backlog.restart()
 
     def observe(self, most: int) -> int:
         """Set the counters of what waits for who looks from outside; gives how many messages were looked at.
@@ -243,11 +252,11 @@ class Queue:
         try:
             looked = self._count(1 << 62, most)
         except (PenstockError, OSError) as error:  # who consumes the queue is told; looking at it harms nobody
-            self._counted_to = end
+            self._backlog.end = end
             said = f"failed to count what waits: {error}"
-        self.counters.set("depth", self._counted + state.outstanding)
+        self.counters.set("depth", self._backlog.count + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
-        self._say(said or self._standstill(self._counted))
+        self._say(said or self._standstill(self._backlog.count))
         return looked
 
     def _standstill(self, backlog: int) -> str:
@@ -281,6 +290,7 @@ class Queue:
             "delivered": self.counters.get("delivered"),
             "redelivered": self.counters.get("redelivered"),
             "expired": self.counters.get("expired"),
+            "skipped": self._backlog.skipped,
             "dead_lettered": self.dead_lettered,
             "state": self._standstill(backlog),
             "floor": state.floor,

@@ -73,6 +73,8 @@ class Server:
             raise RefusedError(
                 f"{host} is reachable from other machines: give --tokens (and --certificate), or say --insecure"
             )
+        if self.tokens.required and not loopback and certificate is None:
+            log.warning("tokens travel in clear to %s; give --certificate, so that nobody on the way reads them", host)
         self.raw_allowed = not self.tokens.required and (loopback or insecure)
         self.limits = limits or Limits()
         self.connection_limits = connection_limits or ConnectionLimits(max_message_bytes=self.limits.max_message_bytes)
@@ -444,6 +446,7 @@ class Server:
             "queues": len(self.broker.queues),
             "consumers": sum(len(queue.consumers) for queue in self.broker.queues.values()),
             "published": self.broker.counters.get("matched"),
+            "expired": self.broker.expired,
             "commits": self.commits,
             "first": stored.first,
             "next": stored.next,

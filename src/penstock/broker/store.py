@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -47,6 +47,14 @@ class Store(Protocol):
         """The position after the last durable one."""
 
     @property
+    def topics(self) -> Collection[str]:
+        """The names of all topics there are."""
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+
+    @property
     def failed(self) -> bool:
         """Whether it can store nothing any more until it is opened again."""
 
@@ -71,8 +79,12 @@ class Store(Protocol):
     def commit(self) -> None:
         """Make everything taken durable and visible, in one step. OSError: nothing of it was."""
 
-    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
-        """Durable messages at or after ``start`` (all topics, or those of patterns), and where to go on from."""
+    def read(
+        self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
+    ) -> tuple[Batch, int, int]:
+        """Durable messages at or after ``start`` (all topics, or those of patterns), where to go on from, and how many
+        positions from ``start`` on are not kept any more.
+        """
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
         """The position of the first message at or after an ordinal (of a topic) or a time; the next one if none."""
@@ -106,6 +118,7 @@ class JournalStore:
         self._journal.on_snapshot(snapshot, KINDS)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
+        self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
         self._stored_bytes = 0
@@ -127,6 +140,7 @@ class JournalStore:
             if len(self._ids) > 10_000:
                 self._ids.clear()
             numbers = [self._journal.topic_id(name) for name in names]
+            self.topics.update(names)
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
         first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
         return range(first, last + 1)
@@ -140,9 +154,11 @@ class JournalStore:
         self._writer.commit()
         self._journal.roll()
 
-    def read(self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None) -> tuple[Batch, int]:
+    def read(
+        self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
+    ) -> tuple[Batch, int, int]:
         """Views of the mapped segments."""
-        return self._journal.read_from(max(1, start), most, most_bytes, self._filter(topics))
+        return self._journal.read_counted(max(1, start), most, most_bytes, self._filter(topics))
 
     def _filter(self, topics: tuple[str, ...] | None) -> Any:
         if topics is None:
@@ -171,7 +187,7 @@ class JournalStore:
     def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
         """Those that are too long to be published with are left out."""
         while True:
-            batch, following = self.read(start, 4096, 1 << 40)
+            batch, following, _ = self.read(start, 4096, 1 << 40)
             positions, timestamps_ns = batch.positions, batch.timestamps_ns
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
                 yield positions[number], identifier, timestamps_ns[number]
@@ -197,6 +213,11 @@ class JournalStore:
             self._stored_at = now
             self._stored_bytes = sum(entry.stat().st_blocks * 512 for entry in os.scandir(journal.directory))
         return StoreStatistics(journal.first, journal.frontier, self._stored_bytes, self._writer.commits)
+
+    @property
+    def first(self) -> int:
+        """The least position kept."""
+        return self._journal.first
 
     @property
     def next(self) -> int:

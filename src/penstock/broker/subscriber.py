@@ -175,9 +175,14 @@ class Subscriber(channel.Subscriber):
             self._done()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until there is something to read; False when the time is over."""
+        """Wait until there is something to read; False when the time is over.
+
+        Where nothing is there, what was read so far is done, as it is when more is read: the broker may be waiting.
+        """
         timeout = check_timeout(timeout)
         self._check()
+        if not self._available():
+            self._done()
         return self._fill(timeout)
 
     def fileno(self) -> int:

@@ -27,6 +27,7 @@ def broker(
     insecure: Annotated[bool, typer.Option(help="Listen beyond this machine without tokens.")] = False,
     quota: Annotated[int, typer.Option(min=0, metavar="BYTES", help="Refuse to publish past this; 0: none.")] = 0,
     max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The longest message.")] = 64 << 20,
+    max_topics: Annotated[int, typer.Option(min=1, help="Topics that there may be.")] = 100_000,
     max_rate: Annotated[float, typer.Option(min=0.0, help="Messages per second and connection; 0: any.")] = 0.0,
     max_connections: Annotated[int, typer.Option(min=1, help="Connections at a time.")] = 10_000,
     max_unacknowledged: Annotated[int, typer.Option(min=1, help="Messages that a consumer may hold.")] = 65_536,
@@ -55,7 +56,9 @@ def broker(
         directory,
         port,
         host=host,
-        limits=Limits(max_message_bytes=max_message, quota_bytes=quota, deduplication_s=deduplication),
+        limits=Limits(
+            max_message_bytes=max_message, max_topics=max_topics, quota_bytes=quota, deduplication_s=deduplication
+        ),
         connection_limits=ConnectionLimits(
             max_message_bytes=max_message, max_rate=max_rate, max_unacknowledged=max_unacknowledged
         ),

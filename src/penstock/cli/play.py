@@ -17,6 +17,7 @@ from penstock.cli import exits, show
 from penstock.cli.recording import Story, parts, read_story
 from penstock.cli.span import Span, messages, reader, topic_names
 from penstock.errors import InvalidArgument
+from penstock.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -95,7 +96,8 @@ class _Player:
         self.seconds = 0.0
         for to, publisher in opened.items():
             if wait and not publisher.wait_ready(wait, timeout):
-                raise TimeoutError(f"{to}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
+                shown = without_secrets(to)
+                raise TimeoutError(f"{shown}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
 
     def play(self, chosen: Iterator[Message], speed: float, advance: Callable[[int], None]) -> int:
         """Publish each at its moment: the time since the first one, divided by the speed. Gives how many."""

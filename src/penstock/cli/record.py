@@ -55,8 +55,10 @@ def record(
         told: dict[str, str] = {}
         with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a recording
             _watch(recorder, seconds, told)
-        recorder.stop()
-        _tell_errors(recorder, told)
+        try:
+            recorder.stop()
+        finally:  # a story that cannot be ended is told too, after what came before it
+            _tell_errors(recorder, told)
         totals = recorder.totals()
     _report(recorder, totals, as_json)
     if recorder.errors:

@@ -125,10 +125,14 @@ class _Losses:
     def __init__(self, subscriber: Subscriber, as_json: bool) -> None:
         self._subscriber = subscriber
         self._json = as_json
-        self._known: dict[str, int] = dict(subscriber.ledger.dropped)
+        self._known = self._counts()
+
+    def _counts(self) -> dict[str, int]:
+        """By reason; what the user's own filter left out is no loss."""
+        return {reason: count for reason, count in self._subscriber.ledger.dropped.items() if reason != "filtered"}
 
     def look(self) -> None:
-        dropped = dict(self._subscriber.ledger.dropped)
+        dropped = self._counts()
         if dropped == self._known:
             return
         fresh = {

@@ -1,0 +1,80 @@
+"""Backlog: how many messages wait in a queue, counted in pieces, none of them twice. The broker's loop thread only.
+
+A piece is where it ends and how many of the queue's messages were counted in it, so that what retention frees is known
+by number as far as it was counted before; beyond that only the positions are known, which are of all topics.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock._core.broker import QueueState
+    from penstock.broker.store import Store
+
+PIECE_MESSAGES = 16_384
+
+
+class Backlog:
+    """What waits from a queue's cursor on."""
+
+    def __init__(self, state: QueueState, store: Store) -> None:
+        self.count = 0  # from the cursor up to ``end``
+        self.end = state.cursor
+        self.skipped = 0  # positions of all topics that were freed before they were counted
+        self._state = state
+        self._store = store
+        self._pieces: deque[tuple[int, int]] = deque()
+
+    def restart(self, end: int | None = None) -> None:
+        """Nothing was counted from the cursor on, or nothing waits up to ``end``."""
+        self.count, self.end = 0, self._state.cursor if end is None else end
+        self._pieces.clear()
+
+    def look(self, patterns: tuple[str, ...], internal: tuple[str, ...], most: int, most_looks: int) -> int:
+        """Go on counting, up to ``most``; gives how many messages were looked at."""
+        last, looked = self._store.next, 0
+        while self.end < last and self.count < most and looked < most_looks:
+            batch, following, skipped = self._store.read(self.end, PIECE_MESSAGES, 1 << 62, patterns)
+            found = self._state.count(batch, internal)
+            following = max(following, self.end + 1)
+            looked += following - self.end
+            self.count += found
+            self.skipped += skipped
+            self.end = following
+            self._pieces.append((following, found))
+        return looked
+
+    def taken(self, count: int, following: int, caught_up: bool) -> None:
+        """So many were handed out or ran out; the cursor goes to ``following``."""
+        if caught_up or following > self.end:
+            self.restart(max(self.end, following))
+            return
+        self.count = max(0, self.count - count)
+        while self._pieces and self._pieces[0][0] <= following:
+            self._pieces.popleft()
+
+    def freed(self, first: int, patterns: tuple[str, ...], internal: tuple[str, ...]) -> int:
+        """What lies before ``first`` is gone: how many of those that were counted."""
+        kept = deque(piece for piece in self._pieces if piece[0] > first)
+        if kept:
+            end, _ = kept.popleft()
+            kept.appendleft((end, self._between(first, end, patterns, internal)))
+        before, self._pieces = self.count, kept
+        self.skipped += max(0, first - max(self._state.cursor, self.end))
+        self.count = min(before, sum(found for _, found in kept))
+        self.end = max(self.end, first)
+        return before - self.count
+
+    def _between(self, first: int, end: int, patterns: tuple[str, ...], internal: tuple[str, ...]) -> int:
+        found = 0
+        while first < end:
+            batch, following, _ = self._store.read(first, PIECE_MESSAGES, 1 << 62, patterns)
+            inside = bisect.bisect_left(batch.positions, end)
+            if 0 < inside < len(batch):
+                batch, *_ = self._store.read(first, inside, 1 << 62, patterns)
+            found += self._state.count(batch, internal) if inside else 0
+            first = max(following, first + 1)
+        return found

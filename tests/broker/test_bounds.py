@@ -1,0 +1,72 @@
+"""Bounds on what clients make grow: the disk by transactions too, topics, delayed messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.broker import Client, Limits, Server
+from penstock.broker.fetch import RangeClient
+from penstock.broker.ranges import ENTRY
+from penstock.errors import RefusedError
+
+from .conftest import Wire
+
+
+def test_a_transaction_past_the_quota_is_refused_and_stays_staged(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(quota_bytes=1_500_000))
+    with Client(port=server.port) as client:
+        client.stage("job", "t", [b"x" * 1_000_000] * 2)
+        with pytest.raises(RefusedError, match="the disk quota of 1500000 bytes"):
+            client.commit("job")
+        assert server.broker.store.next == 1
+        server.limits.quota_bytes = 10_000_000
+        assert client.commit("job") == (1, 2, False)
+
+
+def test_a_loaded_range_past_the_quota_is_refused(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(quota_bytes=1_500_000))
+    with RangeClient(port=server.port) as client:
+        client.load("job", ["t"], ENTRY.pack(0, 0, 0, 0, 2_000_000, 0, 0, 0, 0), b"x" * 2_000_000)
+        with pytest.raises(RefusedError, match="quota"):
+            client.commit("job")
+    assert server.broker.store.next == 1
+
+
+def test_topics_have_a_bound(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(max_topics=3))
+    with Client(port=server.port) as client:
+        assert [client.publish(topic, b"x") for topic in "abc"] == [1, 2, 3]
+        with pytest.raises(RefusedError, match="3 topics, the most allowed"):
+            client.publish("d", b"x")
+        assert client.publish("a", b"x") == 4
+        assert client.stage("job", "b", [b"x"]) == 1
+        assert client.commit("job") == (5, 5, False)
+    with RangeClient(port=server.port) as bulk:
+        bulk.load("more", ["d"], ENTRY.pack(0, 0, 0, 0, 1, 0, 0, 0, 0), b"x")
+        with pytest.raises(RefusedError, match="3 topics, the most allowed"):
+            bulk.commit("more")
+    server.close()
+    server = serve(limits=Limits(max_topics=3))
+    wire = Wire(server.port).hello().send(b"PUB c 1\nxPUB d 1\nxSTAGE job d 1\nxPING\n")
+    assert wire.line() == "OK 6"
+    for _ in range(2):
+        assert wire.line().startswith("ERR limit there are 3 topics, the most allowed")
+    assert wire.line() == "PONG"
+    wire.close()
+
+
+def test_delayed_messages_have_a_bound(serve: Callable[..., Server]) -> None:
+    server = serve(limits=Limits(max_delayed=3))
+    late = b"PUB t 1 delay_ms=3600000\nx"
+    wire = Wire(server.port).hello().send(late * 3)
+    assert wire.line() == "OK 1-3"
+    assert wire.send(late * 2).line().startswith("ERR full more than 3 messages would be delayed")
+    assert wire.line().startswith("ERR full")
+    assert wire.send(b"PUB t 1\nx").line() == "OK 4"
+    wire.close()
+    server.close()
+    wire = Wire(serve(limits=Limits(max_delayed=3)).port).hello().send(late)
+    assert wire.line().startswith("ERR full"), "known after a restart"
+    wire.close()
