@@ -180,6 +180,8 @@ def test_parts_may_be_named_by_the_rest_of_their_names(guarded: Server) -> None:
         staged += int(wire.line().removeprefix("STAGED "))
     wire.send(b"COMMIT job " + b" ".join(b".%d" % part for part in range(3000)) + b"\n")
     assert wire.line() == "COMMITTED 1-3000"
+    wire.send(b"STAGE again.1 t 1\nxCOMMIT again again.1 .1\n")
+    assert [wire.line(), wire.line()] == ["STAGED 1", "COMMITTED 3001-3001"], "one that is named twice is one"
     wire.send(b"COMMIT job " + b"." * 70_000)
     assert wire.line().startswith("ERR closing line too long")
 

@@ -155,7 +155,7 @@ class PublishVerbs(Session):
         transaction, *parts = need(arguments, 1, "COMMIT <transaction> [part ...]")
         name = self._own(transaction, "transaction")
         wholes = (transaction + part if part.startswith(".") else part for part in parts)
-        owned = [self._own(part, "transaction") for part in wholes]
+        owned = [self._own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self._check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
         first, last, again = self.broker.commit_transaction(name, owned)

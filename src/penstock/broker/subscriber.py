@@ -218,9 +218,12 @@ class Subscriber(channel.Subscriber):
             return
         pending = self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False)
         while not pending.done:
-            self._link.pump()
-            while self._dialogue.step():
-                pass
+            try:
+                self._link.pump()
+                while self._dialogue.step():
+                    pass
+            except ProtocolError as error:
+                self._link.lost(error)
             if not pending.done:
                 self._link.wait(None)
         pending.result()
