@@ -176,6 +176,17 @@ def test_one_journal_under_two_names_is_not_archived_twice(tmp_path):
         archive(None, f"{tmp_path}/journals/*", tmp_path / "archive")
 
 
+def test_an_older_copy_of_an_archived_journal_is_told(tmp_path):
+    make(tmp_path / "j", 10)
+    with Journal(tmp_path / "j", mode="read") as journal:
+        reached = {str(journal.uuid): 21}
+    with _alone(tmp_path / "archive"):
+        module._write_manifest(tmp_path / "archive", module.Manifest(reached, rows=20))
+    with pytest.raises(StateError, match="older copy"):
+        archive(None, str(tmp_path / "j"), tmp_path / "archive")
+    assert read_manifest(tmp_path / "archive").reached == reached
+
+
 def test_the_archive_is_its_makers_alone(tmp_path):
     (tmp_path / "own").mkdir(mode=0o755)
     for place, mode in (("new/archive", 0o700), ("own", 0o755)):

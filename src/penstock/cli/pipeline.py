@@ -124,10 +124,9 @@ def _prepared(
 
 
 def _check_source(source: str) -> None:
-    from penstock.spark.places import open_place, resolve
+    from penstock.spark.places import open_places, resolve
 
-    for place in resolve({"path": source}):
-        open_place(place)
+    open_places(resolve({"path": source}))
 
 
 def _arguments(kind: Name, settings: dict[str, str]) -> dict[str, Any]:

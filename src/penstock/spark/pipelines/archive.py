@@ -209,6 +209,11 @@ def _start(manifest: Manifest, text: str, place: Any) -> int:
         raise StateError(
             f"positions {start} to {place.first - 1} of {shown(text)} went by retention before they were archived"
         )
+    if start > place.frontier:
+        raise StateError(
+            f"{shown(text)} ends before position {place.frontier}, and the archive has it up to {start - 1}: it is an "
+            "older copy. Name the journal itself, or archive to another directory"
+        )
     return start
 
 
