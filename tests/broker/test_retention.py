@@ -206,3 +206,13 @@ def test_a_delayed_message_that_is_taken_is_counted(
         client.ping()
         counters = server.broker.counters
         assert counters.get("matched") == counters.get("delivered") + counters.get("expired") == 10_001
+
+
+def test_a_trickle_is_not_counted_in_crumbs(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        for number in range(1, 31):
+            client.publish("t", b"x")
+            assert client.queues()[0]["depth"] == number
+        assert len(server.broker.queues["q"]._backlog._pieces) == 1

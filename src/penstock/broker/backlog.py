@@ -44,6 +44,8 @@ class Backlog:
             self.count += found
             self.skipped += skipped
             self.end = following
+            if self._pieces and self._pieces[-1][1] + found <= PIECE_MESSAGES:  # a trickle makes no row of crumbs
+                found += self._pieces.pop()[1]
             self._pieces.append((following, found))
         return looked
 
