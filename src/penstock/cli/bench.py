@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli import show
 from penstock.cli.bench_page import page, verdict
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -101,15 +102,12 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 def wishes(records: list[dict[str, Any]]) -> None:
     """The table of what was wanted and what was got."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title="Wanted and got", title_justify="left")
-    for column in ("question", "candidate", "wanted", "got", ""):
-        table.add_column(column)
-    for record in records:
-        for result in record["results"]:
-            for wish in result["wishes"]:
-                table.add_row(record["question"], result["name"], wish["wanted"], wish["got"], verdict(wish))
-    if table.row_count:
-        Console().print(table)
+    rows = [
+        (record["question"], result["name"], wish["wanted"], wish["got"], verdict(wish))
+        for record in records
+        for result in record["results"]
+        for wish in result["wishes"]
+    ]
+    if rows:
+        columns = ("question", "candidate", "wanted", "got", "")
+        show.console().print(show.table(columns, rows, title="Wanted and got"))
