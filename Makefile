@@ -1,4 +1,4 @@
-# The commands: run, test, build, check, bench, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, bench, stress, model, torture, clean. Each sets up what it needs.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test build check lint bench stress model torture clean tools system
+.PHONY: run test spark build check lint bench stress model torture clean tools system
 
 run: build
 	$(BIN)/penstock demo
@@ -54,6 +54,13 @@ test: build system
 	$(PYTEST) --ignore tests/stress -m "not spark" $(ARGUMENTS); others=$$?; \
 	wait $$spark; spark=$$?; cat $(STAMP)/spark.log; \
 	exit $$(( others ? others : spark ))
+
+# The tests of Spark alone: those that start JVMs of their own beside those that share one session.
+spark: build system
+	@$(PYTEST) --ignore tests/stress -m "spark and jvm" $(ARGUMENTS) > $(STAMP)/jvm.log 2>&1 & jvm=$$!; \
+	$(PYTEST) --ignore tests/stress -m "spark and not jvm" $(ARGUMENTS); shared=$$?; \
+	wait $$jvm; jvm=$$?; cat $(STAMP)/jvm.log; \
+	exit $$(( shared ? shared : jvm ))
 
 lint: build
 	$(BIN)/python -m ruff check .

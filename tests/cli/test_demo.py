@@ -74,6 +74,7 @@ def test_ctrl_c_ends_in_order_and_the_page_is_served(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(280)
 def test_everything_is_in_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")

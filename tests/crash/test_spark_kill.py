@@ -15,6 +15,7 @@ from penstock import torture
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.torture
 @pytest.mark.timeout(0)
 def test_killed_again_and_again(tmp_path: Path, kills: int | None, seed: int) -> None:

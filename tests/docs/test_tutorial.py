@@ -79,6 +79,7 @@ def test_every_line_works(tmp_path: Path, shell_environment: dict[str, str]) -> 
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(280)
 def test_every_line_works_with_spark(tmp_path: Path, shell_environment: dict[str, str]) -> None:
     pytest.importorskip("pyspark")

@@ -92,6 +92,7 @@ def wait_for(log, pattern, timeout_s=120):
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_batch_sink_and_streaming_on_a_cluster(cluster, tmp_path):
     make(tmp_path / "j", 8000, size=100)

@@ -133,6 +133,7 @@ def seen(pid):
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_again_and_again_until_ctrl_c(tmp_path):
     make(tmp_path / "j", 100)

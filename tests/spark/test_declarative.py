@@ -20,6 +20,7 @@ PROJECT = Path(__file__).parents[2] / "examples" / "spark_declarative"
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_the_declarative_example(tmp_path):
     pytest.importorskip("grpc")

