@@ -146,7 +146,7 @@ def test_retention_by_size_age_and_queues(tmp_path: Path) -> None:
         fill(journal)
         assert journal.first > 1 and journal.holes[0].reason == "retention"
         journal.retain()  # since the last roll the segment that is written to has grown
-        stored = sum(path.stat().st_size for path in (tmp_path / "size").glob("[0-9]*"))
+        stored = sum(path.stat().st_size for path in (tmp_path / "size").glob("[0-9]*.log"))
         assert 65536 < stored <= 150_000
         assert bytes(view) == b"old", "who has it mapped keeps it"
         with pytest.raises(LookupError, match="least kept"):

@@ -33,6 +33,7 @@ PRE_BUFFER_BYTES = 256 << 20
 REFUSALS = (ValueError, TypeError, CapacityError)
 #: How long what was published before the stop is still read and stored.
 DRAIN_S = 10.0
+WAIT_S = 0.01
 
 
 @dataclass(slots=True)
@@ -154,7 +155,8 @@ class Recorder:
 
     def _wait(self) -> None:
         for source, thread in self._reading:
-            source.done.wait()  # not only join: interrupted, that takes a running thread for an ended one
+            while not source.done.is_set():  # neither join nor Event.wait is whole again after a Ctrl-C in its midst
+                time.sleep(WAIT_S)
             thread.join()
 
     def _close(self) -> None:

@@ -5,7 +5,6 @@ The active segment never goes. Who has a removed file mapped keeps it. Under the
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from penstock.errors import PenstockError
 from penstock.journal import layout
 from penstock.journal.disk import Disk
-from penstock.journal.rewrite import SUFFIXES, remove_segment
+from penstock.journal.rewrite import remove_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,8 @@ def apply(directory: Path, limits: Limits, disk: Disk) -> int:
         sealed.append(found)
     if not names:
         return 0
-    chosen = choose(sealed, _size(directory, *names[-1]), limits, time.time_ns())
+    active = (directory / layout.segment_name(*names[-1])).stat().st_size
+    chosen = choose(sealed, active, limits, time.time_ns())
     for segment in chosen:
         remove_segment(directory, segment.first, segment.revision, disk)
     if chosen:
@@ -82,13 +82,4 @@ def _look(directory: Path, first: int, revision: int) -> Sealed | None:
         return None
     if header.seal is None:
         return None
-    return Sealed(first, revision, header.seal.next, header.seal.greatest_time_ns, _size(directory, first, revision))
-
-
-def _size(directory: Path, first: int, revision: int) -> int:
-    """What the files of a segment take."""
-    size = 0
-    for suffix in SUFFIXES:
-        with contextlib.suppress(FileNotFoundError):  # all but the log can be made again
-            size += (directory / layout.segment_name(first, revision, suffix)).stat().st_size
-    return size
+    return Sealed(first, revision, header.seal.next, header.seal.greatest_time_ns, path.stat().st_size)
