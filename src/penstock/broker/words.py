@@ -7,7 +7,7 @@ are the broker's own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import layout
@@ -106,7 +106,7 @@ def covers(allowed: str, pattern: str) -> bool:
     return len(left) == len(right)
 
 
-def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str | int]:
+def split_options(words: Iterable[str], known: Mapping[str, type]) -> dict[str, str | int]:
     """``key=value`` words as a dict; numbers where ``known`` says int, a bare word is 1. Refusal for unknown ones."""
     options: dict[str, str | int] = {}
     for word in words:
