@@ -31,7 +31,10 @@ SOURCES = {
 
 
 def conduct(seconds: float | None, archive_every_s: float | None, port: int, directory: Path, as_json: bool) -> None:
-    """The whole demo, without Spark when ``archive_every_s`` is None; ends by ``typer.Exit`` with code 4 when something was lost."""
+    """The whole demo, without Spark when ``archive_every_s`` is None.
+
+    Ends by ``typer.Exit`` with code 4 when something was lost.
+    """
     place = directory / time.strftime("%Y%m%d-%H%M%S")
     place.mkdir(parents=True)
     if archive_every_s is not None and not _spark_is_there():
