@@ -20,8 +20,8 @@ from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
-from penstock.broker.client import Client
-from penstock.broker.requests import encode_many, publish_options
+from penstock.broker.client.clients import Client
+from penstock.broker.client.requests import encode_many, publish_options
 from penstock.channel import Ledger, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
     from penstock._core import Batch, Draft
-    from penstock.broker.dialogue import Pending, Properties
+    from penstock.broker.client.dialogue import Pending, Properties
 
 CHUNK = 8192  # messages of publish_many that are made ready at a time
 LOOK_S = 0.02  # how often wait_ready looks
