@@ -23,9 +23,8 @@ from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch, Message
+    from penstock.channel import Buffer
 
 FALLBACK_POLL_S = 0.01
 DEFAULT_TOPIC = "default"

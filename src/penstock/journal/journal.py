@@ -31,8 +31,7 @@ from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
+    from penstock.channel import Buffer
     from penstock.journal.follow import Follower
     from penstock.journal.queue import Queue
 

@@ -14,9 +14,8 @@ from penstock.errors import InvalidArgument, StateError
 from penstock.journal import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch
+    from penstock.channel import Buffer
     from penstock.journal.journal import Journal
 
 
