@@ -71,6 +71,7 @@ class Recorder:
         self._at_once = threading.Event()
         self._armed = threading.Event()
         self._reading: list[tuple[Source, threading.Thread]] = []
+        self._failed: dict[str, str] = {}  # addresses that were not read to the end, and why
         if plan.pre_buffer_s is None:
             self._armed.set()
 
@@ -134,7 +135,7 @@ class Recorder:
             raise
         try:
             if self._tape is not None:
-                self._tape.end(self.totals())
+                self._tape.end({**self.totals(), "failed": self._failed})
         finally:
             self._close()
 
@@ -174,8 +175,9 @@ class Recorder:
                 self._drain(source, tape)
         except Exception as error:  # whatever it is, the others go on, and the story says where this one ended
             source.error = f"not recorded any more: {describe(error)}"
+            self._failed[source.address] = describe(error)
             event = {"event": "failed", "address": source.address, "topic": source.topic, "error": describe(error)}
-            with contextlib.suppress(PenstockError, OSError):
+            with contextlib.suppress(PenstockError, OSError):  # no room for it now: the end of the story says it again
                 tape.tell(event)
         finally:
             source.done.set()

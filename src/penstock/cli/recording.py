@@ -2,9 +2,10 @@
 
 Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
 (how many, where, why), ``failed`` (an address that was not recorded from then on, and why), ``going_on`` (the addresses
-and the losses so far again, where the beginning may be let go by size), ``ended`` (what was counted). A recording
-without ``ended`` was cut off: its recorder died, and what it had not yet synced is missing. One that does not begin at
-position 1 has lost its beginning to its bound in size.
+and the losses so far again, where the beginning may be let go by size), ``ended`` (what was counted, and every
+failure again: a full disk may have refused it before). A recording without ``ended`` was cut off: its recorder died,
+and what it had not yet synced is missing. One that does not begin at position 1 has lost its beginning to its bound in
+size.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Story:
             self.failed[str(event.get("address"))] = str(event.get("error"))
         elif kind == "ended":
             self.ended = True
+            self.failed.update({str(address): str(error) for address, error in event.get("failed", {}).items()})
         if kind in ("going_on", "ended"):  # all of the recording, also what was told in segments that are gone
             self.lost = max(self.lost, int(event.get("lost", 0)))
 

@@ -24,7 +24,7 @@ class Entry:
     """One message to be stored."""
 
     topic: str
-    data: Buffer
+    data: Any  # a buffer
     properties: Mapping[str, str] | None = None
     message_id: str | None = None
     key: str | None = None

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.broker.dialogue import Dialogue, Pending
-from penstock.broker.link import Link
-from penstock.broker.requests import Requests
+from penstock.broker.client.dialogue import Dialogue, Pending
+from penstock.broker.client.link import Link
+from penstock.broker.client.requests import Requests
 from penstock.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
-    from penstock.broker.subscriber import Subscriber
+    from penstock.broker.client.subscriber import Subscriber
 
 
 def tls_context(tls: bool | str | Path | ssl.SSLContext | None) -> ssl.SSLContext | None:
@@ -67,7 +67,7 @@ class _Base(Requests):
 
     def subscribe(self, queue: str = "", **options: Any) -> Subscriber:
         """A consumer of a queue, over a connection of its own."""
-        from penstock.broker.subscriber import Subscriber
+        from penstock.broker.client.subscriber import Subscriber
 
         return Subscriber(self._link.host, self._link.port, queue=queue, **{**self._options, **options})
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker import words
-from penstock.broker.dialogue import Dialogue, Pending
+from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:

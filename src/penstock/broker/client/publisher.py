@@ -20,14 +20,14 @@ from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
-from penstock.broker.client import Client
-from penstock.broker.requests import encode_many, publish_options
+from penstock.broker.client.clients import Client
+from penstock.broker.client.requests import encode_many, publish_options
 from penstock.channel import Ledger, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
-    from penstock.broker.dialogue import Pending, Properties
+    from penstock.broker.client.dialogue import Pending, Properties
     from penstock.channel import Buffer
 
 CHUNK = 8192  # messages of publish_many that are made ready at a time

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import ack_words, delivery_count
-from penstock.broker.client import tls_context
-from penstock.broker.dialogue import Dialogue
-from penstock.broker.link import Link
-from penstock.broker.requests import milliseconds, queue_options
+from penstock.broker.client.clients import tls_context
+from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.client.link import Link
+from penstock.broker.client.requests import milliseconds, queue_options
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError
 

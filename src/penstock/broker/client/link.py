@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 
-from penstock.broker.dialogue import Dialogue
+from penstock.broker.client.dialogue import Dialogue
 from penstock.errors import ClosedError, ProtocolError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
