@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +78,12 @@ class Follower(Subscriber):
                 self._waited = False
                 self._counters.measure(batch[0].timestamp_ns)
         return batch
+
+    def _there(self) -> Iterator[Message]:
+        self._check_open()
+        frontier = self._journal.frontier
+        while self.position < frontier and (message := self.read(0)) is not None:
+            yield message
 
     def _tell_gap(self, positions: int) -> None:
         if positions:  # retention was faster: told, not passed over in silence

@@ -17,7 +17,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
@@ -204,6 +204,11 @@ class Subscriber(SubscriberContract):
         return self._inlet.held_bytes
 
     # -- callbacks
+
+    def _there(self) -> Iterator[Message]:
+        come = self._inlet.come()
+        while not self._inlet.given(come) and (message := self._inlet.read(0)) is not None:
+            yield message
 
     def on_message(
         self, function: Callable[[Message], Any] | None, delivery: Delivery | str = Delivery.PROCESS_ALL
