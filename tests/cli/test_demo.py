@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.recording import read_story
 from penstock.journal import Journal
+from penstock.recording.story import read_story
 
 from .command import run, start
 

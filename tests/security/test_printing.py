@@ -13,7 +13,7 @@ from penstock._core import Counters
 from penstock.cli import exits, show
 from penstock.errors import RefusedError
 from penstock.journal import Journal, layout
-from penstock.monitor import decode
+from penstock.observe import decode
 from penstock.printable import printable
 from penstock.tcp import protocol
 from tests.cli.command import run

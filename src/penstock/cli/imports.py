@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import show
-from penstock.cli.recording import STORY
 from penstock.errors import CorruptionError, InvalidArgument
+from penstock.recording.story import STORY
 
 app = typer.Typer()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from penstock import address as addresses
-from penstock.cli.target import moment_ns
 from penstock.errors import InvalidArgument
+from penstock.quantities import moment_ns
 
 __all__ = ["start_options"]
 

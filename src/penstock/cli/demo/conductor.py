@@ -162,7 +162,7 @@ class Demo:
                 time.sleep(0.25)
 
     def _measure_memory(self) -> None:
-        from penstock.monitor.system import tree_bytes
+        from penstock.system import tree_bytes
 
         self.most_memory = max(self.most_memory, tree_bytes())
 

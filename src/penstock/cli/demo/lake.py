@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.demo.part import Stage
-from penstock.cli.recording import STORY
+from penstock.recording.story import STORY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -8,12 +8,12 @@ import pytest
 
 import penstock
 from penstock import _core
-from penstock.monitor.latency import BOUNDS_NS, WINDOW_NS, Windows, quantile, spread
 from penstock.monitor.metrics import exposition
-from penstock.monitor.snapshot import live, matching
-from penstock.monitor.watcher import Watcher
+from penstock.observe.latency import BOUNDS_NS, WINDOW_NS, Windows, quantile, spread
+from penstock.observe.snapshot import live, matching
+from penstock.observe.watcher import Watcher
+from tests.monitor.handles import Handles
 
-from .handles import Handles
 from .test_watcher import block
 
 

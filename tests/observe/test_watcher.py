@@ -6,13 +6,12 @@ import dataclasses
 
 import pytest
 
-from penstock.monitor import health
-from penstock.monitor.history import MAX_SERIES, SAMPLES, History
-from penstock.monitor.rates import Rate, between
-from penstock.monitor.snapshot import Block, address_of, live, matching
-from penstock.monitor.watcher import Watcher, summary
-
-from .handles import Handles
+from penstock.observe import health
+from penstock.observe.history import MAX_SERIES, SAMPLES, History
+from penstock.observe.rates import Rate, between
+from penstock.observe.snapshot import Block, address_of, live, matching
+from penstock.observe.watcher import Watcher, summary
+from tests.monitor.handles import Handles
 
 SECOND = 1_000_000_000
 
@@ -83,7 +82,7 @@ def test_losses_from_before_the_first_look_are_not_news() -> None:
 
 def test_the_series_of_losses_is_per_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [SECOND]
-    monkeypatch.setattr("penstock.monitor.watcher.time.time_ns", lambda: now[0])
+    monkeypatch.setattr("penstock.observe.watcher.time.time_ns", lambda: now[0])
     blocks = [block(dropped={"gap": 100}, read_ns=now[0], opened_ns=SECOND // 2)]
     watcher = Watcher(lambda: blocks)
     watcher.look()

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import without_secrets
-from penstock.cli.exits import describe
-from penstock.cli.tape import Plan, Tape
-from penstock.errors import CapacityError, PenstockError
+from penstock.errors import CapacityError, PenstockError, describe
 from penstock.journal import Entry
+from penstock.recording.tape import Plan, Tape
 
 if TYPE_CHECKING:
     from penstock._core import Message

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import recording
-from penstock.cli.span import Span, messages, reader
 from penstock.journal import Entry, Journal
-
-from .command import run
+from penstock.recording import story as recording
+from penstock.recording.span import Span, messages, reader
+from tests.cli.command import run
 
 SECOND = 1_000_000_000
 

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from penstock.monitor import health, system
-from penstock.monitor.history import History
-from penstock.monitor.latency import Spread, Windows
-from penstock.monitor.memory import seen
-from penstock.monitor.rates import Rate, between, flow
-from penstock.monitor.snapshot import Block, Key
+from penstock import system
+from penstock.observe import health
+from penstock.observe.history import History
+from penstock.observe.latency import Spread, Windows
+from penstock.observe.memory import seen
+from penstock.observe.rates import Rate, between, flow
+from penstock.observe.snapshot import Block, Key
 
 __all__ = ["Look", "State", "Watcher"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from penstock.monitor.snapshot import Block, Key, live
+from penstock.observe.snapshot import Block, Key, live
 
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member

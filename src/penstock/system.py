@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.secrecy import hidden
 
-__all__ = ["Process", "process", "shared_memory", "tree_bytes"]
+__all__ = ["Process", "process", "shared_memory", "tree_bytes", "who"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -40,6 +40,13 @@ def process(pid: int) -> Process | None:
         return None
     command = " ".join(hidden(words)).strip()[:300]
     return Process(pid, resident, (int(fields[11]) + int(fields[12])) / _TICKS_HZ, int(fields[17]), command)
+
+
+def who(pid: int) -> str:
+    """A process as a sentence names it: its number and the beginning of its command line, without secrets."""
+    found = process(pid)
+    words = found.command.split() if found else []
+    return f"pid {pid} ({' '.join(words[:3])[:60]})" if words else f"pid {pid}"
 
 
 def shared_memory(directory: str) -> dict[str, int]:

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.address import ROOMS
-from penstock.monitor.rates import PRODUCERS, flow
-from penstock.monitor.snapshot import Key
-from penstock.monitor.system import Process
-from penstock.monitor.watcher import Look, State
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Key
+from penstock.observe.watcher import Look, State
+from penstock.system import Process
 
 __all__ = ["graph"]
 

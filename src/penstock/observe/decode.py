@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import enum
 import json
 import math
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
 from penstock.printable import printable
+from penstock.quantities import iso_time
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -30,13 +30,6 @@ class Format(enum.StrEnum):
     HEX = "hex"
     JSON = "json"
     RAW = "raw"
-
-
-def iso_time(timestamp_ns: int) -> str:
-    """Realtime nanoseconds as UTC with all nine digits."""
-    seconds, rest = divmod(timestamp_ns, 1_000_000_000)
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
 
 
 def body_text(body: bytes) -> str:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.recording import STORY
-from penstock.cli.target import duration_s, moment_ns
 from penstock.errors import InvalidArgument
+from penstock.quantities import duration_s, moment_ns
+from penstock.recording.story import STORY
 
 if TYPE_CHECKING:
     from penstock._core import Message

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.address import without_secrets
-from penstock.cli.recording import STORY
 from penstock.errors import InvalidArgument
 from penstock.journal import Entry, Journal
+from penstock.recording.story import STORY
 
 __all__ = ["Plan", "Tape"]
 

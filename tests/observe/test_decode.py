@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import InvalidArgument, Message
-from penstock.monitor import decode
+from penstock.observe import decode
 
 
 def test_times_keep_all_nanoseconds() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from penstock.monitor.snapshot import Block, Key
+from penstock.observe.snapshot import Block, Key
 
 __all__ = ["Rate", "between", "flow"]
 

@@ -18,15 +18,14 @@ import pytest
 
 import penstock
 from penstock import Message
-from penstock.cli import recorder as recorder_module
-from penstock.cli import recording
 from penstock.cli.demo.conductor import everything_arrived
-from penstock.cli.recorder import Plan, Recorder
-from penstock.cli.tape import Tape
 from penstock.journal import Entry, Journal
-
-from .command import HERE, environment, run, start
-from .test_recording import bodies
+from penstock.recording import recorder as recorder_module
+from penstock.recording import story as recording
+from penstock.recording.recorder import Plan, Recorder
+from penstock.recording.tape import Tape
+from tests.cli.command import HERE, environment, run, start
+from tests.cli.test_recording import bodies
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.monitor import trace
+from penstock.observe import trace
 
 
 def test_without_opentelemetry_nothing_is_loaded_or_added() -> None:
     code = (
-        "import sys\nfrom penstock.monitor import trace\n"
+        "import sys\nfrom penstock.observe import trace\n"
         "properties = {}\ntrace.inject(properties)\nassert properties == {}\nassert trace.extract({}) is None\n"
         "assert not any(name.startswith('opentelemetry') for name in sys.modules)"
     )

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.monitor.rates import PRODUCERS, Rate
-from penstock.monitor.snapshot import Block
+from penstock.observe.rates import PRODUCERS, Rate
+from penstock.observe.snapshot import Block
 
 __all__ = ["Verdict", "ORDER", "judge"]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.monitor.snapshot import Block, Key
+from penstock.observe.snapshot import Block, Key
 
 __all__ = ["BOUNDS_NS", "Spread", "Windows", "quantile", "spread"]
 

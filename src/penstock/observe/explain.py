@@ -1,25 +1,25 @@
 """Why nothing arrives at an address: what can be told from counters, from the room and from the system.
 
-What only one room can tell stands in ``room_reasons``. Nothing here subscribes, except the look at a filter, which is
-asked for.
+What only one room can tell stands in its module ``explain``. Nothing here subscribes, except the look at a filter,
+which is asked for.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import penstock
 from penstock import address as addresses
-from penstock.monitor.filter import compile_filter
-from penstock.monitor.finding import QUIET_S, Finding
-from penstock.monitor.health import STANDSTILL
-from penstock.monitor.memory import seen
-from penstock.monitor.rates import PRODUCERS, flow
-from penstock.monitor.room_reasons import of_room
-from penstock.monitor.snapshot import Block, matching
+from penstock.finding import QUIET_S, Finding
+from penstock.observe.filter import compile_filter
+from penstock.observe.health import STANDSTILL
+from penstock.observe.memory import seen
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Block, matching
 
 __all__ = ["Finding", "explain", "explain_filter"]
 
@@ -29,13 +29,19 @@ def explain(text: str) -> list[Finding]:
     parts = addresses.parse(text)
     everything = seen()
     blocks = matching(everything, text)
-    found = [*of_room(parts)]
+    found = [*_room(parts)]
     found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
     found += _readers([b for b in blocks if b.kind not in PRODUCERS])
     found += _processes({b.pid for b in blocks})
     if not blocks:
         found += _misspelt(text, everything)
     return sorted(found, key=lambda finding: not finding.grave)
+
+
+def _room(parts: addresses.Address) -> Iterator[Finding]:
+    """The findings of the address's room."""
+    found: Iterator[Finding] = importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain").explain(parts)
+    return found
 
 
 def explain_filter(text: str, expression: str, seconds: float) -> Finding:
