@@ -17,6 +17,7 @@ Rules, held by every room and checked by ``tests/conformance``:
 
 from __future__ import annotations
 
+import atexit
 import enum
 import logging
 import threading
@@ -382,7 +383,7 @@ class Subscriber(_Handle, Generic[T]):
     def _call(self, function: Callable[..., Any], message: Message) -> None:
         function(message)
 
-    def call_in_thread(self, function: Callable[[Message], Any] | None) -> Self:
+    def call_in_thread(self, function: Callable[..., Any] | None) -> Self:
         """What ``on_message=`` at opening does: ``function`` is called with every message from a thread of its own.
 
         What it raises is logged and counted in ``errors``. From now on nobody else reads this handle. The thread keeps
@@ -397,6 +398,7 @@ class Subscriber(_Handle, Generic[T]):
         self.on_message(function)
         vars(self)["read"] = vars(self)["read_many"] = refuse_read
         self._after_close(partial(_join, self._caller))
+        _called.add(self)
         self._caller.start()
         return self
 
@@ -495,6 +497,17 @@ class Subscriber(_Handle, Generic[T]):
         except ClosedError:
             if not self.closed:
                 raise
+
+
+_called: weakref.WeakSet[Subscriber[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_calls() -> None:
+    """Before the interpreter goes: a thread that calls functions must not outlive it."""
+    for subscriber in list(_called):
+        if not subscriber.closed:
+            subscriber.close()
 
 
 def refuse_read(*_: Any, **__: Any) -> Any:

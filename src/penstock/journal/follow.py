@@ -50,7 +50,7 @@ class Follower(Subscriber):
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        batch = self.read_many(1, timeout)
+        batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread
         return batch[0] if len(batch) else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger
+from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.shm.handles import remember
-from penstock.shm.publisher import group_id
+from penstock.shm.publisher import group_id, is_reliable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -48,7 +48,8 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         self,
         name: str,
         *,
-        reliable: bool = False,
+        overflow: str | Overflow | None = None,
+        reliable: bool | None = None,
         max_active_messages: int | None = None,
         type: str | None = None,
         checksum: str = "raise",
@@ -61,6 +62,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         mode: int | None = None,
         group: int | str | None = None,
         spin_us: int = 0,
+        on_message: Callable[..., Any] | None = None,
     ) -> None:
         if vchan_id is not None and mux is None:
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
@@ -68,7 +70,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             raise InvalidArgument(f"channel {name!r}: checksum={checksum!r} must be 'raise', 'flag' or 'ignore'")
         self.name = name
         self.mux = mux
-        self.reliable = reliable
+        self.reliable = reliable = is_reliable(name, overflow, reliable)
         self._dropped: Callable[[Subscriber, int], Any] | None = None
         self._takes_subscriber = False
         super().__init__(
@@ -78,6 +80,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             history=history, mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         remember(self)
+        self.call_in_thread(on_message)
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
