@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.address import Address, opener
 from penstock.errors import RefusedError
-from penstock.journal.layout import FRONTIER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
     from penstock._core import Message

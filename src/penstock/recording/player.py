@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from penstock.errors import InvalidArgument
 from penstock.recording.span import topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
+from penstock.topics import matches
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -33,7 +33,8 @@ def targets(
         rules.append((name, address))
     found, homeless = {}, []
     for name in sorted({name for journal in journals for name in topic_names(journal, topics)}):
-        mapped = next((to for pattern, to in rules if fnmatch.fnmatchcase(name, pattern)), story.addresses.get(name))
+        chosen = (to for pattern, to in rules if pattern == "*" or matches(pattern, name))
+        mapped = next(chosen, story.addresses.get(name))
         if mapped is None:
             homeless.append(name)
         else:
