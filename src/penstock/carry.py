@@ -24,7 +24,7 @@ from penstock.errors import CapacityError, ClosedError, InvalidArgument, Refused
 if TYPE_CHECKING:
     from penstock._core import Counters
 
-__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "forwarding", "in_parts", "not_held"]
+__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held"]
 
 Item = TypeVar("Item")
 
@@ -112,23 +112,16 @@ def due(
         yield group
 
 
-def forwarding(publisher: Publisher) -> Callable[[Sequence[Any]], Any]:
-    """What publishes messages of any reach with all that the publisher's reach holds of them."""
-    found: Callable[[Sequence[Any]], Any] = getattr(publisher, "forward", publisher.publish_many)
-    return found
-
-
 class Carry:
     """One sink and what became of each message: ``matched``, ``delivered`` and ``dropped`` of the counters."""
 
-    def __init__(self, publisher: Publisher, counters: Counters) -> None:
+    def __init__(self, publisher: Publisher[Any], counters: Counters) -> None:
         self.publisher = publisher
-        self._forward = forwarding(publisher)
         self._counters = counters
 
     def carry(self, batch: Any) -> None:
         """Publish each of them, in order."""
-        self.carry_by(self._forward, batch)
+        self.carry_by(self.publisher.forward, batch)
 
     def carry_by(self, send: Callable[[Sequence[Any]], Any], batch: Any) -> None:
         """``carry`` where something else than ``forward`` publishes at the sink."""

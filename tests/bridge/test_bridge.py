@@ -441,7 +441,7 @@ def test_into_a_journal_batches_are_committed_whole(tmp_path: Path) -> None:
     """One commit a batch: as many seals as batches were read, and times and properties are the source's."""
     sent = [penstock.Message(b"%d" % n, timestamp_ns=1_000_000 + n, properties={"n": str(n)}) for n in range(2000)]
     with penstock.publisher(f"journal:{tmp_path}/a#t") as source:
-        source.forward(sent)  # type: ignore[attr-defined]
+        source.forward(sent)
     with Bridge(f"journal:{tmp_path}/a#t?start=1", f"journal:{tmp_path}/b#t") as bridge:
         commits = 0
         journal = bridge.publisher._journal  # type: ignore[attr-defined]

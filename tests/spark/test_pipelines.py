@@ -184,7 +184,7 @@ def test_replay_keeps_order_and_pace(spark, monkeypatch):
         def __init__(self, address):
             self.address = address
 
-        def publish_many(self, batch):
+        def forward(self, batch):
             sent.extend((self.address, round(now[0], 6)) for _ in batch)
 
         def close(self):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import penstock
-from penstock.carry import due, forwarding
+from penstock.carry import due
 from penstock.errors import InvalidArgument
 from penstock.journal.follow import JournalPublisher
 from penstock.recording.span import topic_names
@@ -85,7 +85,7 @@ class Player:
             if isinstance(publisher, JournalPublisher):
                 publisher.forward_together(pairs)
             else:
-                forwarding(publisher)([message for _, message in pairs])
+                publisher.forward([message for _, message in pairs])
 
 
 def _time_ns(message: Message) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.address import publisher
-from penstock.carry import due, forwarding
+from penstock.carry import due
 from penstock.errors import CapacityError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _play(
             runs.setdefault(publishers.of(row), []).append(_message(row))
             payload_bytes += _size(row)
         for target, run in runs.items():
-            forwarding(target)(run)
+            target.forward(run)
         before, messages = messages, messages + len(group)
         if on_progress is not None and messages // 1000 > before // 1000:
             on_progress(messages, payload_bytes)
