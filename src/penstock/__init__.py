@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.address import Address, publisher, subscriber
 from penstock.channel import Ledger, Overflow, Publisher, Subscriber
 from penstock.errors import (
+    CallFailed,
     CapacityError,
     ClosedError,
     CorruptionError,
     InvalidArgument,
+    PeerGone,
     PenstockError,
     ProtocolError,
     RefusedError,
@@ -24,12 +26,15 @@ from penstock.errors import (
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
+    from penstock.calls import client, server
 
 __version__ = "0.1.0"
 
 __all__ = [
     "publisher",
     "subscriber",
+    "client",
+    "server",
     "Address",
     "Batch",
     "Draft",
@@ -38,10 +43,12 @@ __all__ = [
     "Overflow",
     "Publisher",
     "Subscriber",
+    "CallFailed",
     "CapacityError",
     "ClosedError",
     "CorruptionError",
     "InvalidArgument",
+    "PeerGone",
     "PenstockError",
     "ProtocolError",
     "RefusedError",
@@ -50,6 +57,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("client", "server"):
+        from penstock import calls
+
+        return getattr(calls, name)
     if name in ("Message", "Batch", "Draft"):
         from penstock import _core
 
