@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, bench, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, bench, steady, stress, model, torture, clean. Each sets up what it needs.
 
 PYTHON ?= python3
 VENV := .venv
@@ -10,7 +10,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint bench stress model torture clean tools system
+.PHONY: run test spark build check lint bench steady stress model torture clean tools system
 
 run: build
 	$(BIN)/penstock demo
@@ -71,6 +71,10 @@ check: lint test
 
 bench: build
 	$(BIN)/python benchmarks/run.py $(ARGUMENTS)
+
+# The tests under load, on one core, with a slow disk, in random order, as another user: what a release must pass.
+steady: build system
+	$(BIN)/python scripts/steady.py $(or $(PART),all) $(ARGUMENTS)
 
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python

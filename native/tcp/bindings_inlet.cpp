@@ -13,6 +13,10 @@ namespace {
 
 struct ChunkOwner final : Owner {
     void release(std::uint64_t token) noexcept override { chunk_drop(reinterpret_cast<Chunk *>(token)); }
+    bool retain(std::uint64_t token) noexcept override {
+        reinterpret_cast<Chunk *>(token)->references.fetch_add(1, std::memory_order_relaxed);
+        return true;
+    }
     void release_many(const std::uint64_t *tokens, std::size_t count) noexcept override {
         std::size_t first = 0;  // a batch lies in one or two chunks: one count down for each run
         for (std::size_t i = 1; i <= count; ++i) {

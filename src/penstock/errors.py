@@ -7,6 +7,7 @@ what only Penstock knows of is a short family under ``PenstockError``.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -61,3 +62,13 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"valid: {', '.join(names)}" if names else "there are none"
+
+
+def describe(error: BaseException) -> str:
+    """An error as one sentence: a failure of the system names the file it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
+            return f"{error.filename} is a file, and a directory is wanted there"
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}"
+    return str(error) or type(error).__name__

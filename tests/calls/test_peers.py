@@ -17,6 +17,7 @@ import pytest
 
 import penstock
 from penstock.calls import Request
+from tests.broker.test_security import certificate
 from tests.conformance.reaches import unique
 
 SERVER = """
@@ -253,10 +254,11 @@ def test_more_than_is_allowed_is_refused() -> None:
                 client.call(bytes(2000), 30)
 
 
-def test_tls(certificate: tuple[Path, Path]) -> None:
+def test_tls(tmp_path: Path) -> None:
+    made = certificate(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_side.load_cert_chain(*certificate)
-    client_side = ssl.create_default_context(cafile=certificate[0])
+    server_side.load_cert_chain(*made)
+    client_side = ssl.create_default_context(cafile=made[0])
     with penstock.server("tcp://127.0.0.1:0", lambda payload: payload * 2, tls=server_side) as server:
         with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=client_side) as client:
             assert client.call(b"ab", 30) == b"abab"

@@ -13,23 +13,21 @@ from typing import TYPE_CHECKING, Any
 from penstock.address import Address
 
 if TYPE_CHECKING:
-    from penstock.broker.client import AsyncClient, Client
+    from penstock.broker.client import AsyncClient, Client, Publisher, Subscriber
     from penstock.broker.connection import ConnectionLimits
     from penstock.broker.limits import Limits
-    from penstock.broker.publisher import Publisher
     from penstock.broker.server import Server
     from penstock.broker.store import Store
-    from penstock.broker.subscriber import Subscriber
 
 _PLACES = {
     "AsyncClient": "client",
     "Client": "client",
     "ConnectionLimits": "connection",
     "Limits": "limits",
-    "Publisher": "publisher",
+    "Publisher": "client",
     "Server": "server",
     "Store": "store",
-    "Subscriber": "subscriber",
+    "Subscriber": "client",
 }
 
 __all__ = [
@@ -64,7 +62,7 @@ def open_publisher(
     reconnect: bool = True,
 ) -> Publisher:
     """A publisher for ``broker://HOST:PORT/TOPIC``; the queue, where named, is made first."""
-    from penstock.broker.publisher import Publisher
+    from penstock.broker.client.publisher import Publisher
 
     return Publisher(
         address.host,
@@ -100,7 +98,7 @@ def open_subscriber(
     reconnect: bool = True,
 ) -> Subscriber:
     """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one."""
-    from penstock.broker.subscriber import Subscriber
+    from penstock.broker.client.subscriber import Subscriber
 
     return Subscriber(
         address.host,

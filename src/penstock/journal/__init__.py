@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.address import Address
 from penstock.errors import RefusedError
-from penstock.journal.layout import FRONTIER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
     from penstock.journal.follow import Follower, JournalPublisher

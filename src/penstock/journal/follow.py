@@ -17,10 +17,11 @@ from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
-from penstock.journal import layout, presence
+from penstock.journal import presence
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
     from collections.abc import Buffer  # type: ignore[attr-defined]
@@ -157,7 +158,7 @@ class JournalPublisher(Publisher):
 
     def __init__(self, journal: Journal, topic: str) -> None:
         self._journal = journal
-        self.topic = layout.check_topic(topic)
+        self.topic = check_topic(topic)
         self._closed = False
         self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
         self._last: Ledger | None = None

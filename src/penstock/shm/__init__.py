@@ -8,7 +8,8 @@ Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any
 
 from __future__ import annotations
 
-from penstock._core.shm import MAX_VCHAN_ID, Message
+from penstock._core import Message
+from penstock._core.shm import MAX_VCHAN_ID
 from penstock.shm.directory import Channel, Member, channels, clean, include_directory, library_path
 from penstock.shm.open import open_publisher, open_subscriber
 from penstock.shm.publisher import Publisher
