@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock.calls import Request
+from penstock.calls import Request, Server
 from tests.broker.test_security import certificate
 from tests.conformance.reaches import unique
 
@@ -96,7 +96,12 @@ def test_a_server_that_closes_is_told_at_once() -> None:
         server = penstock.server(address, lambda payload: function(payload))
         where = address if server.port is None else f"tcp://127.0.0.1:{server.port}"
         with penstock.client(where) as client:
-            closer = threading.Thread(target=lambda: (begun.wait(60), server.close(0.0)))
+
+            def close(begun: threading.Event = begun, server: Server = server) -> None:
+                begun.wait(60)
+                server.close(0.0)
+
+            closer = threading.Thread(target=close)
             closer.start()
             with pytest.raises(penstock.PeerGone):
                 client.call(b"x")
@@ -207,9 +212,8 @@ def test_tokens_are_proved() -> None:
         with penstock.client(f"tcp://127.0.0.1:{server.port}", token="secret") as client:
             assert client.call(b"x", 30) == b"x"
         for wrong in ({"token": "wrong"}, {}):
-            with penstock.client(f"tcp://127.0.0.1:{server.port}", **wrong) as client:
-                with pytest.raises(penstock.RefusedError, match="token"):
-                    client.call(b"x", 30)
+            with penstock.client(f"tcp://127.0.0.1:{server.port}", **wrong) as client, pytest.raises(penstock.RefusedError, match="token"):
+                client.call(b"x", 30)
 
 
 def test_off_loopback_wants_a_token() -> None:
@@ -237,21 +241,18 @@ def test_garbage_ends_its_own_connection_alone() -> None:
 
 
 def test_a_publisher_is_no_server() -> None:
-    with penstock.publisher("tcp://127.0.0.1:0") as publisher:
-        with penstock.client(f"tcp://127.0.0.1:{publisher.port}") as client:  # type: ignore[attr-defined]
-            with pytest.raises((penstock.PeerGone, TimeoutError)):
-                client.call(b"x", timeout=0.5)
+    with penstock.publisher("tcp://127.0.0.1:0") as publisher:  # noqa: SIM117 - its port is needed
+        with penstock.client(f"tcp://127.0.0.1:{publisher.port}") as client, pytest.raises((penstock.PeerGone, TimeoutError)):  # type: ignore[attr-defined]
+            client.call(b"x", timeout=0.5)
 
 
 def test_more_than_is_allowed_is_refused() -> None:
     with penstock.server("tcp://127.0.0.1:0", lambda payload: payload, max_message_bytes=1000) as server:
-        with penstock.client(f"tcp://127.0.0.1:{server.port}") as client:
-            with pytest.raises(penstock.PeerGone):
-                client.call(bytes(2000), 30)
+        with penstock.client(f"tcp://127.0.0.1:{server.port}") as client, pytest.raises(penstock.PeerGone):
+            client.call(bytes(2000), 30)
             assert client.call(b"small", 30) == b"small"
-        with penstock.client(f"tcp://127.0.0.1:{server.port}", max_message_bytes=100) as client:
-            with pytest.raises(ValueError, match="max_message_bytes"):
-                client.call(bytes(2000), 30)
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", max_message_bytes=100) as client, pytest.raises(ValueError, match="max_message_bytes"):
+            client.call(bytes(2000), 30)
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -263,9 +264,8 @@ def test_tls(tmp_path: Path) -> None:
         with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=client_side) as client:
             assert client.call(b"ab", 30) == b"abab"
             assert client.call(bytes(1 << 20), 30) == bytes(1 << 21)
-        with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=ssl.create_default_context()) as client:
-            with pytest.raises(penstock.PeerGone, match=r"(?i)certificate"):
-                client.call(b"x", 30)
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=ssl.create_default_context()) as client, pytest.raises(penstock.PeerGone, match=r"(?i)certificate"):
+            client.call(b"x", 30)
 
 
 def test_a_broker_keeps_requests_until_a_server_comes(tmp_path: Path) -> None:

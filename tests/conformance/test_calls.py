@@ -43,7 +43,7 @@ def test_an_exception_arrives_as_its_text_and_the_server_goes_on(reach: Reach) -
         return payload
 
     _, client = pair(reach, function)
-    with pytest.raises(penstock.CallFailed, match="KeyError.*no such plan"):
+    with pytest.raises(penstock.CallFailed, match=r"KeyError.*no such plan"):
         client.call(b"bad", timeout=30)
     assert client.call(b"good", timeout=30) == b"good"
     assert client.ledger.dropped.get("error") == 1 and client.ledger.balanced

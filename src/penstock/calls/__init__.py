@@ -20,8 +20,6 @@ def client(address: str, *, max_calls: int = 32, **options: Any) -> Client:
     return Client(address, max_calls=max_calls, **options)
 
 
-def server(
-    address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any
-) -> Server:
+def server(address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any) -> Server:
     """A server at ``address`` that answers by ``function``, or by ``for request in server: request.reply(...)``."""
     return Server(address, function, workers=workers, **options)

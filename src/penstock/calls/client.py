@@ -11,6 +11,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
@@ -407,7 +408,5 @@ def _wake_future(future: asyncio.Future[None]) -> None:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
-    try:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits in it
         loop.call_soon_threadsafe(function, *arguments)
-    except RuntimeError:
-        pass  # the loop has ended, and nobody waits in it

@@ -65,6 +65,11 @@ def unpack(data: bytes) -> Envelope:
     return Envelope(_KINDS[kind], number, left_ns, origin, data[HEADER.size :])
 
 
+def aged(envelope: Envelope, waited_ns: int) -> Envelope:
+    """The envelope after it has waited so long on its way; a limit that is over leaves 1 ns, for 0 means none."""
+    return envelope._replace(left_ns=max(1, envelope.left_ns - waited_ns)) if envelope.left_ns else envelope
+
+
 def text_of(error: BaseException) -> bytes:
     """What a client may know of an exception: its name and text, bounded."""
     return f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_TEXT_BYTES]

@@ -26,7 +26,7 @@ class ClientLane(ABC):
 
     @abstractmethod
     def send(self, data: bytes, deadline: float | None) -> Hashable:
-        """Send a request; gives its peer. ``PeerGone``: there is none. ``TimeoutError``: no room before ``deadline``."""
+        """Send a request; gives its peer. ``PeerGone``: there is none. ``TimeoutError``: no room in time."""
 
     @abstractmethod
     def cancel(self, peer: Hashable, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Lanes over two channels, for ``bus:`` and ``shm:``: each server has a channel for requests, each client one for answers.
+"""Lanes over two channels, for ``bus:`` and ``shm:``: a server has one for requests, a client one for answers.
 
 ``shm:/plan`` is no channel itself: a server of it reads ``shm:/plan/@server-ID``, a client ``shm:/plan/@client-ID``. A
 client finds the servers by their names and takes the one with the fewest of its own calls under way.
@@ -9,6 +9,7 @@ an answer has died or breaks the rule, and is forgotten.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from typing import Any
 
 import penstock
 from penstock.address import Address
-from penstock.calls.envelope import Envelope, unpack
+from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import PeerGone, PenstockError
@@ -162,10 +163,8 @@ class PairedClient(ClientLane):
         with self._lock:
             writer = self._writers.get(str(peer))
             if writer is not None:
-                try:
+                with contextlib.suppress(TimeoutError, PenstockError):  # no room: the time limit tells the server
                     self._place.publish(writer, data, 0.0)
-                except (TimeoutError, PenstockError):
-                    pass  # no room: the server sees the time limit instead
 
     def receive(self, timeout: float) -> Envelope | None:
         message = self._answers.read(timeout)
@@ -223,9 +222,9 @@ class PairedServer(ServerLane):
         while True:
             message = self._requests.read(min(SWEEP_S, max(0.0, _left(deadline, SWEEP_S))))
             if message is not None:
-                data = bytes(message)
+                data, waited_ns = bytes(message), time.time_ns() - message.timestamp_ns
                 message.release()
-                envelope = unpack(data)
+                envelope = aged(unpack(data), waited_ns)
                 return envelope.origin, envelope
             self._sweep()
             if deadline is not None and time.monotonic() >= deadline:
@@ -270,10 +269,9 @@ class PairedServer(ServerLane):
         self._requests.close()
         with self._lock:
             for writer in self._writers.values():
-                try:
+                # Where it has no room, it sees soon that this server's channel has no reader.
+                with contextlib.suppress(TimeoutError, PenstockError, OSError):
                     self._place.publish(writer, goodbye + self._name.encode(), 0.0)
-                except (TimeoutError, PenstockError, OSError):
-                    pass  # it has no room or is gone; it sees that this server's channel has no reader
                 writer.close()
             self._writers.clear()
         if self._owner is not None:

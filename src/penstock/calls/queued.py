@@ -1,7 +1,7 @@
 """Lanes through a broker: requests wait on disk for a server, answers go to a temporary queue of the client.
 
-Requests are messages of the address's topic, taken by servers from one queue (``?queue=``, by default the topic's name):
-each goes to one of them. Answers are messages of ``TOPIC.@answers.CLIENT``, cancellations of ``TOPIC.@cancels``, which
+Requests are messages of the address's topic; servers take them from one queue (``?queue=``, by default the topic): each
+one goes to one of them. Answers are messages of ``TOPIC.@answers.CLIENT``, cancellations of ``TOPIC.@cancels``, which
 every server sees. So rights of calls are rights of topics.
 
 Rules:
@@ -13,13 +13,14 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Hashable
 from typing import Any
 
 from penstock.address import Address
-from penstock.calls.envelope import Envelope, unpack
+from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.errors import PenstockError, ProtocolError
 
@@ -65,11 +66,9 @@ class QueuedClient(ClientLane):
         return "broker"
 
     def cancel(self, peer: Hashable, data: bytes) -> None:
-        with self._lock:
-            try:
-                self._client.publish(cancels_topic(self._topic), data, ttl_s=60.0)
-            except (PenstockError, TimeoutError, OSError):
-                pass  # the time to live of the request ends it
+        # Where it does not arrive, the time to live of the request ends it.
+        with self._lock, contextlib.suppress(PenstockError, TimeoutError, OSError):
+            self._client.publish(cancels_topic(self._topic), data, ttl_s=60.0)
 
     def receive(self, timeout: float) -> Envelope | None:
         message = self._answers.read(timeout)
@@ -136,7 +135,7 @@ class QueuedServer(ServerLane):
             if deadline is not None and time.monotonic() >= deadline:
                 return None
         try:
-            envelope = unpack(bytes(message))
+            envelope = aged(unpack(bytes(message)), time.time_ns() - message.timestamp_ns)
         except ProtocolError:
             self._requests.ack(message)  # it would come again for ever
             raise
@@ -149,9 +148,8 @@ class QueuedServer(ServerLane):
             self._requests.ack(message)
 
     def answer(self, way: Any, data: bytes) -> bool:
-        message, origin = way
         with self._answering:
-            self._client.publish(answers_topic(self._topic, origin), data, ttl_s=ANSWER_TTL_S)
+            self._client.publish(answers_topic(self._topic, way[1]), data, ttl_s=ANSWER_TTL_S)
         self.drop(way)
         return True
 
@@ -162,10 +160,8 @@ class QueuedServer(ServerLane):
 
     def close(self, goodbye: bytes) -> None:
         """No goodbye: what was not answered goes to the next server."""
-        try:
+        with contextlib.suppress(PenstockError, OSError):  # they come again, and a second answer finds nobody who waits
             self._acknowledge()
-        except (PenstockError, OSError):
-            pass  # they come again, and a second answer finds nobody who waits
         self._requests.close()
         self._cancels.close()
         with self._answering:

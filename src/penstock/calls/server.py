@@ -16,6 +16,7 @@ Rules:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
@@ -233,7 +234,8 @@ class Server:
     def _run(self, request: Request) -> None:
         assert self._function is not None
         try:
-            result = self._function(request.payload, request) if self._takes_request else self._function(request.payload)
+            more = (request,) if self._takes_request else ()
+            result = self._function(request.payload, *more)
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
                 return
@@ -256,10 +258,8 @@ class Server:
         self._counters.add("errors")
         logger.info("%s: the function raised", self.address, exc_info=error)
         if not request._done and not self._closed.is_set():
-            try:
+            with contextlib.suppress(PenstockError):  # closed meanwhile
                 self._answer(request, Kind.FAILURE, text_of(error))
-            except PenstockError:
-                pass  # closed meanwhile
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs coroutines of the function, made when the first one comes."""
@@ -286,15 +286,13 @@ class Server:
         return False
 
     def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
-        """A request was collected without an answer. A finaliser may run anywhere, so another thread tells the client."""
+        """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
         data = pack(Kind.FAILURE, number, 0, origin, b"the server gave no answer")
         self._counters.drop("error")
 
         def tell() -> None:
-            try:
+            with contextlib.suppress(PenstockError, OSError):  # closed meanwhile: its client was told
                 self._lane.answer(way, data)
-            except (PenstockError, OSError):
-                pass  # closed meanwhile: its client was told
 
         threading.Thread(target=tell, name="penstock calls forgotten", daemon=True).start()
 
@@ -325,7 +323,7 @@ class Server:
         return self._closed.is_set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Tell the clients, then give everything back. A function that runs is waited for, ``timeout`` seconds at most."""
+        """Tell the clients and give everything back. Waits ``timeout`` seconds at most for a function that runs."""
         with self._lock:
             if self._closed.is_set():
                 return

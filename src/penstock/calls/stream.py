@@ -1,10 +1,10 @@
 """Lanes over one connection, for ``tcp://``: the server listens, a client connects when it first calls.
 
-The greeting is the tcp room's own (so tokens are proved the same way), then each side sends envelopes as payload frames.
+The greeting is the tcp room's own (tokens are proved the same way); then each side sends envelopes as payload frames.
 
 Rules:
 
-- A connection never blocks: what the socket does not take waits in ``unsent``, bounded; a peer that lets it fill is cut.
+- A connection never blocks: what the socket does not take waits, bounded; a peer that lets it fill is cut.
 - The server has one thread for all connections, so that a slow function delays no greeting; requests wait in a bounded
   queue, and connections are not read while it is full.
 - A lost connection is ``PeerGone`` for the calls under way on it; the next call connects again.
@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from penstock.address import Address, is_loopback
-from penstock.calls.envelope import Envelope, unpack
+from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.errors import ClosedError, InvalidArgument, PeerGone, PenstockError, ProtocolError, RefusedError
 from penstock.tcp.protocol import HEADER, Answer, FrameType, Negotiation, Request, frame
@@ -251,7 +251,7 @@ class StreamClient(ClientLane):
                 time.sleep(left)
 
     def fileno(self) -> int:
-        return self._selector.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._selector.fileno()
 
     def close(self) -> None:
         with self._lock:
@@ -299,7 +299,7 @@ class StreamServer(ServerLane):
             self._listener = listen(address.host, check_port(address.port or 0), 128)
             self.port = self._listener.getsockname()[1]
         self._peers: dict[int, _Peer] = {}
-        self._requests: queue.SimpleQueue[tuple[Connection, Envelope] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[Connection, Envelope, int] | None] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
@@ -335,7 +335,7 @@ class StreamServer(ServerLane):
                     peer.connection.flush()
                 if events & selectors.EVENT_READ:
                     for envelope in peer.connection.receive():
-                        self._requests.put((peer.connection, envelope))
+                        self._requests.put((peer.connection, envelope, time.monotonic_ns()))
         except PeerGone:
             self._drop_peer(peer)
         except (PenstockError, OSError) as error:
@@ -428,7 +428,8 @@ class StreamServer(ServerLane):
             raise ClosedError("the server was closed")
         if self._paused and self._requests.qsize() < MAX_WAITING // 2:
             self._wake()
-        return found
+        connection, envelope, came_ns = found
+        return connection, aged(envelope, time.monotonic_ns() - came_ns)
 
     def answer(self, way: Any, data: bytes) -> bool:
         try:
@@ -518,9 +519,7 @@ def open_server(
     asks_who_comes = token is not None or (tls is not None and _tls(tls).verify_mode is ssl.CERT_REQUIRED)  # type: ignore[union-attr]
     if not (address.name or insecure or is_loopback(address.host) or asks_who_comes):
         raise RefusedError(
-            f"{address.host} can be reached from other machines: give the server a token=, a tls= context that asks for "
-            "certificates of clients, or say insecure=True"
+            f"{address.host} can be reached from other machines: give the server a token=, a tls= context that asks "
+            "for certificates of clients, or say insecure=True"
         )
-    return StreamServer(
-        address, _token(token), _tls(tls), handshake_timeout, max_clients, max_message_bytes, keepalive
-    )
+    return StreamServer(address, _token(token), _tls(tls), handshake_timeout, max_clients, max_message_bytes, keepalive)
