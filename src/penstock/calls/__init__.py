@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.calls.client import Client
-from penstock.calls.server import Request, Server
+from penstock.calls.ask import Client
+from penstock.calls.answer import Request, Server
 
 __all__ = ["Client", "Request", "Server", "client", "server"]
 
