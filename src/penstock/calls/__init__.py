@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.calls.ask import Client
 from penstock.calls.answer import Request, Server
+from penstock.calls.ask import Client
 
 __all__ = ["Client", "Request", "Server", "client", "server"]
 
