@@ -58,9 +58,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("client", "server"):
-        from penstock import calls
+        import importlib
 
-        return getattr(calls, name)
+        return getattr(importlib.import_module("penstock.calls"), name)  # by name: rooms below import this module too
     if name in ("Message", "Batch", "Draft"):
         from penstock import _core
 
