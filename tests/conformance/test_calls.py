@@ -107,8 +107,7 @@ def test_an_async_function_answers(reach: Reach) -> None:
 
 
 def test_time_is_over_and_the_server_sees_it(reach: Reach) -> None:
-    seen = threading.Event()
-    begun = threading.Event()
+    begun, seen, told = threading.Event(), threading.Event(), threading.Event()
 
     def function(payload: bytes, request: Request) -> bytes:
         if payload != b"slow":
@@ -117,11 +116,13 @@ def test_time_is_over_and_the_server_sees_it(reach: Reach) -> None:
         while not request.cancelled:
             time.sleep(0.005)
         seen.set()
+        told.wait(60)  # an answer now might still reach a client that looks late
         return b"too late"
 
     _, client = pair(reach, function)
     with pytest.raises(TimeoutError):
         client.call(b"slow", timeout=0.5)
+    told.set()
     assert not begun.is_set() or seen.wait(30)
     assert client.call(b"next", timeout=30) == b"next"
     assert client.ledger.expired == 1 and client.ledger.balanced
