@@ -25,6 +25,7 @@ from penstock.errors import (
 )
 
 if TYPE_CHECKING:
+    from penstock import calls as calls
     from penstock._core import Batch, Draft, Message
     from penstock.calls import client, server
 
@@ -57,10 +58,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("client", "server"):
+    if name in ("calls", "client", "server"):
         import importlib
 
-        return getattr(importlib.import_module("penstock.calls"), name)  # by name: rooms below import this module too
+        calls = importlib.import_module("penstock.calls")  # by name: rooms below import this module too
+        return calls if name == "calls" else getattr(calls, name)
     if name in ("Message", "Batch", "Draft"):
         from penstock import _core
 
