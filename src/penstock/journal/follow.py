@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,8 @@ from penstock.journal.transaction import Entry
 from penstock.topics import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch, Message
+    from penstock.channel import Buffer
 
 FALLBACK_POLL_S = 0.01
 DEFAULT_TOPIC = "default"
@@ -52,7 +51,7 @@ class Follower(Subscriber):
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        batch = self.read_many(1, timeout)
+        batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread
         return batch[0] if len(batch) else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
@@ -80,6 +79,12 @@ class Follower(Subscriber):
                 self._waited = False
                 self._counters.measure(batch[0].timestamp_ns)
         return batch
+
+    def _there(self) -> Iterator[Message]:
+        self._check_open()
+        frontier = self._journal.frontier
+        while self.position < frontier and (message := self.read(0)) is not None:
+            yield message
 
     def _tell_gap(self, positions: int) -> None:
         if positions:  # retention was faster: told, not passed over in silence

@@ -32,8 +32,7 @@ from penstock.journal.upkeep import Full, Upkeep
 from penstock.topics import check_pattern, check_topic, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
+    from penstock.channel import Buffer
     from penstock.journal.follow import Follower
     from penstock.journal.queue import Queue
 
