@@ -127,6 +127,8 @@ class Client:
         self, loop: asyncio.AbstractEventLoop, call: _Call, payload: bytes, deadline: float | None
     ) -> None:
         """Send at once where there is room; else another thread waits for it."""
+        import asyncio
+
         if not self._lane.durable:
             left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
             data = pack(Kind.REQUEST, call.number, left, self._origin, payload)
@@ -135,7 +137,13 @@ class Client:
                 return
             except TimeoutError:
                 pass
-        await loop.run_in_executor(None, self._send, call, payload, deadline)
+        sending = loop.run_in_executor(None, self._send, call, payload, deadline)
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # The request may be on its way already; once that is known, the server is told.
+            sending.add_done_callback(lambda _: self._tell_cancelled(call))
+            raise
 
     async def _room_async(self, deadline: float | None) -> None:
         """Room for one more call; the loop goes on while there is none."""
@@ -295,9 +303,18 @@ class Client:
             self._counters.drop("refused")
         else:
             self._counters.drop("filtered")  # cancelled by the caller
-        if call.peer is not None and not self._closed:
-            self._lane.settled(call.peer)
-            self._lane.cancel(call.peer, pack(Kind.CANCEL, call.number, 0, self._origin))
+        self._tell_cancelled(call)
+
+    def _tell_cancelled(self, call: _Call) -> None:
+        """Tell the server that nobody waits for this call; a broker is told by another thread than the loop's."""
+        if call.peer is None or self._closed:
+            return
+        self._lane.settled(call.peer)
+        data = pack(Kind.CANCEL, call.number, 0, self._origin)
+        if call.loop is not None and self._lane.durable:
+            call.loop.run_in_executor(None, self._lane.cancel, call.peer, data)
+        else:
+            self._lane.cancel(call.peer, data)
 
     # --- asyncio
 
