@@ -233,6 +233,7 @@ class Client:
             self._counters.add("delivered")
             self._counters.add("bytes", len(envelope.payload))
             self._counters.note_latency(time.monotonic_ns() - call.started_ns)
+            self._counters.set("last_ns", time.time_ns())
             self._settle(call, envelope.payload, None)
             return
         text = envelope.payload.decode("utf-8", "replace")
