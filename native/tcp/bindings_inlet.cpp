@@ -260,6 +260,18 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     return true;
 }
 
+std::uint64_t inlet_come(InletHandle &self) {
+    check_usable(self);
+    Turn<Inlet> turn(self.core);
+    return self.core.come();
+}
+
+bool inlet_given(InletHandle &self, std::uint64_t come) {
+    check_usable(self);
+    Turn<Inlet> turn(self.core);
+    return self.core.given(come);
+}
+
 std::uint64_t inlet_attach(InletHandle &self, std::uint32_t session, int fd, bool extended, bool fresh,
                            std::uint64_t next_ordinal, nb::handle channel, nb::handle source) {
     std::uint64_t serial = self.core.next_serial();
@@ -318,6 +330,8 @@ void bind_inlet(nb::module_ &module) {
         .def("read_many", inlet_read_many, nb::arg("most") = 1024, nb::arg("timeout").none() = nb::none())
         .def("wait", inlet_wait, nb::arg("timeout").none() = nb::none())
         .def("fileno", [](InletHandle &self) { return self.core.descriptor(); })
+        .def("come", inlet_come)
+        .def("given", inlet_given)
         .def("attach", inlet_attach)
         .def("detach", inlet_detach)
         .def("finish",
