@@ -46,6 +46,9 @@ struct Envelope {
     // Right behind the properties, where the reach keeps them: an id and a key that its user gave.
     std::uint16_t message_id_size = 0;
     std::uint16_t key_size = 0;
+    // When a reach that stores messages stored it; not_stored where none did.
+    static constexpr std::int64_t not_stored = INT64_MIN;
+    std::int64_t stored_ns = not_stored;
 
     std::string_view encoded_properties() const { return at(0, properties_size); }
     std::string_view message_id() const { return at(properties_size, message_id_size); }
