@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
@@ -10,11 +11,12 @@ from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.ls import as_record
 from penstock.cli.target import AddressArgument
-from penstock.monitor import decode
-from penstock.monitor.latency import spread
-from penstock.monitor.memory import seen
-from penstock.monitor.rates import flow
-from penstock.monitor.snapshot import Block, matching
+from penstock.errors import PenstockError, describe
+from penstock.observe import decode
+from penstock.observe.latency import spread
+from penstock.observe.memory import seen
+from penstock.observe.rates import flow
+from penstock.observe.snapshot import Block, matching
 
 app = typer.Typer()
 
@@ -46,19 +48,20 @@ def _latency(block: Block) -> str:
     found = spread(block.latency_counts)
     if found is None:
         return "not measured"
-    p50, p99, last = (show.seconds_text(at_ns / 1e9) for at_ns in (found.p50_ns, found.p99_ns, block.latency_ns))
+    p50, p99 = show.latency_text(found.p50_ns), show.latency_text(found.p99_ns)
+    last = show.seconds_text(block.latency_ns / 1e9)
     return f"p50 {p50}, p99 {p99} of {show.count_text(found.measured)} measured, the last {last}"
 
 
 def room_facts(parts: addresses.Address) -> dict[str, Any]:
-    """What a room's own ``describe(address)`` says about an address, where the room has such a function."""
+    """What the room's ``explain.describe`` says about an address, where the room has such a function."""
     try:
-        describe = getattr(addresses.room(parts.scheme), "describe", None)
-        return dict(describe(parts)) if describe is not None else {}
+        facts = getattr(importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain"), "describe", None)
+        return dict(facts(parts)) if facts is not None else {}
     except ImportError as error:
         return {"error": str(error)}
-    except OSError as error:
-        return {"error": exits.describe(error)}
+    except (OSError, PenstockError) as error:
+        return {"error": describe(error)}
 
 
 def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:

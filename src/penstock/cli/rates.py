@@ -11,8 +11,8 @@ import typer
 from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument
-from penstock.monitor.rates import PRODUCERS, flow
-from penstock.monitor.snapshot import Block, live, matching
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Block, live, matching
 
 hz_app = typer.Typer()
 bw_app = typer.Typer()
@@ -72,6 +72,9 @@ class Meter:
         if publishers:
             self.role = f"{len(publishers)} publisher{'s' * (len(publishers) != 1)}"
             return publishers
+        if writers := [block for block in blocks if block.kind == "writer"]:
+            self.role = f"{len(writers)} writer{'s' * (len(writers) != 1)}"
+            return writers
         self.role = "a subscriber (no publisher on this machine)" if blocks else "nobody"
         return sorted(blocks, key=flow)[-1:]
 

@@ -9,23 +9,24 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
+from penstock.carry import total_bytes
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
-from penstock.journal import layout, presence
+from penstock.journal import presence
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch, Message
+    from penstock.channel import Buffer
 
 FALLBACK_POLL_S = 0.01
 DEFAULT_TOPIC = "default"
@@ -51,7 +52,7 @@ class Follower(Subscriber):
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        batch = self.read_many(1, timeout)
+        batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread
         return batch[0] if len(batch) else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
@@ -79,6 +80,12 @@ class Follower(Subscriber):
                 self._waited = False
                 self._counters.measure(batch[0].stored_ns or 0)
         return batch
+
+    def _there(self) -> Iterator[Message]:
+        self._check_open()
+        frontier = self._journal.frontier
+        while self.position < frontier and (message := self.read(0)) is not None:
+            yield message
 
     def _tell_gap(self, positions: int) -> None:
         if positions:  # retention was faster: told, not passed over in silence
@@ -156,8 +163,8 @@ class JournalPublisher(Publisher):
     carries_properties = carries_properties_of_many = True
 
     def __init__(self, journal: Journal, topic: str) -> None:
-        self._journal = journal
-        self.topic = layout.check_topic(topic)
+        self._journal = self.journal = journal
+        self.topic = check_topic(topic)
         self._closed = False
         self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
         self._last: Ledger | None = None
@@ -173,25 +180,44 @@ class JournalPublisher(Publisher):
         """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
         self._check_open()
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
-        self._count(1)
+        self._count(1, total_bytes((data,)))
         return ordinal
 
     def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
         """Store them in order as one atomic batch; ``properties`` has those of each message."""
         self._check_open()
+        items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
         if properties is not None:
-            pairs = zip(batch, properties, strict=True)
-            stored = self._journal.commit(Entry(self.topic, data, one) for data, one in pairs)
-            count = 0 if stored is None else stored[1] - stored[0] + 1
-            self._count(count)
-            return count
-        first, last = self._journal.append_many(self.topic, batch)
-        self._count(last - first + 1)
-        return last - first + 1
+            self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
+        else:
+            self._journal.append_many(self.topic, items)
+        self._count(len(items), total_bytes(items))
+        return len(items)
 
-    def _count(self, messages: int) -> None:
+    def forward(self, batch: Iterable[Message]) -> int:
+        """Store messages of any reach, with their times and properties, as one atomic batch."""
+        return self.forward_together([(self, message) for message in batch])
+
+    def forward_together(self, pairs: Sequence[tuple[JournalPublisher, Message]]) -> int:
+        """``forward`` for this and other publishers of its journal: one atomic batch, in this order."""
+        for publisher in {publisher for publisher, _ in pairs}:
+            publisher._check_open()
+        self._journal.commit(
+            Entry(to.topic, message, dict(message.properties) or None, timestamp_ns=message.timestamp_ns or None)
+            for to, message in pairs
+        )
+        by_publisher: dict[JournalPublisher, list[int]] = {}
+        for publisher, message in pairs:
+            by_publisher.setdefault(publisher, []).append(message.size)
+        for publisher, sizes in by_publisher.items():
+            publisher._count(len(sizes), sum(sizes))
+        return len(pairs)
+
+    def _count(self, messages: int, size: int) -> None:
         self._counters.add("matched", messages)
         self._counters.add("delivered", messages)
+        self._counters.add("bytes", size)
+        self._counters.set("last_ns", time.time_ns())
 
     def reserve(self, size: int) -> Draft:
         """A buffer that ``draft.publish`` stores."""

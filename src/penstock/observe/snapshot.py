@@ -1,0 +1,150 @@
+"""The counters of every live process on this machine, as one list of blocks.
+
+A block is what a handle (publisher, subscriber, queue, module, link, session) counts for its ledger in the page of its
+process; reading it costs that process nothing. Any thread may call this.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.address import ROOMS
+from penstock.channel import Ledger
+
+__all__ = ["Block", "Key", "live", "matching"]
+
+Key = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one handle counted up to now. ``key`` tells it from every other, also from a later one in its place."""
+
+    pid: int
+    index: int
+    taking: int
+    program: str
+    room: str
+    kind: str
+    name: str
+    state: str
+    opened_ns: int
+    read_ns: int
+    matched: int = 0
+    delivered: int = 0
+    bytes: int = 0
+    expired: int = 0
+    redelivered: int = 0
+    errors: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    depth: int = 0
+    capacity: int = 0
+    peers: int = 0
+    memory_bytes: int = 0
+    last_ns: int = 0
+    latency_ns: int = 0
+    lag: int = 0
+    latency_sum_ns: int = 0
+    latency_counts: tuple[int, ...] = ()
+
+    @property
+    def key(self) -> Key:
+        return (self.pid, self.index, self.taking)
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """What was lost, by reason. What a filter kept back was dropped as was asked for, and is no loss."""
+        return {reason: n for reason, n in self.dropped.items() if reason != "filtered"}
+
+    @property
+    def lost(self) -> int:
+        return sum(self.losses.values())
+
+    @property
+    def dropped_count(self) -> int:
+        """What the ledger's equation calls dropped: for all reasons, filters too."""
+        return sum(self.dropped.values())
+
+    @property
+    def in_flight(self) -> int:
+        """What the ledger's equation leaves; caught between two stores it is off by a few."""
+        return self.matched - self.delivered - self.dropped_count - self.expired
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait to be taken. The depth of a reader of shared memory is what it holds, not what waits."""
+        return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
+
+    @property
+    def ledger(self) -> Ledger:
+        """The counts as a ledger; negative in-flight counts stay visible as a ledger that does not balance."""
+        return Ledger(
+            self.matched, self.delivered, self.dropped, self.expired, max(0, self.in_flight), self.redelivered
+        )
+
+    @property
+    def address(self) -> str:
+        """The address one would give to ``penstock sub`` for this; empty for what has none."""
+        return address_of(self.room, self.name)
+
+    @property
+    def idle_s(self) -> float | None:
+        """Seconds since its last message; None when there was none."""
+        return max(0.0, (self.read_ns - self.last_ns) / 1e9) if self.last_ns else None
+
+
+def address_of(room: str, name: str) -> str:
+    """How a room's name reads as an address."""
+    if name.partition(":")[0] in ROOMS:
+        return name
+    if room == "shm":
+        return f"shm:{name}" if name.startswith("/") else f"shm:/{name}"
+    if room in ("tcp", "broker"):
+        return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
+    if room in ("bus", "journal"):
+        return absolute(f"{room}:{name}")
+    return ""
+
+
+def live() -> list[Block]:
+    """Every block in use in every live process whose page this user may read."""
+    from penstock import _core
+
+    now = time.time_ns()
+    return [_block(fields, now) for fields in _core.counters_read()]
+
+
+def matching(blocks: Iterable[Block], address: str) -> list[Block]:
+    """The blocks that belong to an address: the same, or below it; options of the address do not matter.
+
+    ``*`` and ``?`` stand for any characters and any one; what is no address (``cam``) is a part of one.
+    """
+    scheme, colon, _ = address.partition(":")
+    if not colon or scheme not in ROOMS:
+        return [b for b in blocks if fnmatch.fnmatchcase(b.address or f"{b.room}:{b.name}", f"*{address}*")]
+    if "*" in address:
+        return [b for b in blocks if fnmatch.fnmatchcase(b.address.partition("?")[0], address)]
+    wanted = absolute(address.partition("?")[0].rstrip("/#"))
+    return [
+        b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))
+    ]
+
+
+def absolute(address: str) -> str:
+    """An address with the directory of a journal as it is from any working directory."""
+    scheme, _, rest = address.partition(":")
+    if scheme != "journal":
+        return address
+    directory, hash_, topic = rest.partition("#")
+    return f"journal:{os.path.realpath(directory)}{hash_}{topic}"
+
+
+def _block(fields: Mapping[str, Any], now: int) -> Block:
+    known = {name: fields[name] for name in Block.__dataclass_fields__ if name in fields}
+    return Block(**{**known, "read_ns": now})

@@ -1,0 +1,54 @@
+"""Why nothing arrives: what the network can tell about the silence of an address. Looks, and joins nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+from penstock import address as addresses
+from penstock.finding import Finding
+
+__all__ = ["describe", "explain"]
+
+ANSWER_S = 2.0
+
+
+def explain(parts: addresses.Address) -> Iterator[Finding]:
+    """Whether somebody listens there."""
+    where = parts.name or f"{parts.host}:{parts.port}"
+    try:
+        if parts.name:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(2)
+                probe.connect(parts.name)
+        else:
+            socket.create_connection((parts.host, parts.port or 0), 2).close()
+    except ConnectionRefusedError:
+        what = "a publisher" if parts.scheme == "tcp" else "a broker"
+        yield Finding(f"nobody listens at {where}", f"start {what} there, or check the port")
+    except socket.gaierror as error:
+        yield Finding(f"the name {parts.host} cannot be resolved: {error.strerror}")
+    except TimeoutError:
+        yield Finding(f"{where} does not answer within 2 s", "a firewall, a wrong address, or a machine that is off")
+    except OSError as error:
+        yield Finding(f"{where} cannot be reached: {error.strerror or error}")
+    else:
+        yield Finding(f"somebody listens at {where}", grave=False)
+
+
+def describe(parts: addresses.Address) -> dict[str, Any]:
+    """What a publisher anywhere tells in the greeting: subscribes for that moment, where somebody listens."""
+    from penstock.tcp import open_subscriber
+
+    if any(finding.grave for finding in explain(parts)):
+        return {}
+    options = addresses.convert(parts.options, open_subscriber, parts.text)
+    with open_subscriber(parts, **options) as subscriber:
+        session = subscriber.sessions[0]
+        if not session.wait_connected(ANSWER_S):
+            return {"publisher": f"listens, and does not answer as one: {session.last_error or 'no greeting'}"}
+        facts: dict[str, Any] = {"publisher": session.publisher}
+        if session.clock_offset_ns is not None:
+            facts["its clock"] = f"{session.clock_offset_ns / 1e6:+.3f} ms from this one's, the way included"
+        return facts
