@@ -58,6 +58,7 @@ class TopicInfo:
     greatest_ordinal: int = 0
     greatest_time_ns: int | None = None
     least_time_ns: int | None = None
+    greatest_stored_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,12 @@ def _segment(path: Path, first: int, following: int, revision: int, topics: dict
     except CorruptionError:
         return SegmentInfo(place.name, first, following, revision, size, False, None, None, None)
     rows = _summary(path, first, following, header)
-    for number, _, messages, _, _, least, greatest, earliest, latest, _, _ in rows:
+    for number, _, messages, _, _, least, greatest, earliest, latest, _, stored_ns in rows:
         topic = topics.setdefault(number, TopicInfo(f"unknown#{number}", number))
         topic.least_ordinal = min(topic.least_ordinal or least, least)
         topic.messages += messages
         topic.greatest_ordinal = max(topic.greatest_ordinal, greatest)
+        topic.greatest_stored_ns = max(topic.greatest_stored_ns, stored_ns)
         topic.least_time_ns = earliest if topic.least_time_ns is None else min(topic.least_time_ns, earliest)
         topic.greatest_time_ns = latest if topic.greatest_time_ns is None else max(topic.greatest_time_ns, latest)
     columns = list(zip(*rows, strict=True))
