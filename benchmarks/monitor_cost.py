@@ -28,7 +28,7 @@ LOOKER = """
 import os, sys
 cores = sorted(os.sched_getaffinity(0))
 os.sched_setaffinity(0, cores[-1:])
-from penstock.monitor.watcher import Watcher
+from penstock.observe.watcher import Watcher
 watcher = Watcher(every_s=0.1)
 watcher.look()
 watcher.start()

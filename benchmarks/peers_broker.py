@@ -78,7 +78,7 @@ class BrokerPeer(Peer):
 
     def __init__(self, directory: str) -> None:
         from penstock.broker import Client
-        from penstock.broker.publisher import Publisher
+        from penstock.broker.client.publisher import Publisher
 
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVE, f"{directory}/penstock"], stdout=subprocess.PIPE, text=True

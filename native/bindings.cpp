@@ -5,6 +5,9 @@
 #include "message/arguments.hpp"
 
 NB_MODULE(_core, module) {
+#ifdef NDEBUG
+    nanobind::set_leak_warnings(false);  // a handle that is open when the program ends is no fault, and nobody's news
+#endif
     module.doc() = "The native core of penstock: what is done once a message.";
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))

@@ -101,6 +101,12 @@ class BoundScanner {
         }
     }
 
+    // The connection is over: its memory goes back now, not when Python collects the connection.
+    void clear() {
+        wait_for_receive();
+        scanner_.inbox().clear();
+    }
+
     void allow(std::string_view topic) { scanner_.allow(topic); }
     void refuse(std::string_view topic) { scanner_.refuse(topic); }
     void forget_topics() { scanner_.forget_topics(); }
@@ -168,6 +174,7 @@ void bind_scanner(nb::module_ &module) {
         .def("receive", &BoundScanner::receive)
         .def("feed", &BoundScanner::feed)
         .def("next", &BoundScanner::next, nb::arg("most") = 16384)
+        .def("clear", &BoundScanner::clear)
         .def("allow", &BoundScanner::allow)
         .def("refuse", &BoundScanner::refuse)
         .def("forget_topics", &BoundScanner::forget_topics)

@@ -44,6 +44,11 @@ class Inbox {
     void consume(std::size_t bytes) noexcept;
     // Gives the block back when nothing is left in it.
     void rest() noexcept;
+    // Gives the block back with whatever is in it: the connection is over.
+    void clear() noexcept {
+        end_ = begin_;
+        rest();
+    }
 
     std::uint8_t *data() const noexcept { return block_ ? block_->data + begin_ : nullptr; }
     std::size_t size() const noexcept { return end_ - begin_; }

@@ -7,6 +7,7 @@ what only Penstock knows of is a short family under ``PenstockError``.
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 
 
@@ -46,6 +47,14 @@ class RefusedError(PenstockError):
     """The other side, or this machine's rules, said no: wrong token, missing right, name taken."""
 
 
+class PeerGone(PenstockError, ConnectionError):
+    """Whoever should have answered a call has died, has closed, or is not there."""
+
+
+class CallFailed(PenstockError):
+    """The function of a server raised; the text is the name and the text of what it raised."""
+
+
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The part of an error text that names the valid choices, the nearest first."""
     names = sorted(valid)
@@ -53,3 +62,13 @@ def nearest(given: str, valid: Iterable[str]) -> str:
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"valid: {', '.join(names)}" if names else "there are none"
+
+
+def describe(error: BaseException) -> str:
+    """An error as one sentence: a failure of the system names the file it is about."""
+    if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
+            return f"{error.filename} is a file, and a directory is wanted there"
+        about = f"{error.filename}: " if error.filename else ""
+        return f"{about}{error.strerror}"
+    return str(error) or type(error).__name__

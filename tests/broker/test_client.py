@@ -13,7 +13,7 @@ import pytest
 
 import penstock
 from penstock.broker import AsyncClient, Client, Server
-from penstock.broker.publisher import Publisher
+from penstock.broker.client.publisher import Publisher
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
 from .conftest import LONG, until

@@ -9,7 +9,7 @@ import pytest
 import penstock
 from penstock._core.broker import publish_lines
 from penstock.broker import Client, Server
-from penstock.broker.dialogue import _offset
+from penstock.broker.client.dialogue import _offset
 from penstock.broker.fetch import RangeClient
 from penstock.errors import InvalidArgument
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.recording import read_story
 from penstock.journal import Journal
+from penstock.recording.story import read_story
 
 from .command import run, start
 
@@ -67,7 +67,7 @@ def test_ctrl_c_ends_in_order_and_the_page_is_served(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=90)
         assert running.returncode == 0, out + err
-        assert "every message arrived" in out and "Traceback" not in err
+        assert "every message arrived" in out and "what to look at next:" in out and "Traceback" not in err
     finally:
         running.kill()
         running.wait()
@@ -78,13 +78,15 @@ def test_ctrl_c_ends_in_order_and_the_page_is_served(tmp_path: Path) -> None:
 @pytest.mark.timeout(280)
 def test_everything_is_in_parquet(tmp_path: Path) -> None:
     pytest.importorskip("pyspark")
-    done = run("demo", "--seconds", "10", "--directory", str(tmp_path), "--json", timeout=270)
+    done = run(
+        "demo", "--seconds", "10", "--archive-every", "1", "--directory", str(tmp_path), "--json", timeout=270
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     (place,) = tmp_path.iterdir()
     result = json.loads(done.stdout)
     check(result, place)
     spark = result["spark"]
-    assert spark["parquet"]["rows"] == result["recorded"]["topics"]
+    assert spark["parquet"]["rows"] == spark["parquet"]["plain_rows"] == result["recorded"]["topics"]
     assert spark["rollup"]["readings"] == result["recorded"]["topics"]["temperature"]
     assert (spark["quality"]["missing"], spark["quality"]["duplicates"]) == (0, 0)
     assert Path(spark["quality"]["page"]).stat().st_size > 1000

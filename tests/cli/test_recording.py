@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli import recording
 from penstock.journal import Entry, Journal
+from penstock.recording import story as recording
 
 from .command import run, start
 

@@ -402,7 +402,7 @@ class FilterExpression(Target):
         self.message = Message(b'{"a": {"b": [1, "x", null]}, "n": 1e300}', ordinal=1, channel="c", properties={"x": "1"})
 
     def decode(self, data: bytes) -> None:
-        from penstock.monitor.filter import compile_filter
+        from penstock.observe.filter import compile_filter
 
         compile_filter(data.decode("utf-8", "replace"))(self.message)
 
@@ -411,7 +411,7 @@ class Bodies(Target):
     """What the tools print of a body."""
 
     def decode(self, data: bytes) -> None:
-        from penstock.monitor import decode
+        from penstock.observe import decode
 
         decode.body_text(data)
         decode.hexadecimal(data)

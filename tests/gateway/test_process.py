@@ -241,12 +241,13 @@ def test_a_process_that_somebody_else_starts(gateway: Gateway, tmp_path: Path) -
 
     thread = threading.Thread(target=start)
     thread.start()
-    sink = add_echo(gateway, {"activation": "none", "control_id": str(path)})
+    sink = add_echo(gateway, {"activation": "none", "control_id": str(path), "grace_period_ms": 60_000})
     thread.join()
     say(gateway, b"hello")
     eventually(lambda: sink.got[1:] == [b"hello"])
     gateway.remove_module("echo")
-    assert started[0].wait(30) == 0
+    assert started[0].wait(60) == 0
+    eventually(lambda: sink.got[1:] == [b"hello", b"last words"])
 
 
 def test_a_program_of_any_kind_is_launched(gateway: Gateway, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_closing_waits_for_a_segment_that_another_thread_has_begun(
     go_on.set()
     closing.join()
     appending.join()
-    assert locked == [True]
+    assert locked and all(locked)  # until the lock for rolling is taken the other thread may begin more than one
     with Journal(tmp_path / "j") as again:
         assert not again.verify()
 

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("starlette")
 
 from penstock.broker import Client, Server
-from penstock.monitor.latency import spread
 from penstock.monitor.service import Service
-from penstock.monitor.snapshot import live
+from penstock.observe.latency import spread
+from penstock.observe.snapshot import live
 
 from .browser import AVAILABLE, Browser
 from .handles import Handles

@@ -22,7 +22,7 @@ from penstock import InvalidArgument
 pytest.importorskip("starlette")
 
 from penstock.monitor.service import Service
-from penstock.monitor.snapshot import live
+from penstock.observe.snapshot import live
 
 from ..cli.command import start
 from .handles import Handles

@@ -19,7 +19,7 @@ from penstock.address import parse
 from penstock.broker import Server
 from penstock.errors import PenstockError
 from penstock.gateway import configuration
-from penstock.monitor.filter import compile_filter
+from penstock.observe.filter import compile_filter
 
 SECRET = "hush-5d1c0f7e"
 
@@ -84,8 +84,8 @@ def test_a_token_in_a_wrong_address_is_not_repeated(address: str) -> None:
 
 def test_a_token_in_an_address_is_not_shown_stored_or_counted_under(tmp_path: Path) -> None:
     from penstock.bridge import Bridge
-    from penstock.cli.recorder import Plan, Recorder
     from penstock.gateway import Gateway
+    from penstock.recording.recorder import Plan, Recorder
 
     with penstock.publisher("tcp://127.0.0.1:0", token=SECRET) as publisher:
         address = f"tcp://127.0.0.1:{publisher.port}?keepalive=5&token={SECRET}"  # type: ignore[attr-defined]

@@ -14,9 +14,8 @@ import pytest
 
 import penstock
 from penstock.gateway import Gateway
-from penstock.monitor.room_reasons import _who
-from penstock.monitor.system import process
 from penstock.secrecy import hidden, hidden_values
+from penstock.system import process, who
 from tests.cli.command import run
 from tests.monitor.handles import Handles
 
@@ -74,7 +73,7 @@ def test_command_lines_of_others_are_shown_without_tokens(secretive: subprocess.
     found = process(secretive.pid)
     assert found is not None and len(found.command) == 300
     assert "--token=*** --token ***" in found.command and "hush" not in found.command
-    assert "hush" not in _who(secretive.pid)
+    assert "hush" not in who(secretive.pid)
 
 
 def test_the_page_shows_no_token_of_a_command_line() -> None:

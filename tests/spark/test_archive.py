@@ -71,6 +71,9 @@ def test_small_files_are_put_together(spark, tmp_path):
     compact(spark, tmp_path / "archive", 2)
     assert len(read_manifest(tmp_path / "archive").files) == 1
     assert positions(before) == positions(history(spark, tmp_path / "archive")) == list(range(1, 401))
+    module.sweep(tmp_path / "archive", dropped=True)
+    plain = spark.read.parquet(str(tmp_path / "archive"))
+    assert positions(plain) == list(range(1, 401)), "whoever reads every file of the directory sees each row once"
 
 
 class Watched:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from penstock.cli import pipeline as command
 from penstock.errors import PenstockError
 from penstock.journal import Journal
-from penstock.monitor.snapshot import live
+from penstock.observe.snapshot import live
 from penstock.spark.pipelines import align, read_manifest, sessions
 
 

@@ -35,6 +35,18 @@ def test_a_broken_promise_is_told(tmp_path: Path) -> None:
     assert "FAIL  two  3 lost" in report.text() and "--seed 7" in report.text()
 
 
+def test_a_leak_of_descriptors_is_seen_and_a_connection_that_comes_and_goes_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leaks, settles = (torture.Report("broker", 20, 7, tmp_path) for _ in range(2))
+    later = iter([43, 44, 42])
+    settles.check_descriptors("clients", [38, 42, 40, *([44] * 17)], lambda: next(later))
+    assert settles.whole
+    monkeypatch.setattr("penstock.torture.report.SETTLE_S", 0)
+    leaks.check_descriptors("clients", list(range(40, 60)), lambda: 60)
+    assert not leaks.whole
+
+
 def test_a_wrong_byte_is_seen() -> None:
     message = record.make(3, 9)
     assert record.look(message) == (3, 9)

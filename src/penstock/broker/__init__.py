@@ -8,28 +8,28 @@ bulk without native code. Importing this loads no native code.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address
+from penstock.address import Address, opener
 
 if TYPE_CHECKING:
-    from penstock.broker.client import AsyncClient, Client
+    from penstock._core import Message
+    from penstock.broker.client import AsyncClient, Client, Publisher, Subscriber
     from penstock.broker.connection import ConnectionLimits
     from penstock.broker.limits import Limits
-    from penstock.broker.publisher import Publisher
     from penstock.broker.server import Server
     from penstock.broker.store import Store
-    from penstock.broker.subscriber import Subscriber
 
 _PLACES = {
     "AsyncClient": "client",
     "Client": "client",
     "ConnectionLimits": "connection",
     "Limits": "limits",
-    "Publisher": "publisher",
+    "Publisher": "client",
     "Server": "server",
     "Store": "store",
-    "Subscriber": "subscriber",
+    "Subscriber": "client",
 }
 
 __all__ = [
@@ -43,6 +43,8 @@ __all__ = [
     "Subscriber",
     "open_publisher",
     "open_subscriber",
+    "publisher",
+    "subscriber",
 ]
 
 
@@ -64,7 +66,7 @@ def open_publisher(
     reconnect: bool = True,
 ) -> Publisher:
     """A publisher for ``broker://HOST:PORT/TOPIC``; the queue, where named, is made first."""
-    from penstock.broker.publisher import Publisher
+    from penstock.broker.client.publisher import Publisher
 
     return Publisher(
         address.host,
@@ -98,9 +100,13 @@ def open_subscriber(
     tls: bool | str | None = None,
     timeout: float = 30.0,
     reconnect: bool = True,
+    on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
-    """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one."""
-    from penstock.broker.subscriber import Subscriber
+    """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one.
+
+    ``on_message`` is called with every message from a thread of its own.
+    """
+    from penstock.broker.client.subscriber import Subscriber
 
     return Subscriber(
         address.host,
@@ -121,4 +127,8 @@ def open_subscriber(
         tls=tls,
         timeout=timeout,
         reconnect=reconnect,
-    )
+    ).call_in_thread(on_message)
+
+
+publisher = opener("broker", open_publisher)
+subscriber = opener("broker", open_subscriber)

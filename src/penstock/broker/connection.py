@@ -180,5 +180,6 @@ class Connection:
     def close(self) -> None:
         """Give everything back."""
         self.session.end()
+        self.scanner.clear()
         self.outbox.clear()
         self.socket.close()

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from penstock.errors import InvalidArgument, PenstockError
+from penstock.errors import InvalidArgument, PenstockError, describe
 from penstock.printable import printable
 
 __all__ = [
@@ -133,16 +133,6 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
             raise
         told(describe(error))
         raise typer.Exit(_code(error)) from None
-
-
-def describe(error: BaseException) -> str:
-    """An error as one sentence: a failure of the system names the file it is about."""
-    if isinstance(error, OSError) and error.strerror:
-        if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
-            return f"{error.filename} is a file, and a directory is wanted there"
-        about = f"{error.filename}: " if error.filename else ""
-        return f"{about}{error.strerror}"
-    return str(error) or type(error).__name__
 
 
 def _code(error: BaseException) -> int:

@@ -14,10 +14,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.recording import STORY, parts, read_story
-from penstock.cli.span import Span, messages, reader
 from penstock.errors import InvalidArgument
-from penstock.monitor import decode
+from penstock.observe import decode
+from penstock.recording.span import Span, messages, reader
+from penstock.recording.story import STORY, parts, read_story
 
 if TYPE_CHECKING:
     from penstock._core import Message

@@ -10,11 +10,12 @@ from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.ls import as_record
 from penstock.cli.target import AddressArgument
-from penstock.monitor import decode
-from penstock.monitor.latency import spread
-from penstock.monitor.memory import seen
-from penstock.monitor.rates import flow
-from penstock.monitor.snapshot import Block, matching
+from penstock.errors import describe
+from penstock.observe import decode
+from penstock.observe.latency import spread
+from penstock.observe.memory import seen
+from penstock.observe.rates import flow
+from penstock.observe.snapshot import Block, matching
 
 app = typer.Typer()
 
@@ -53,12 +54,12 @@ def _latency(block: Block) -> str:
 def room_facts(parts: addresses.Address) -> dict[str, Any]:
     """What a room's own ``describe(address)`` says about an address, where the room has such a function."""
     try:
-        describe = getattr(addresses.room(parts.scheme), "describe", None)
-        return dict(describe(parts)) if describe is not None else {}
+        facts = getattr(addresses.room(parts.scheme), "describe", None)
+        return dict(facts(parts)) if facts is not None else {}
     except ImportError as error:
         return {"error": str(error)}
     except OSError as error:
-        return {"error": exits.describe(error)}
+        return {"error": describe(error)}
 
 
 def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:

@@ -9,9 +9,9 @@ import typer
 
 from penstock.address import without_secrets
 from penstock.cli import show
-from penstock.monitor.memory import seen
-from penstock.monitor.rates import flow
-from penstock.monitor.snapshot import Block, matching
+from penstock.observe.memory import seen
+from penstock.observe.rates import flow
+from penstock.observe.snapshot import Block, matching
 
 app = typer.Typer()
 

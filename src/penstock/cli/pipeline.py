@@ -62,11 +62,11 @@ def pipeline(
 
     Example: [green]penstock pipeline quality --from /var/lib/measurements --to report[/] writes report/quality.html
     """
-    from penstock.spark.pipelines.interval import seconds
+    from penstock.quantities import interval_s
 
     if once and every is not None:
         raise InvalidArgument("give --once or --every, not both")
-    pause = None if every is None else seconds(every)
+    pause = None if every is None else interval_s(every, "--every")
     settings = dict(_pair(text) for text in option or ())
     run = _prepared(name, source, target, settings, topics, again=pause is not None)
     with _session(master) as spark, _Progress(name, source, as_json) as progress:

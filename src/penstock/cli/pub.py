@@ -146,7 +146,7 @@ def _properties(publisher: Publisher, given: list[str] | None, address: str) -> 
     if pairs and not carried:
         raise InvalidArgument(f"{address}: messages of this reach have no properties")
     if carried:
-        from penstock.monitor.trace import inject
+        from penstock.observe.trace import inject
 
         inject(pairs)
     return {"properties": pairs} if pairs else {}

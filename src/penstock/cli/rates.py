@@ -11,8 +11,8 @@ import typer
 from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument
-from penstock.monitor.rates import PRODUCERS, flow
-from penstock.monitor.snapshot import Block, live, matching
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Block, live, matching
 
 hz_app = typer.Typer()
 bw_app = typer.Typer()

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.recorder import Plan, Recorder
-from penstock.cli.recording import topic_of
-from penstock.cli.target import duration_s, is_size, live_addresses, size_bytes
+from penstock.cli.target import live_addresses
 from penstock.errors import InvalidArgument
+from penstock.quantities import duration_s, is_size, size_bytes
+from penstock.recording.recorder import Plan, Recorder
+from penstock.recording.story import topic_of
 
 app = typer.Typer()
 

@@ -19,8 +19,8 @@ from penstock.cli.start import start_options
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.errors import InvalidArgument
 from penstock.journal.layout import MARKER_NAME
-from penstock.monitor import decode
-from penstock.monitor.filter import compile_filter
+from penstock.observe import decode
+from penstock.observe.filter import compile_filter
 
 if TYPE_CHECKING:
     from penstock._core import Message

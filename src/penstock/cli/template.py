@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Callable
 
 from penstock.errors import InvalidArgument
-from penstock.monitor.decode import iso_time
+from penstock.quantities import iso_time
 
 __all__ = ["compile_template", "is_template"]
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import show
-from penstock.monitor.rates import flow
-from penstock.monitor.watcher import Look, State, Watcher, summary
+from penstock.observe.rates import flow
+from penstock.observe.watcher import Look, State, Watcher, summary
 from penstock.printable import printable
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.target import AddressArgument, OptionList, with_options
-from penstock.monitor.reasons import explain, explain_filter
+from penstock.observe.explain import explain, explain_filter
 
 app = typer.Typer()
 

@@ -107,7 +107,7 @@ class ProcessModule(Module):
         self.sent = 0
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
-        self._closed = self._pumping = False
+        self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # who of the two threads closes everything
         self._handled = self._begun = 0
         self._seen_handled, self._seen_s = -1, 0.0
@@ -307,6 +307,7 @@ class ProcessModule(Module):
 
     def _end_process(self) -> None:
         if self.process is None:
+            self._await_hang_up()
             return
         try:
             self.process.wait(self._launch.grace_period_s if self._closing.is_set() and self.dead is None else 0)
@@ -316,6 +317,17 @@ class ProcessModule(Module):
                             self._launch.grace_period_s)  # fmt: skip
             self.process.kill()
             self.process.wait()
+
+    def _await_hang_up(self) -> None:
+        """A process that somebody else started has ended when its end of the control socket closes."""
+        if not self._closing.is_set() or self.dead is not None or self._thread is threading.current_thread():
+            return
+        self._thread.join(self._launch.grace_period_s)
+        if self._thread.is_alive():
+            self._abandoned = True
+
+    def _process_ended(self) -> bool:
+        return self._abandoned if self.process is None else self.process.poll() is not None
 
     def _status(self) -> str:
         if self.process is None:
@@ -349,7 +361,7 @@ class ProcessModule(Module):
         while ended is None:
             self._forward()
             self._passes += 1
-            if self._closing.is_set() and (self.process is None or self.process.poll() is not None):
+            if self._closing.is_set() and self._process_ended():
                 break
             for number, _ in poll.poll(1000):
                 if number == self._wake_read:

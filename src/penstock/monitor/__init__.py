@@ -1,7 +1,6 @@
-"""What a user sees of running systems: counters of every live process, decoded messages, the page.
+"""The page: what ``penstock.observe`` sees, served to a browser and to Prometheus.
 
-Nothing here subscribes to what it shows unless it is asked for messages; counts come from the pages that every process
-keeps anyway. The parts are loaded when used: importing this loads nothing else.
+The parts are loaded when used: importing this loads nothing else.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.monitor.latency import BOUNDS_NS
-from penstock.monitor.watcher import Look, Watcher
+from penstock.observe.latency import BOUNDS_NS
+from penstock.observe.watcher import Look, Watcher
 
 __all__ = ["Collector", "exposition"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.monitor.rates import flow
-from penstock.monitor.topology import graph, place_of
-from penstock.monitor.watcher import Look, State, summary
+from penstock.observe.rates import flow
+from penstock.observe.topology import graph, place_of
+from penstock.observe.watcher import Look, State, summary
 
 __all__ = ["handle_record", "state_record"]
 

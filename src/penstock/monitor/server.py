@@ -34,7 +34,7 @@ from penstock.address import is_loopback
 from penstock.errors import PenstockError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.report import state_record
-from penstock.monitor.watcher import Watcher
+from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
 

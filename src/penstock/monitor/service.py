@@ -14,7 +14,7 @@ import uvicorn
 from penstock.address import is_loopback
 from penstock.errors import InvalidArgument
 from penstock.monitor.server import Settings, application
-from penstock.monitor.watcher import Watcher
+from penstock.observe.watcher import Watcher
 
 __all__ = ["Service"]
 

@@ -14,9 +14,9 @@ from typing import Any
 import penstock
 from penstock import address as addresses
 from penstock.errors import CapacityError, InvalidArgument, RefusedError
-from penstock.monitor import decode
-from penstock.monitor.filter import compile_filter
-from penstock.monitor.snapshot import live
+from penstock.observe import decode
+from penstock.observe.filter import compile_filter
+from penstock.observe.snapshot import live
 
 __all__ = ["follow", "tail_address"]
 

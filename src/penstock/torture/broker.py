@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock.torture import record
-from penstock.torture.crew import Crew, grown, wait_until
+from penstock.torture.crew import Crew, descriptors, grown, wait_until
 from penstock.torture.relay import Relay
 from penstock.torture.report import Report
 from penstock.torture.soak import free_port
@@ -27,7 +27,7 @@ def run(report: Report, chance: random.Random) -> None:
     port = free_port()
     cuts = 0
     restarts: list[float] = []
-    descriptors: list[int] = []
+    samples: list[int] = []
     with Crew(report.directory) as crew, Relay(port) as relay:
         address = f"broker://127.0.0.1:{relay.port}/torture"
         command = [sys.executable, "-m", "penstock", "broker", str(report.directory / "broker"), str(port)]
@@ -62,7 +62,8 @@ def run(report: Report, chance: random.Random) -> None:
             server.start()
             wait_until(lambda size=size: _size(report) > size, 60, "publishing goes on")  # type: ignore[misc]
             restarts.append(time.monotonic() - began)
-            descriptors.append(sum(worker.descriptors() for worker in publishers + consumers))
+            samples.append(descriptors(publishers + consumers))
+        report.check_descriptors("clients", samples, lambda: descriptors(publishers + consumers))
         codes = [worker.end() for worker in publishers]
         confirmed = {key for i in range(PUBLISHERS) for key in _keys(_publisher_log(report, i))}
         caught_up = True
@@ -76,7 +77,6 @@ def run(report: Report, chance: random.Random) -> None:
             caught_up = False
         codes += [worker.end() for worker in consumers] + [server.end()]
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
-    report.check_descriptors("clients", descriptors)
     lost = sum(len(confirmed - _delivered(report, i)) for i in range(CONSUMERS))
     report.facts.update({"confirmed": len(confirmed), "connections cut": cuts})
     report.facts["restart to next confirm, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)

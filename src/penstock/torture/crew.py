@@ -129,6 +129,11 @@ class Crew:
             worker.kill()
 
 
+def descriptors(workers: list[Worker]) -> int:
+    """How many descriptors those of them that live have open together."""
+    return sum(worker.descriptors() for worker in workers if worker.alive)
+
+
 def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None:
     """Poll until the condition holds; ``TimeoutError`` names what did not come."""
     deadline = time.monotonic() + timeout

@@ -60,7 +60,7 @@ def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
     received = report.directory / "received.log"
     wait_until(lambda: grown(received, 100 * record.ENTRY.size), 120, "messages flow")
     ever: dict[int, str] = {}  # with the time each began: a pid is used again
-    descriptors: list[int] = []
+    samples: list[int] = []
     restarts: list[float] = []
     for _ in range(report.kills):
         time.sleep(chance.uniform(0, 0.1))
@@ -75,13 +75,13 @@ def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
         size = received.stat().st_size + 10 * record.ENTRY.size
         wait_until(lambda size=size: grown(received, size), 60, "messages flow again")  # type: ignore[misc]
         restarts.append(time.monotonic() - began)
-        descriptors.append(gateway.descriptors())
+        samples.append(gateway.descriptors())
+    report.check_descriptors("gateway", samples, gateway.descriptors)
     last = _child(gateway)
     ever[last] = _began(last)
     code = gateway.end()
     report.check("the gateway ends when asked to", code, code == 0)
     report.facts["restart to next message, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
-    report.check_descriptors("gateway", descriptors)
     left = [pid for pid, began in ever.items() if _lives(pid) and _began(pid) == began]
     report.check("no process is left", left or "none", not left)
     _judge(report, gateway)

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 
 from penstock.torture import record
-from penstock.torture.crew import Crew, Worker
+from penstock.torture.crew import Crew, Worker, descriptors
 from penstock.torture.relay import Relay
 from penstock.torture.report import Report
 from penstock.torture.soak import free_port
@@ -30,7 +30,7 @@ def run(report: Report, chance: random.Random) -> None:
         for worker in publishers + subscribers:
             crew.wait_moving(worker)
         cuts = 0
-        descriptors: list[int] = []
+        samples: list[int] = []
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.05))
             victim = chance.choice(publishers + subscribers)
@@ -43,12 +43,12 @@ def run(report: Report, chance: random.Random) -> None:
                 victim.kill()
                 victim.start()
                 crew.wait_moving(victim)
-            descriptors.append(sum(worker.descriptors() for worker in publishers if worker.alive))
+            samples.append(descriptors(publishers))
         stuck = sum(not crew.moves(worker) for worker in publishers + subscribers)
         report.check("who lives goes on after the last kill", f"{stuck} stuck", stuck == 0)
+        report.check_descriptors("publishers", samples, lambda: descriptors(publishers))
         codes = [worker.end() for worker in publishers + subscribers]
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
-    report.check_descriptors("publishers", descriptors)
     report.facts["connections cut"] = cuts
     _judge(report, subscribers)
 

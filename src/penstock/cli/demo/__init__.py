@@ -30,6 +30,7 @@ def demo(
     directory: Annotated[Path, typer.Option(help="Where the data goes, a new folder for each run.")] = Path(
         "penstock-demo"
     ),
+    archive_every: Annotated[float, typer.Option(min=0.0, help="Seconds between two rounds of Spark's archive.")] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the closing numbers as one JSON object.")] = False,
 ) -> None:
     """The whole system at work: sensors over bus, shared memory, TCP and broker, recorded, analysed, watched, counted.
@@ -40,4 +41,4 @@ def demo(
     """
     from penstock.cli.demo.conductor import conduct
 
-    conduct(None if forever else seconds, not no_spark, port, directory, as_json)
+    conduct(None if forever else seconds, None if no_spark else archive_every, port, directory, as_json)

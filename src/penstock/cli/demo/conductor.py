@@ -30,11 +30,16 @@ SOURCES = {
 }  # fmt: skip
 
 
-def conduct(seconds: float | None, spark: bool, port: int, directory: Path, as_json: bool) -> None:
-    """The whole demo; ends by ``typer.Exit`` with code 4 when something was lost."""
+def conduct(seconds: float | None, archive_every_s: float | None, port: int, directory: Path, as_json: bool) -> None:
+    """The whole demo, without Spark when ``archive_every_s`` is None.
+
+    Ends by ``typer.Exit`` with code 4 when something was lost.
+    """
     place = directory / time.strftime("%Y%m%d-%H%M%S")
     place.mkdir(parents=True)
-    with Demo(place, spark and _spark_is_there(), port) as demo:
+    if archive_every_s is not None and not _spark_is_there():
+        archive_every_s = None
+    with Demo(place, archive_every_s, port) as demo:
         with contextlib.suppress(KeyboardInterrupt, exits.Terminated):
             demo.start()
             demo.show(seconds)
@@ -77,8 +82,8 @@ def reach_is_there(reach: str) -> bool:
 class Demo:
     """The parts, in the order of their starting."""
 
-    def __init__(self, place: Path, spark: bool, port: int) -> None:
-        self.place, self.spark = place, spark
+    def __init__(self, place: Path, archive_every_s: float | None, port: int) -> None:
+        self.place, self.spark, self.archive_every_s = place, archive_every_s is not None, archive_every_s
         self.parts: dict[str, Part] = {}
         self.reaches = [reach for reach in SOURCES if reach_is_there(reach)]
         self.began = time.monotonic()
@@ -119,7 +124,10 @@ class Demo:
         self._begin("edge", {"links": links, "awaited": awaited})
         self.began = time.monotonic()
         if self.spark:
-            lake = {"directory": str(self.place / "lake"), "recording": str(self.place / "recording")}
+            lake = {
+                "directory": str(self.place / "lake"), "recording": str(self.place / "recording"),
+                "archive_every_s": self.archive_every_s,
+            }  # fmt: skip
             (self.place / "lake").mkdir()
             self.parts["lake"] = Part("lake", lake, self.place / "lake.log")
 
@@ -154,7 +162,7 @@ class Demo:
                 time.sleep(0.25)
 
     def _measure_memory(self) -> None:
-        from penstock.monitor.system import tree_bytes
+        from penstock.system import tree_bytes
 
         self.most_memory = max(self.most_memory, tree_bytes())
 
@@ -189,8 +197,8 @@ class Demo:
         recorded = recorder.get("recorded", {})
         lake = self.parts["lake"].report if "lake" in self.parts else {}
         lost = sum(max(0, row["published"] - row["delivered"]) for row in counted)
-        stored = lake.get("parquet", {}).get("rows", {})
-        archived = not self.spark or sum(stored.values()) == recorded.get("messages")
+        stored = lake.get("parquet", {})
+        archived = not self.spark or stored.get("rows") == stored.get("plain_rows") == recorded.get("topics")
         return {
             "seconds": round(self.flowed_s, 3), "reaches": counted, "recorded": recorded, "lost": lost,
             "spark": {key: lake[key] for key in ("archive", "parquet", "rollup", "quality") if key in lake},

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.demo.part import Stage
-from penstock.cli.recording import STORY
+from penstock.recording.story import STORY
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-EVERY_S = 3.0
 SETTINGS: dict[str, Any] = {
     "spark.driver.memory": "900m",
     "spark.ui.enabled": "false",
@@ -36,7 +35,7 @@ def run(stage: Stage) -> None:
     counters = _core.Counters("spark", "pipeline", f"archive <- journal:{stage.configuration['recording']}")
     done = {"rows": 0, "rounds": 0}
     try:
-        while not stage.stop.wait(EVERY_S):
+        while not stage.stop.wait(stage.configuration["archive_every_s"]):
             _archive(spark, stage, place, counters, done)
         _archive(spark, stage, place, counters, done)
         stage.tell(**_finish(spark, place), finished=True)
@@ -62,13 +61,18 @@ def _archive(spark: SparkSession, stage: Stage, place: Path, counters: Any, done
 
 
 def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
-    """Rows counted from the files themselves, a rollup of the temperatures, and the quality of every topic."""
+    """Rows counted as a user reads them, a rollup of the temperatures, and the quality of every topic.
+
+    A user may ask the archive or read the directory as plain Parquet: both must give every row once.
+    """
     from pyspark.sql import functions as F
 
     from penstock.spark.pipelines import quality, report, rollup
+    from penstock.spark.pipelines.archive import history, sweep
 
-    stored = spark.read.parquet(str(place / "archive")).where(f"topic != '{STORY}'")
-    rows = {row["topic"]: row["count"] for row in stored.groupBy("topic").count().collect()}
+    sweep(place / "archive", dropped=True)  # nobody else reads the demo's archive
+    stored = history(spark, place / "archive").where(f"topic != '{STORY}'")
+    plain = spark.read.parquet(str(place / "archive")).where(f"topic != '{STORY}'")
     decoded = stored.where("topic = 'temperature'").withColumn(
         "value", F.from_json(F.col("payload").cast("string"), "n long, device string, celsius double")
     )
@@ -82,7 +86,12 @@ def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
     faults = figures.agg(*(F.sum(name).alias(name) for name in ("missing", "duplicates", "out_of_order"))).first()
     assert faults is not None
     return {
-        "parquet": {"rows": rows, "directory": str(place / "archive")},
+        "parquet": {"rows": _count(stored), "plain_rows": _count(plain), "directory": str(place / "archive")},
         "rollup": {"rows": written.count(), "readings": written.agg(F.sum("readings")).first()[0]},  # type: ignore[index]
         "quality": {**{name: int(value or 0) for name, value in faults.asDict().items()}, "page": str(page)},
     }
+
+
+def _count(frame: DataFrame) -> dict[str, int]:
+    """Rows of each topic."""
+    return {row["topic"]: row["count"] for row in frame.groupBy("topic").count().collect()}

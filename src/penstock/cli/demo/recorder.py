@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock.cli.demo.part import Stage
-from penstock.cli.recorder import Plan, Recorder
+from penstock.recording.recorder import Plan, Recorder
 
 
 def run(stage: Stage) -> None:

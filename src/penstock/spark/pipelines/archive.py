@@ -282,11 +282,15 @@ def _put(aside: Path, root: Path, folders: dict[Path, Path], name: str) -> dict[
     return files
 
 
-def sweep(directory: str | os.PathLike[str]) -> int:
-    """Remove what no manifest names: the leftovers of a round that died. Gives how many files."""
+def sweep(directory: str | os.PathLike[str], *, dropped: bool = False) -> int:
+    """Remove what no manifest names: the leftovers of a round that died. Gives how many files.
+
+    With ``dropped`` also the files that compaction put together into others: only when nobody is reading. Until then
+    a reader that ignores the manifest and takes every file of the directory sees their rows twice.
+    """
     root = Path(directory)
     manifest = read_manifest(root)
-    named = {*manifest.files, *manifest.dropped}
+    named = {*manifest.files, *(() if dropped else manifest.dropped)}
     swept = 0
     for path in root.glob("topic=*/date=*/*.parquet"):
         if str(path.relative_to(root)) not in named:

@@ -1,0 +1,173 @@
+"""Client and AsyncClient: the broker's verbs as methods, over one implementation of the protocol.
+
+A client is used by one thread (or one event loop) at a time; ``close`` may be called by any thread. It connects when it
+is first used, connects again by itself, and sends again what was not confirmed; a message is stored once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.broker.client.dialogue import Dialogue, Pending
+from penstock.broker.client.link import Link
+from penstock.broker.client.requests import Requests
+from penstock.errors import ClosedError, ProtocolError
+
+if TYPE_CHECKING:
+    from penstock.broker.client.subscriber import Subscriber
+
+
+def tls_context(tls: bool | str | Path | ssl.SSLContext | None) -> ssl.SSLContext | None:
+    """None: plain. True: the system's authorities. A path: the authority's certificate. A context: as it is."""
+    if tls is None or tls is False or isinstance(tls, ssl.SSLContext):
+        return tls or None
+    return ssl.create_default_context(cafile=None if tls is True else str(tls))
+
+
+class _Base(Requests):
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9876,
+        *,
+        token: str | None = None,
+        tls: bool | str | Path | ssl.SSLContext | None = None,
+        name: str = "",
+        timeout: float = 30.0,
+        reconnect: bool = True,
+    ) -> None:
+        self._options: dict[str, Any] = {"token": token, "tls": tls}
+        self._timeout = timeout
+        self._dialogue = Dialogue(token=token, name=name)
+        self._link = Link(
+            host, port, self._dialogue, tls=tls_context(tls), reconnect=reconnect, connect_timeout=timeout
+        )
+
+    @property
+    def journal(self) -> str:
+        """The identity of the broker's store; empty before the first answer."""
+        return self._dialogue.journal
+
+    @property
+    def connections(self) -> int:
+        """How often this client has connected."""
+        return self._link.connections
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._link.closed
+
+    def subscribe(self, queue: str = "", **options: Any) -> Subscriber:
+        """A consumer of a queue, over a connection of its own."""
+        from penstock.broker.client.subscriber import Subscriber
+
+        return Subscriber(self._link.host, self._link.port, queue=queue, **{**self._options, **options})
+
+    def _advance(self) -> None:
+        """Everything that can be done without waiting."""
+        self._link.pump()
+        try:
+            while self._dialogue.step():
+                pass
+        except ProtocolError as error:
+            self._link.lost(error)
+        self._link.send()
+
+
+class Client(_Base):
+    """The synchronous client: a method returns when the broker has answered."""
+
+    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+        deadline = time.monotonic() + self._timeout
+        while not pending.done:
+            self._advance()
+            if pending.done:
+                break
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(self._link.silence(self._timeout))
+            self._link.wait(left)
+        return convert(pending.result())
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._link.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncClient(_Base):
+    """The client for asyncio: methods give something to await. Many may be awaited at a time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._waiting: deque[tuple[Pending, asyncio.Future[None]]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+        return self._answer(pending, convert)
+
+    async def _answer(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._loop.add_reader(self._link.fileno(), self._ready)
+        self._ready()
+        if not pending.done:
+            future = self._loop.create_future()
+            self._waiting.append((pending, future))
+            async with asyncio.timeout(self._timeout):
+                await future
+        return convert(pending.result())
+
+    def _ready(self) -> None:
+        """Called by the loop when the descriptor is readable, and by the timer while there is no connection."""
+        assert self._loop is not None
+        if self._link.closed:
+            return
+        with contextlib.suppress(Exception):  # whoever waits is told through its question
+            self._advance()
+        while self._waiting and self._waiting[0][0].done:
+            future = self._waiting.popleft()[1]
+            if not future.done():
+                future.set_result(None)
+        if self._timer is None and not self._dialogue.ready and self._waiting:
+            self._timer = self._loop.call_later(0.02, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self._ready()
+
+    def close(self) -> None:
+        """Give the connection back."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self._link.fileno())
+            self._loop.call_soon_threadsafe(self._tell_closed)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._link.close()
+
+    def _tell_closed(self) -> None:
+        """Nobody will answer those who still wait."""
+        while self._waiting:
+            future = self._waiting.popleft()[1]
+            if not future.done():
+                future.set_exception(ClosedError("this client was closed while it waited"))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()

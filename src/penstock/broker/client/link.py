@@ -1,0 +1,268 @@
+"""Link: a dialogue with the socket under it. Connects and connects again by itself; nothing here waits.
+
+``pump`` does what can be done now: connecting, the TLS handshake, sending, receiving. Who wants to wait polls
+``fileno()`` for ``interest()``. Used by one thread at a time; ``close`` by any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+
+from penstock.broker.client.dialogue import Dialogue
+from penstock.errors import ClosedError, ProtocolError
+
+RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
+
+
+class Link:
+    """One client's connection, over and over."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        dialogue: Dialogue,
+        *,
+        tls: ssl.SSLContext | None = None,
+        reconnect: bool = True,
+        connect_timeout: float = 10.0,
+    ) -> None:
+        self.host, self.port = host, port
+        self.dialogue = dialogue
+        self.closed = False
+        self.connections = 0
+        self._tls = tls
+        self._reconnect = reconnect
+        self._give_up_s = connect_timeout
+        self._socket: socket.socket | None = None
+        self._connecting = False
+        self._shaking = False
+        self._retry_at = 0.0
+        self._pause = RETRY_S[0]
+        self._error: Exception | None = None
+        self._down_since = time.monotonic()
+        self._poll = select.epoll()  # what fileno() gives: it stays the same over reconnects
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._mask = 0
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+
+    # --- the descriptor
+
+    def fileno(self) -> int:
+        """Readable when ``pump`` has something to do."""
+        return self._poll.fileno()
+
+    def _interest(self) -> None:
+        if self._socket is None:
+            return
+        mask = select.EPOLLIN
+        if self._connecting or self.dialogue.outgoing() is not None:
+            mask |= select.EPOLLOUT
+        if mask != self._mask:
+            self._poll.modify(self._socket, mask)
+            self._mask = mask
+
+    def wait(self, timeout: float | None) -> bool:
+        """Sleep until there is something to do; False when the time is over."""
+        with self._lock:
+            self._interest()
+        if self.closed:
+            raise ClosedError("this client was closed")
+        if self._socket is None:
+            left = max(0.0, self._retry_at - time.monotonic())
+            timeout = left if timeout is None else min(left, timeout)
+        try:
+            found = self._poll.poll(-1 if timeout is None else timeout)
+        except (ValueError, OSError):
+            raise ClosedError("this client was closed") from None
+        return bool(found) or self._socket is None
+
+    def wake(self) -> None:
+        """End a ``wait`` of another thread."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    # --- doing
+
+    def pump(self) -> None:
+        """Do what can be done now, without waiting."""
+        with self._lock:
+            self._pump()
+
+    def _pump(self) -> None:
+        if self.closed or os.getpid() != self._pid:
+            self._drop_socket()
+            raise ClosedError("this client was closed")
+        if self.dialogue.refused is not None and self._socket is None:
+            raise self.dialogue.refused
+        try:
+            if self._socket is None:
+                self._connect()
+            elif self._connecting:
+                self._connected()
+            elif self._shaking:
+                self._handshake()
+            else:
+                self._send()
+                self._receive()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
+            pass
+        except (OSError, ProtocolError) as error:
+            self._lost(error)
+        self._interest()
+
+    def _connect(self) -> None:
+        now = time.monotonic()
+        if now < self._retry_at:
+            return
+        if self.connections and not self._reconnect:
+            raise ConnectionError("the connection was lost")
+        family, kind, _, _, address = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+        self._socket = socket.socket(family, kind)
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connecting = True
+        self._mask = select.EPOLLOUT
+        self._poll.register(self._socket, self._mask)
+        code = self._socket.connect_ex(address)
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, os.strerror(code))
+        if code == 0:
+            self._connected()
+
+    def _connected(self) -> None:
+        assert self._socket is not None
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        if not writable.poll(0):
+            return
+        self._connecting = False
+        if self._tls is not None:
+            self._poll.unregister(self._socket)
+            self._socket = self._tls.wrap_socket(self._socket, server_hostname=self.host, do_handshake_on_connect=False)
+            self._poll.register(self._socket, select.EPOLLIN)
+            self._mask = select.EPOLLIN
+            self._shaking = True
+            self._handshake()
+        else:
+            self._introduce()
+
+    def _handshake(self) -> None:
+        assert isinstance(self._socket, ssl.SSLSocket)
+        self._socket.do_handshake()
+        self._shaking = False
+        self._introduce()
+
+    def _introduce(self) -> None:
+        self.connections += 1
+        self.dialogue.connected()
+        self._send()
+
+    def send(self) -> None:
+        """Send what the socket takes now. That the connection is lost is found by the next ``pump``."""
+        with contextlib.suppress(OSError):
+            self._send()
+
+    def _send(self) -> None:
+        sock = self._socket
+        if sock is None or self._connecting or self._shaking:
+            return
+        try:
+            while (data := self.dialogue.outgoing()) is not None:
+                self.dialogue.sent(sock.send(data))
+        except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+            pass
+
+    def _receive(self) -> None:
+        sock = self._socket
+        assert sock is not None
+        if isinstance(sock, ssl.SSLSocket):
+            data = sock.recv(262_144)
+            if not data:
+                raise ConnectionError("the broker closed the connection")
+            self.dialogue.scanner.feed(data)
+        else:
+            got = self.dialogue.scanner.receive(sock.fileno())
+            if got == 0:
+                raise ConnectionError("the broker closed the connection")
+        if self.dialogue.ready:
+            self._pause = RETRY_S[0]
+
+    def lost(self, error: Exception) -> None:
+        """The peer broke the protocol: go on with a new connection."""
+        self._lost(error)
+
+    def _lost(self, error: Exception) -> None:
+        was_ready = self.dialogue.ready
+        while True:  # what came before the end counts
+            try:
+                if not self.dialogue.step():
+                    break
+            except ProtocolError:
+                break
+        self._drop_socket()
+        self.dialogue.disconnected()
+        now = time.monotonic()
+        if was_ready:
+            self._down_since = now
+        self._retry_at = now + self._pause
+        self._pause = min(self._pause * 2, RETRY_S[1])
+        self._error = error
+        if self.dialogue.refused is None and (
+            (self.connections and not self._reconnect) or now - self._down_since > self._give_up_s
+        ):
+            self.dialogue.fail(ClosedError(f"no connection to the broker at {self.host}:{self.port}: {error}"))
+
+    def _drop_socket(self) -> None:
+        if self._socket is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(self._socket)
+            self._socket.close()
+        self._socket = None
+        self._connecting = self._shaking = False
+        self._mask = 0
+
+    def silence(self, waited_s: float) -> str:
+        """No answer for so long, as a sentence that says why where that is known."""
+        said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
+        return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
+
+    def finish(self, farewell: bytes) -> None:
+        """Send what is pending and a last line if the socket takes it now, then close."""
+        if not self.closed and self._lock.acquire(timeout=0.1):
+            try:
+                self.dialogue.tell(farewell)
+                self.send()
+            finally:
+                self._lock.release()
+        self.close()
+
+    def close(self) -> None:
+        """Give everything back."""
+        if self.closed:
+            return
+        self.closed = True
+        self.wake()
+        if self._lock.acquire(timeout=1.0):  # a thread that is in pump sees `closed` at its next turn
+            try:
+                self._drop_socket()
+            finally:
+                self._lock.release()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self._drop_socket()
+            self._poll.close()
+            os.close(self._wake)

@@ -1,0 +1,195 @@
+"""Publisher: messages to one topic, for ``broker://`` addresses.
+
+``publish`` returns when the message is on disk. With ``unconfirmed=N`` it waits only while N messages are under way;
+``flush`` waits for all of them, and an error of one is raised by the next call. A queue's name makes that queue before
+the first message, so that it misses none.
+
+One thread at a time; ``close`` and ``ledger`` by any thread.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import channel
+from penstock._core import Counters
+from penstock._core.broker import reserve
+from penstock.broker import words
+from penstock.broker.client.clients import Client
+from penstock.broker.client.requests import encode_many, publish_options
+from penstock.channel import Ledger, check_timeout
+from penstock.errors import ClosedError, InvalidArgument
+
+if TYPE_CHECKING:
+    from penstock._core import Batch, Draft, Message
+    from penstock.broker.client.dialogue import Pending, Properties
+    from penstock.channel import Buffer
+
+CHUNK = 8192  # messages of publish_many that are made ready at a time
+LOOK_S = 0.02  # how often wait_ready looks
+
+
+class Publisher(channel.Publisher):
+    """A publisher to one topic of a broker."""
+
+    carries_properties = carries_properties_of_many = True
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9876,
+        topic: str = words.DEFAULT_TOPIC,
+        *,
+        queue: str = "",
+        unconfirmed: int = 0,
+        ttl_s: float | None = None,
+        token: str | None = None,
+        tls: bool | str | Path | ssl.SSLContext | None = None,
+        timeout: float = 30.0,
+        reconnect: bool = True,
+    ) -> None:
+        if unconfirmed < 0:
+            raise InvalidArgument(f"unconfirmed={unconfirmed} must be 0 or more messages")
+        self.topic = words.check_topic(topic)
+        self.position: int | None = None  #: of the last message that was confirmed
+        self._unconfirmed = unconfirmed
+        self._options = publish_options(None, ttl_s, None, None)
+        self._under_way: deque[Pending] = deque()
+        self._count = 0  # of messages under way
+        self._counters = Counters("broker", "publisher", f"{host}:{port}/{topic}")
+        self._final: Ledger | None = None
+        self._client = Client(host, port, token=token, tls=tls, timeout=timeout, reconnect=reconnect)
+        try:
+            if queue:
+                self._client.queue(queue, create=True, topics=topic)
+            else:
+                self._client.ping()
+        except BaseException:
+            self.close()
+            raise
+
+    def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
+        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
+        self._check()
+        self._send([data], words.encode_properties(properties))
+        self._settle(self._unconfirmed)
+        return None
+
+    def publish_many(
+        self,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> int:
+        """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
+        return self._publish_all(batch, encode_many(properties))
+
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Publish messages of any reach with the properties they have; gives how many were published."""
+        if isinstance(batch, list):  # which brings its bytes alone
+            return self.publish_many(batch, properties=[message.properties for message in batch])
+        return self._publish_all(batch, None)
+
+    def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
+        self._check()
+        items: Any = batch if hasattr(batch, "__len__") else list(batch)
+        if isinstance(properties, list) and len(properties) != len(items):
+            raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
+        if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
+            if len(items):
+                self._send(items, properties)
+        else:
+            for begin in range(0, len(items), CHUNK):
+                part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
+                self._send(items[begin : begin + CHUNK], part)
+                self._settle(max(self._unconfirmed, 4 * CHUNK))
+        self._settle(self._unconfirmed)
+        return len(items)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        self._check()
+        return reserve(self.publish, size)
+
+    def _send(self, items: Any, properties: Properties) -> None:
+        dialogue = self._client._dialogue
+        pending = dialogue.publish(self.topic, items, self._options, properties)
+        self._under_way.append(pending)
+        self._count += pending.count
+        self._counters.add("matched", pending.count)
+        self._client._link.send()
+
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many messages are under way."""
+        while self._count > most:
+            self._collect(self._under_way.popleft())
+        while self._under_way and self._under_way[0].done:
+            self._collect(self._under_way.popleft())
+
+    def _collect(self, pending: Pending) -> None:
+        count = pending.count
+        self._count -= count
+        try:
+            span = self._client._finish(pending, lambda found: found)
+        except words.Refusal:
+            self._counters.drop("refused", count)
+            raise
+        except BaseException:
+            self._counters.drop("error", count)
+            raise
+        self._counters.add("delivered", count)
+        self.position = span[1]
+
+    def flush(self) -> None:
+        """Wait until everything published is on disk."""
+        self._check()
+        self._settle(0)
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many consumers are there whose queues take this topic."""
+        timeout = check_timeout(timeout)
+        self._check()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self._client.peers(self.topic)[1] < subscribers:
+            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+        return True
+
+    def _check(self) -> None:
+        if self._client.closed:
+            raise ClosedError("this publisher was closed")
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts; delivered means on disk."""
+        if self._final is not None:
+            return self._final
+        found = self._counters.snapshot()
+        dropped = {reason: count for reason, count in found["dropped"].items() if count}
+        matched, delivered = found["matched"], found["delivered"]
+        in_flight = matched - delivered - sum(dropped.values())
+        return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
+
+    def close(self) -> None:
+        """Wait for what is under way, then give the connection back."""
+        if self._client.closed:
+            return
+        try:
+            if self._under_way:
+                self._settle(0)
+        finally:
+            self._client.close()
+            self._final = self.ledger
+            self._counters.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._client.closed

@@ -1,0 +1,234 @@
+"""What a client can ask a broker for: one method each, the same for ``Client`` and ``AsyncClient``.
+
+A method makes the question and hands it to ``_finish``, which waits in the way of its class: the sync client gives the
+answer, the asyncio client something to await.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker import words
+from penstock.broker.client.dialogue import Dialogue, Pending
+from penstock.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from penstock.channel import Buffer
+
+
+class Requests(ABC):
+    """Questions and answers. What a method gives is an answer, or awaitable, as the class is."""
+
+    _dialogue: Dialogue
+
+    @abstractmethod
+    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+        """Wait for the answer and convert it."""
+
+    # --- publishing
+
+    def publish(
+        self,
+        topic: str,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        ttl_s: float | None = None,
+        delay_s: float | None = None,
+        at_ns: int | None = None,
+    ) -> Any:
+        """Publish one message; its position, once it is on disk."""
+        options = publish_options(message_id, ttl_s, delay_s, at_ns)
+        pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties))
+        return self._finish(pending, lambda span: span[1])
+
+    def publish_many(
+        self,
+        topic: str,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        ttl_s: float | None = None,
+    ) -> Any:
+        """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each."""
+        items = batch if hasattr(batch, "__len__") else list(batch)
+        options = publish_options(None, ttl_s, None, None)
+        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties)), _same)
+
+    def stage(
+        self,
+        transaction: str,
+        topic: str,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> Any:
+        """Keep messages at the broker until ``commit``; how many."""
+        items = batch if hasattr(batch, "__len__") else list(batch)
+        return self._finish(self._dialogue.stage(transaction, topic, items, encode_many(properties)), _same)
+
+    def commit(self, transaction: str, parts: Iterable[str] = ()) -> Any:
+        """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again)."""
+        return self._finish(self._dialogue.ask(" ".join(["COMMIT", transaction, *parts])), _committed)
+
+    def abort(self, transaction: str) -> Any:
+        """Forget what was staged."""
+        return self._finish(self._dialogue.ask(f"ABORT {transaction}"), _nothing)
+
+    # --- queues
+
+    def queue(self, name: str, *, create: bool = False, **options: Any) -> Any:
+        """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter."""
+        line = f"QUEUE {words.check_queue(name)} {queue_options(**options)}{' create' if create else ''}"
+        return self._finish(self._dialogue.ask(line.strip()), _nothing)
+
+    def queues(self) -> Any:
+        """All queues: a list of dicts."""
+        return self._finish(self._dialogue.ask("LIST"), _json)
+
+    def statistics(self) -> Any:
+        """Counts of the broker: a dict."""
+        return self._finish(self._dialogue.ask("STATS"), _json)
+
+    def peers(self, topic: str) -> Any:
+        """How many queues take the topic, and how many consumers they have."""
+        return self._finish(self._dialogue.ask(f"PEERS {words.check_topic(topic)}"), _numbers)
+
+    def purge(self, name: str) -> Any:
+        """Drop what the queue has; how many messages that were."""
+        return self._finish(self._dialogue.ask(f"PURGE {name}", repeat=False), _number)
+
+    def delete(self, name: str) -> Any:
+        """Forget the queue."""
+        return self._finish(self._dialogue.ask(f"DELETE {name}", repeat=False), _nothing)
+
+    def pause(self, name: str) -> Any:
+        """Hand out nothing of the queue until ``resume``, also across restarts; messages wait on disk."""
+        return self._finish(self._dialogue.ask(f"PAUSE {name}"), _nothing)
+
+    def resume(self, name: str) -> Any:
+        """Hand out messages of a paused queue again."""
+        return self._finish(self._dialogue.ask(f"RESUME {name}"), _nothing)
+
+    def redrive(self, name: str) -> Any:
+        """Send dead letters of the queue back to it, up to 65,536 at a time; how many."""
+        return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False), _number)
+
+    def seek(
+        self, name: str, *, position: int | None = None, ordinal: int | None = None, time_ns: int | None = None
+    ) -> Any:
+        """Deliver from there on."""
+        return self._finish(self._dialogue.ask(f"SEEK {name} {start_option(position, ordinal, time_ns)}"), _nothing)
+
+    def ping(self) -> Any:
+        """Answered when everything asked before is on disk."""
+        return self._finish(self._dialogue.ask("PING"), _nothing)
+
+    def shutdown(self) -> Any:
+        """End the broker."""
+        self._dialogue.tell("SHUTDOWN")
+        return self._finish(self._dialogue.ask("PING", repeat=False), _nothing)
+
+
+def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None) -> bytes | list[bytes]:
+    """Properties of all messages, or of each."""
+    if properties is None or isinstance(properties, Mapping):
+        return words.encode_properties(properties)
+    return [words.encode_properties(one) for one in properties]
+
+
+def publish_options(message_id: str | None, ttl_s: float | None, delay_s: float | None, at_ns: int | None) -> str:
+    """The words after a publish's length."""
+    found = []
+    if message_id is not None:
+        found.append(f"id={words.check_name(message_id, 'message id')}")
+    if ttl_s is not None:
+        found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
+    if delay_s is not None:
+        found.append(f"delay_ms={milliseconds(delay_s, 'delay_s')}")
+    if at_ns is not None:
+        found.append(f"at_ns={int(at_ns)}")
+    return " ".join(found)
+
+
+def queue_options(
+    *,
+    topics: Iterable[str] | str | None = None,
+    ack_timeout_s: float | None = None,
+    max_deliveries: int | None = None,
+    ttl_s: float | None = None,
+    exclusive: bool | None = None,
+    temporary: bool | None = None,
+    dead_letter: str | None = None,
+    from_position: int | None = None,
+    from_ordinal: int | None = None,
+    from_time_ns: int | None = None,
+) -> str:
+    """The options of QUEUE and SUB as words."""
+    found = []
+    if topics is not None:
+        patterns = [topics] if isinstance(topics, str) else list(topics)
+        found.append("topics=" + ",".join(words.check_pattern(pattern) for pattern in patterns))
+    if ack_timeout_s is not None:
+        found.append(f"ack_timeout_ms={milliseconds(ack_timeout_s, 'ack_timeout_s')}")
+    if ttl_s is not None:
+        found.append(f"ttl_ms={milliseconds(ttl_s, 'ttl_s')}")
+    if max_deliveries is not None:
+        found.append(f"max_deliveries={int(max_deliveries)}")
+    if exclusive is not None:
+        found.append(f"exclusive={int(exclusive)}")
+    if temporary is not None:
+        found.append(f"temporary={int(temporary)}")
+    if dead_letter is not None:
+        found.append(f"dead_letter={words.check_queue(dead_letter)}")
+    if (from_position, from_ordinal, from_time_ns) != (None, None, None):
+        found.append(start_option(from_position, from_ordinal, from_time_ns))
+    return " ".join(found)
+
+
+def start_option(position: int | None, ordinal: int | None, time_ns: int | None) -> str:
+    """Where a queue is to begin, as a word."""
+    given = [
+        f"from_{name}={int(value)}"
+        for name, value in (("position", position), ("ordinal", ordinal), ("time_ns", time_ns))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise InvalidArgument("say one of position, ordinal and time_ns")
+    return given[0]
+
+
+def milliseconds(seconds: float, what: str) -> int:
+    """Seconds as the protocol has them."""
+    if not seconds >= 0:
+        raise InvalidArgument(f"{what}={seconds!r} must be 0 or more seconds")
+    return round(seconds * 1000)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _nothing(_: Any) -> None:
+    return None
+
+
+def _json(batch: Any) -> Any:
+    return json.loads(bytes(batch[0]))
+
+
+def _number(answer: Any) -> int:
+    return int(answer[1])
+
+
+def _numbers(answer: Any) -> tuple[int, ...]:
+    return tuple(int(word) for word in answer[1].split())
+
+
+def _committed(answer: Any) -> tuple[int, int, bool]:
+    span, _, again = answer[1].partition(" ")
+    return *words.span(span), bool(again)

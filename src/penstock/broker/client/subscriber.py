@@ -1,0 +1,289 @@
+"""Subscriber: one consumer of one queue, for ``broker://`` addresses and ``Client.subscribe``.
+
+A message counts as done when the next one is read (``ack="next"``, the default: a crash in the middle of one delivers
+it again), as soon as it is read (``ack="read"``), or when ``ack(message)`` says so (``ack="manual"``). Without a
+queue's name it has a temporary queue of its own, which begins now and goes with it.
+
+One thread at a time; ``close`` and ``ledger`` by any thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import ssl
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import channel
+from penstock._core import Counters
+from penstock._core.broker import ack_words, delivery_count
+from penstock.broker.client.clients import tls_context
+from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.client.link import Link
+from penstock.broker.client.requests import milliseconds, queue_options
+from penstock.channel import Ledger, check_timeout, choose
+from penstock.errors import ClosedError, InvalidArgument, ProtocolError
+
+if TYPE_CHECKING:
+    from penstock._core import Batch, Message
+
+
+TELL_S = 0.1  # acknowledgements wait no longer than this for company, while messages are read
+
+
+class Ack(enum.StrEnum):
+    """When a message counts as done."""
+
+    NEXT = "next"
+    READ = "read"
+    MANUAL = "manual"
+
+
+class Subscriber(channel.Subscriber):
+    """A consumer."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 9876,
+        *,
+        queue: str = "",
+        ack: str | Ack = Ack.NEXT,
+        credit: int = 2048,
+        token: str | None = None,
+        tls: bool | str | Path | ssl.SSLContext | None = None,
+        timeout: float = 30.0,
+        reconnect: bool = True,
+        max_message_bytes: int = 64 << 20,
+        **options: Any,
+    ) -> None:
+        if not 1 <= credit <= 65_536:
+            raise InvalidArgument(f"credit={credit} must be 1 to 65536")
+        self._mode = choose(Ack, ack, "ack")
+        self.queue = queue or f"temporary.{uuid.uuid4().hex}"
+        if not queue:
+            options.setdefault("temporary", True)
+        self._credit = credit
+        self._batches: deque[Batch] = deque()  # received; the first one is being read
+        self._next = 0  # of the first batch: what is read next
+        self._begin = 0  # of the first batch: acknowledged up to here
+        self._told_at = time.monotonic()
+        where = options.get("topics") or "default"
+        self._counters = Counters("broker", "subscriber", f"{host}:{port}/{where}?queue={self.queue}")
+        self._final: Ledger | None = None
+        self._dialogue = Dialogue(token=token, producer="", max_message_bytes=max_message_bytes)
+        self._link = Link(
+            host, port, self._dialogue, tls=tls_context(tls), reconnect=reconnect, connect_timeout=timeout
+        )
+        words = f"{queue_options(**options)} credit={credit}".strip()
+        pending = self._dialogue.subscribe(self.queue, words, self._receive)
+        deadline = time.monotonic() + timeout
+        try:
+            while not pending.done:
+                self._advance()
+                left = deadline - time.monotonic()
+                if not pending.done and left <= 0:
+                    raise TimeoutError(self._link.silence(timeout))
+                if not pending.done:
+                    self._link.wait(left)
+            pending.result()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- input
+
+    def _receive(self, batch: Batch) -> None:
+        self._batches.append(batch)
+        self._counters.add("matched", len(batch))
+        self._counters.add("bytes", batch.total_bytes)
+        self._counters.measure(batch[0].timestamp_ns)
+
+    def _available(self) -> bool:
+        batches = self._batches
+        return len(batches) > 1 or (len(batches) == 1 and self._next < len(batches[0]))
+
+    def _step(self, most: int) -> bool:
+        """Whether there is a message, after a look at what was received."""
+        while not self._available():
+            if not self._dialogue.step(most):
+                return False
+        return True
+
+    def _advance(self, most: int = 1024) -> None:
+        """A look at what was received, then at the socket; without waiting."""
+        try:
+            if not self._step(most):
+                self._link.pump()
+                self._step(most)
+        except ProtocolError as error:
+            self._link.lost(error)
+
+    def _fill(self, timeout: float | None, most: int = 1024) -> bool:
+        """Whether there is a message, after waiting for one."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._available():
+            self._advance(most)
+            if self._available():
+                break
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return False
+            self._link.wait(left)
+            self._check()
+        return True
+
+    def _check(self) -> None:
+        if self._link.closed:
+            raise ClosedError("this subscriber was closed")
+
+    # --- reading
+
+    def read(self, timeout: float | None = None) -> Message | None:
+        """The next message, or None when the time is over."""
+        timeout = check_timeout(timeout)
+        self._check()
+        self._done()
+        if not self._available() and not self._fill(timeout):
+            return None
+        message = self._batches[0][self._next]
+        self._given(1)
+        return message
+
+    def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch | list[Message]:
+        """Up to ``most`` messages that are there; waits for the first one only."""
+        timeout = check_timeout(timeout)
+        if most < 1:
+            raise InvalidArgument(f"most={most} must be at least 1")
+        self._check()
+        self._done()
+        if not self._fill(timeout, most):
+            return []
+        batch = self._batches[0]
+        whole = self._next == 0 and len(batch) <= most
+        found = batch if whole else batch[self._next : self._next + most]
+        self._given(len(found))
+        return found
+
+    def _there(self) -> Iterator[Message]:
+        self._check()
+        self._done()
+        self._advance()
+        try:
+            while self._dialogue.step(1024):  # all that was received is looked at
+                pass
+        except ProtocolError as error:
+            self._link.lost(error)
+        for _ in range(sum(map(len, self._batches)) - self._next):
+            message = self.read(0)
+            if message is None:
+                return
+            yield message
+
+    def _given(self, count: int) -> None:
+        self._next += count
+        self._counters.add("delivered", count)
+        if self._mode is Ack.READ:
+            self._done()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is something to read; False when the time is over.
+
+        Where nothing is there, what was read so far is done, as it is when more is read: the broker may be waiting.
+        """
+        timeout = check_timeout(timeout)
+        self._check()
+        if not self._available():
+            self._done()
+        return self._fill(timeout)
+
+    def fileno(self) -> int:
+        """Readable when something may have come."""
+        self._check()
+        return self._link.fileno()
+
+    # --- acknowledging
+
+    def _done(self) -> None:
+        """What was read so far is done. Told to the broker now and then, and always before waiting for more."""
+        if not self._batches:
+            return
+        batch = self._batches[0]
+        read = self._next - self._begin
+        over = self._next >= len(batch)
+        if self._mode is not Ack.MANUAL and read:
+            now = time.monotonic()
+            if over or read >= self._credit // 4 or now - self._told_at > TELL_S:
+                self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), ack_words(batch, self._begin, self._next)))
+                self._begin, self._told_at = self._next, now
+                self._link.send()
+        if over:
+            self._batches.popleft()
+            self._next = self._begin = 0
+
+    def ack(self, message: Message | int, *, confirm: bool = False) -> None:
+        """This message (or position) is done. With ``confirm`` it is so on disk when this returns."""
+        position = message if isinstance(message, int) else message.position
+        if not confirm:
+            self._dialogue.tell(f"ACK {self.queue} {position}")
+            self._link.send()
+            return
+        pending = self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False)
+        while not pending.done:
+            try:
+                self._link.pump()
+                while self._dialogue.step():
+                    pass
+            except ProtocolError as error:
+                self._link.lost(error)
+            if not pending.done:
+                self._link.wait(None)
+        pending.result()
+
+    def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
+        """Deliver it again, after a while if wanted."""
+        position = message if isinstance(message, int) else message.position
+        self._dialogue.tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
+        self._link.send()
+
+    def deliveries(self, message: Message) -> int:
+        """How often a message read here was delivered, this time included."""
+        return delivery_count(message)
+
+    # --- the rest
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts."""
+        if self._final is not None:
+            return self._final
+        counts = self._counters
+        matched, delivered = counts.get("matched"), counts.get("delivered")
+        return Ledger(matched=matched, delivered=delivered, in_flight=matched - delivered)
+
+    def close(self) -> None:
+        """Tell that what was read is done, give the connection back."""
+        self._end(done=True)
+
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        self._end(done=kind is None)  # an exception in the middle of a message: it comes again
+
+    def _end(self, done: bool) -> None:
+        if self._link.closed:
+            return
+        if done and self._mode is Ack.NEXT and self._batches and self._next > self._begin:
+            self._dialogue.tell(
+                b"ACK %s%s" % (self.queue.encode(), ack_words(self._batches[0], self._begin, self._next))
+            )
+        self._link.finish(b"BYE")
+        self._final = self.ledger
+        self._counters.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._link.closed

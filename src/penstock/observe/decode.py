@@ -1,0 +1,138 @@
+"""Message bodies for people: as text, hexadecimal, JSON, or one of a template's fields. Pure functions of bytes."""
+
+from __future__ import annotations
+
+import enum
+import json
+import math
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import InvalidArgument, nearest
+from penstock.printable import printable
+from penstock.quantities import iso_time
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+__all__ = [
+    "Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "json_value", "printable", "record",
+]  # fmt: skip
+
+MAX_SHOWN_BYTES = 64 << 10
+
+
+class Format(enum.StrEnum):
+    """How a message's body is printed."""
+
+    TEXT = "text"
+    HEX = "hex"
+    JSON = "json"
+    RAW = "raw"
+
+
+def body_text(body: bytes) -> str:
+    """The body as text; what is no UTF-8 becomes a replacement sign, control characters are escaped.
+
+    A message must not be able to steer the terminal it is printed on.
+    """
+    return printable(body.decode("utf-8", "replace"))
+
+
+def body_value(body: bytes) -> Any:
+    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``; always valid JSON again."""
+    try:
+        return json_value(body)
+    except ValueError:
+        pass
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError:
+        return {"hex": body.hex()}
+
+
+def json_value(body: bytes) -> Any:
+    """What the body says as JSON (RFC 8259: UTF-8, and no NaN or number beyond all floats); else ``ValueError``."""
+    try:
+        return json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if not math.isfinite(value):
+        raise ValueError(f"{digits} is beyond all floats")
+    return value
+
+
+def hexadecimal(body: bytes) -> str:
+    """Lines of an offset, sixteen bytes and their printable characters; a long body is cut, and told so."""
+    lines = []
+    shown = body[:MAX_SHOWN_BYTES]
+    for at in range(0, len(shown), 16):
+        row = shown[at : at + 16]
+        signs = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{at:08x}  {row[:8].hex(' '):<23}  {row[8:].hex(' '):<23}  {signs}")
+    if len(body) > len(shown):
+        lines.append(f"... {len(body) - len(shown)} bytes more")
+    return "\n".join(lines)
+
+
+def record(message: Message, body: bytes | None = None) -> dict[str, Any]:
+    """A message as one JSON object: what it carries beside the body, and the body as ``body_value`` gives it."""
+    body = bytes(message) if body is None else body
+    out: dict[str, Any] = {
+        "ordinal": message.ordinal,
+        "timestamp_ns": message.timestamp_ns,
+        "time": iso_time(message.timestamp_ns),
+        "channel": message.channel,
+        "size": len(body),
+    }
+    for name in ("position", "id", "vchan_id"):
+        value = getattr(message, name)
+        if value is not None:
+            out[name] = value
+    if message.properties:
+        out["properties"] = dict(message.properties)
+    out["body"] = body_value(body)
+    return out
+
+
+_FIELDS: dict[str, Callable[[Message], str]] = {
+    "ordinal": lambda m: str(m.ordinal),
+    "time": lambda m: iso_time(m.timestamp_ns),
+    "timestamp_ns": lambda m: str(m.timestamp_ns),
+    "channel": lambda m: printable(str(m.channel or ""), keep=""),
+    "size": lambda m: str(m.size),
+    "position": lambda m: "" if m.position is None else str(m.position),
+    "id": lambda m: "" if m.id is None else str(m.id),
+    "vchan_id": lambda m: "" if m.vchan_id is None else str(m.vchan_id),
+    "properties": lambda m: json.dumps(dict(m.properties)),
+    "body": lambda m: body_text(bytes(m)),
+    "hex": lambda m: bytes(m).hex(),
+}
+
+
+def formatter(template: str) -> Callable[[Message], str]:
+    """A function that fills ``{ordinal} {time} {body}`` ... from a message; ``{{`` and ``}}`` stand for braces."""
+    parts: list[str | Callable[[Message], str]] = []
+    for token in re.findall(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]", template):
+        if token in ("{{", "}}"):
+            parts.append(token[0])
+        elif token.startswith("{") and token.endswith("}") and len(token) > 1:
+            parts.append(_field(token[1:-1]))
+        else:
+            parts.append(token)
+    return lambda message: "".join(part if isinstance(part, str) else part(message) for part in parts)
+
+
+def _field(name: str) -> Callable[[Message], str]:
+    if name not in _FIELDS:
+        raise InvalidArgument(f"template has no field {{{name}}}; {nearest(name, _FIELDS)}")
+    return _FIELDS[name]

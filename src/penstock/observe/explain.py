@@ -1,0 +1,138 @@
+"""Why nothing arrives at an address: what can be told from counters, from the room and from the system.
+
+What only one room can tell stands in its module ``explain``. Nothing here subscribes, except the look at a filter,
+which is asked for.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import penstock
+from penstock import address as addresses
+from penstock.finding import QUIET_S, Finding
+from penstock.observe.filter import compile_filter
+from penstock.observe.health import STANDSTILL
+from penstock.observe.memory import seen
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Block, matching
+
+__all__ = ["Finding", "explain", "explain_filter"]
+
+
+def explain(text: str) -> list[Finding]:
+    """What can be said about the silence of an address, the likeliest reason first."""
+    parts = addresses.parse(text)
+    everything = seen()
+    blocks = matching(everything, text)
+    found = [*_room(parts)]
+    found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
+    found += _readers([b for b in blocks if b.kind not in PRODUCERS])
+    found += _processes({b.pid for b in blocks})
+    if not blocks:
+        found += _misspelt(text, everything)
+    return sorted(found, key=lambda finding: not finding.grave)
+
+
+def _room(parts: addresses.Address) -> Iterator[Finding]:
+    """The findings of the address's room."""
+    found: Iterator[Finding] = importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain").explain(parts)
+    return found
+
+
+def explain_filter(text: str, expression: str, seconds: float) -> Finding:
+    """Reads for a while and tells how many messages came and how many pass the filter."""
+    passes = compile_filter(expression)
+    seen = passed = 0
+    example = ""
+    deadline = time.monotonic() + seconds
+    with penstock.subscriber(text) as subscriber:
+        while (left := deadline - time.monotonic()) > 0:
+            came, through, first = _try(subscriber, passes, min(left, 0.5))
+            seen, passed, example = seen + came, passed + through, example or first
+    if not seen:
+        return Finding(f"no message came within {seconds:g} s, whatever the filter")
+    if not passed:
+        return Finding(
+            f"the filter matches none of {seen} messages; one of them: {example!r}", f"look at {expression!r}"
+        )
+    return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
+
+
+def _try(subscriber: penstock.Subscriber, passes: Callable[..., bool], timeout: float) -> tuple[int, int, str]:
+    """How many came, how many pass, what the first says. Every message is given back when this returns."""
+    batch = subscriber.read_many(256, timeout)
+    example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
+    return len(batch), sum(passes(message) for message in batch), example
+
+
+def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
+    if not publishers and scheme in ("bus", "shm"):
+        reach = "in its own process only" if scheme == "bus" else "on this machine"
+        yield Finding(f"nobody publishes {text} {reach}", f"penstock pub {text} 'hello'")
+    elif not publishers:
+        yield Finding(f"no publisher of {text} on this machine; one elsewhere cannot be seen from here", grave=False)
+    for block in publishers:
+        who = f"the publisher in process {block.pid} ({block.program})"
+        open_s = (block.read_ns - block.opened_ns) / 1e9
+        if block.state.lower().startswith(("blocked", "stuck", "waiting")):
+            yield Finding(f"{who} says: {block.state}", "see who does not read, below")
+        elif flow(block) == 0:
+            yield Finding(f"{who} is open for {open_s:.0f} s and has published nothing")
+        elif block.idle_s is not None and block.idle_s > QUIET_S:
+            yield Finding(f"{who} published {flow(block)} messages, the last one {block.idle_s:.0f} s ago")
+        else:
+            yield Finding(f"{who} publishes: {flow(block)} messages up to now", grave=False)
+        if block.lost:
+            yield Finding(f"{who} dropped {block.lost} messages: {_reasons(block)}")
+
+
+def _readers(readers: list[Block]) -> Iterator[Finding]:
+    if not readers:
+        yield Finding("nobody reads it on this machine", grave=False)
+    for block in readers:
+        who = f"the {block.kind} in process {block.pid} ({block.program})"
+        quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
+        if block.state.lower().startswith(STANDSTILL):
+            yield Finding(f"{who} says: {block.state}")
+        if block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+            text = f"{who} holds all its {block.capacity} places and took nothing for {quiet_s:.0f} s"
+            yield Finding(text, f"release messages there, or end process {block.pid}")
+        elif block.waiting and quiet_s > QUIET_S:
+            yield Finding(f"{block.waiting} messages wait for {who}, which took none for {quiet_s:.0f} s")
+        if block.kind == "queue" and block.peers == 0 and (block.depth or block.lag):
+            yield Finding(f"the queue {block.name} has {block.depth or block.lag} messages and no consumer")
+        if filtered := block.dropped.get("filtered"):
+            if block.delivered:
+                yield Finding(f"{who} filtered out {filtered} of {block.matched} messages", grave=False)
+            else:
+                yield Finding(f"the filter of {who} matched none of {filtered} messages", "look at its filter")
+        if block.lost:
+            yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", grave=False)
+
+
+def _reasons(block: Block) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
+
+
+def _processes(pids: set[int]) -> Iterator[Finding]:
+    for pid in sorted(pids):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state in "Tt":
+            yield Finding(f"process {pid} is stopped", f"kill -CONT {pid}")
+        elif state == "D":
+            yield Finding(f"process {pid} waits for a disk or device", grave=False)
+
+
+def _misspelt(text: str, everything: list[Block]) -> Iterator[Finding]:
+    known = sorted({block.address for block in everything if block.address})
+    close = difflib.get_close_matches(text, known, n=3, cutoff=0.75)
+    if close:
+        yield Finding(f"{' and '.join(close)} {'is' if len(close) == 1 else 'are'} open: was that meant?")

@@ -1,0 +1,78 @@
+"""How well each block does, and why: one verdict and the sentences behind it.
+
+The verdicts, the worst first: ``books`` (its ledger cannot be right), ``stuck`` (something waits and nothing moves),
+``losing`` (messages were lost since the last look), ``late`` (far behind what is stored), ``idle``, ``ok``.
+Pure functions of blocks and rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.observe.rates import PRODUCERS, Rate
+from penstock.observe.snapshot import Block
+
+__all__ = ["Verdict", "ORDER", "judge"]
+
+ORDER = ("books", "stuck", "losing", "late", "idle", "ok")
+IDLE_S = 5.0
+STUCK_S = 3.0
+LATE_MESSAGES = 10_000
+
+#: What a handle says of itself when it stands still begins with one of these.
+STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
+
+#: A reader may catch the fields of a running handle between two stores: so much may be missing at one look.
+BOOKS_SLACK = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A word of ``ORDER`` and what can be said about it."""
+
+    word: str
+    reasons: tuple[str, ...] = ()
+
+
+def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
+    """The verdict on one block; ``books_open_looks`` is how many looks in a row its ledger has not closed."""
+    found: dict[str, list[str]] = {}
+    if books_open_looks >= 3:
+        found.setdefault("books", []).append(
+            f"{-block.in_flight} more delivered and dropped than matched: the books do not close"
+        )
+    for word, reason in _stuck(block, rate):
+        found.setdefault(word, []).append(reason)
+    if rate.dropped:
+        causes = ", ".join(f"{n} {reason}" for reason, n in sorted(rate.dropped.items()))
+        found.setdefault("losing", []).append(f"lost since the last look: {causes}")
+    if rate.errors:
+        found.setdefault("losing", []).append(f"{rate.errors} errors since the last look")
+    if block.lag >= LATE_MESSAGES:
+        found.setdefault("late", []).append(f"{block.lag} messages behind the end")
+    worst = next((word for word in ORDER if word in found), None)
+    if worst is not None:
+        return Verdict(worst, tuple(reason for known in ORDER for reason in found.get(known, ())))
+    if rate.messages_hz == 0 and (block.idle_s is None or block.idle_s > IDLE_S):
+        said = "no message yet" if block.idle_s is None else f"no message for {block.idle_s:.0f} s"
+        return Verdict("idle", (said,))
+    return Verdict("ok")
+
+
+def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
+    found = []
+    state = block.state.lower()
+    if state.startswith(STANDSTILL):
+        found.append(("stuck", block.state))
+    open_s = (block.read_ns - block.opened_ns) / 1e9
+    quiet_s = block.idle_s if block.idle_s is not None else open_s
+    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in PRODUCERS and quiet_s > STUCK_S:
+        found.append(("stuck", f"{block.waiting} messages wait and none was taken for {quiet_s:.0f} s"))
+    if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
+        found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
+    return found
+
+
+def books_open(block: Block) -> bool:
+    """Whether the ledger's equation leaves less than nothing in flight, beyond what one look can misread."""
+    return block.in_flight < -BOOKS_SLACK or (block.in_flight < 0 and block.idle_s is not None and block.idle_s > 1.0)

@@ -1,0 +1,55 @@
+"""Rates out of counters: what changed between two looks, divided by the time between them. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from penstock.observe.snapshot import Block, Key
+
+__all__ = ["Rate", "between", "flow"]
+
+PRODUCERS = ("publisher", "source")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """One block's change per second. ``dropped`` and ``errors`` are counts since the look before, not per second;
+    ``dropped`` is what was lost, by reason."""
+
+    messages_hz: float = 0.0
+    bytes_hz: float = 0.0
+    lost_hz: float = 0.0
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    errors: int = 0
+
+
+def flow(block: Block) -> int:
+    """Messages that went through it: what a publisher published, what anything else handed on."""
+    return max(block.matched, block.delivered) if block.kind in PRODUCERS else block.delivered
+
+
+def between(before: Iterable[Block], after: Iterable[Block], looked_ns: int) -> dict[Key, Rate]:
+    """The rate of every block of ``after``; one that was not there before has been counted from its opening.
+
+    ``looked_ns`` is when the look before began, 0 when there was none. What a block lost before anybody looked is in
+    its ledger; it is no loss since the last look."""
+    known = {block.key: block for block in before}
+    return {block.key: _rate(known.get(block.key), block, looked_ns) for block in after}
+
+
+def _rate(old: Block | None, new: Block, looked_ns: int) -> Rate:
+    since_ns = old.read_ns if old else new.opened_ns
+    seconds = (new.read_ns - since_ns) / 1e9
+    if seconds <= 0:
+        return Rate()
+    fresh = old is not None or 0 < looked_ns <= new.opened_ns
+    more = {name: n - (old.dropped.get(name, 0) if old else 0) for name, n in new.losses.items() if fresh}
+    dropped = {name: n for name, n in more.items() if n > 0}
+    return Rate(
+        messages_hz=max(0, flow(new) - (flow(old) if old else 0)) / seconds,
+        bytes_hz=max(0, new.bytes - (old.bytes if old else 0)) / seconds,
+        lost_hz=sum(dropped.values()) / seconds,
+        dropped=dropped,
+        errors=max(0, new.errors - (old.errors if old else 0)) if fresh else 0,
+    )

@@ -1,0 +1,257 @@
+"""The flow as a graph: who publishes into what, who reads from it. A pure function of what the watcher saw.
+
+Nodes are channels (an address) and what works on them (publishers, subscribers, queues, modules, pipelines), one node
+for all handles of one kind that one process has on one channel. Edges go the way messages go; a gateway's links and a
+bridge are edges.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.address import ROOMS
+from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.snapshot import Key
+from penstock.observe.watcher import Look, State
+from penstock.system import Process
+
+__all__ = ["graph"]
+
+MAX_NODES = 120
+
+#: Of a node with many handles one that idles says nothing when another flows.
+_WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
+
+#: Kinds that are the channel itself, not one who uses it.
+PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
+ARROW, SOURCE = "->", "<-"
+
+#: The bus inside of a gateway: what flows there is told by the gateway's modules.
+_INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
+
+
+@dataclass(slots=True)
+class _Node:
+    id: str
+    type: str
+    label: str
+    room: str
+    detail: str = ""
+    rate_hz: float = 0.0
+    messages: int = 0
+    lost: int = 0
+    health: str = "idle"
+    reasons: list[str] = field(default_factory=list)
+    pids: set[int] = field(default_factory=set)
+    handles: int = 0
+
+    def take(self, look: Look) -> None:
+        """Count one more handle into this node."""
+        first = self.handles == 0
+        self.handles += 1
+        self.rate_hz += look.rate.messages_hz
+        self.messages += flow(look.block)
+        self.lost += look.block.lost
+        self.pids.add(look.block.pid)
+        self.reasons += look.verdict.reasons
+        if first or _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(self.health):
+            self.health = look.verdict.word
+
+
+@dataclass(slots=True)
+class _Edge:
+    start: str
+    end: str
+    rate_hz: float = 0.0
+    bytes_hz: float = 0.0
+    lost_hz: float = 0.0
+    health: str = "idle"
+
+
+def graph(state: State) -> dict[str, Any]:
+    """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page."""
+    nodes: dict[str, _Node] = {}
+    edges: dict[tuple[str, str], _Edge] = {}
+    inside = _gateways(state, nodes, edges)
+    rest = [look for look in state.looks if look.block.key not in inside]
+    places = {place_of(look) for look in rest if look.block.kind in PLACES}
+    for look in rest:
+        if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
+            _queue(look.block.name, nodes).take(look)
+        elif ARROW in look.block.name:
+            _join(look, nodes, edges)
+        elif look.block.kind in ("broker", "links"):
+            continue  # it holds, or stands for, what others are shown for
+        elif look.block.kind in PLACES:
+            _place(place_of(look), look, nodes).take(look)
+        elif look.block.kind == "pipeline":
+            _pipeline(look, places, nodes, edges)
+        elif look.block.kind == "module":
+            _named(look.block.name, look, nodes).take(look)
+        else:
+            _use(look, places, state, nodes, edges)
+    _sum_channels(nodes, edges)
+    kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
+    ids = {node.id for node in kept}
+    return {
+        "nodes": [_node_record(node) for node in kept],
+        "edges": [_edge_record(edge) for edge in edges.values() if edge.start in ids and edge.end in ids],
+        "left_out": len(nodes) - len(kept),
+    }
+
+
+def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
+    """Modules are nodes, links are edges; an address that a gateway reaches is the channel itself. Gives the blocks
+    used up: those above, and what the gateway's own bus and its publishers count a second time."""
+    used: set[Key] = set()
+    owners = {look.block.pid for look in state.looks if look.block.room == "gateway"}
+    reached: set[tuple[int, str]] = set()
+    for look in state.looks:
+        block = look.block
+        if block.room != "gateway" or block.kind not in ("module", "link"):
+            continue
+        used.add(block.key)
+        if block.kind == "module":
+            node = _end(block.name, block.pid, nodes)
+            if node.type == "module":
+                node.take(look)
+            else:
+                reached.add((block.pid, node.id))
+        else:
+            start, _, end = (part.strip() for part in block.name.partition(ARROW))
+            _flow(edges, _end(start, block.pid, nodes).id, _end(end, block.pid, nodes).id, look)
+    for look in state.looks:
+        block = look.block
+        if block.pid in owners and (
+            (block.kind in PRODUCERS and (block.pid, block.address.partition("?")[0]) in reached)
+            or (block.room == "bus" and _INTERNAL.match(block.name))
+        ):
+            used.add(block.key)
+    return used
+
+
+def _end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
+    """The end of a gateway's link: a channel where it is an address, else a module of that process."""
+    scheme, colon, _ = name.partition(":")
+    if colon and scheme in ROOMS:
+        bare = name.partition("?")[0]
+        return nodes.setdefault(bare, _Node(bare, "channel", bare, scheme))
+    key = f"module {pid} {name}"
+    return nodes.setdefault(key, _Node(key, "module", name, "gateway", f"module {pid}"))
+
+
+def place_of(look: Look) -> str:
+    """The channel that a handle works on, as an address or ``room:name``."""
+    return look.block.address or f"{look.block.room}:{look.block.name}"
+
+
+def _place(where: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+    return nodes.setdefault(where, _Node(where, "channel", where, look.block.room))
+
+
+def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+    kind = look.block.kind if look.block.kind in ("module", "pipeline") else "module"
+    return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
+
+
+def program_name(process: Process | None) -> str:
+    """What a person would call a process: the script or module, and for a module with commands its command."""
+    words = process.command.split() if process else []
+    if not words or "python" not in words[0].rpartition("/")[2]:
+        return words[0].rpartition("/")[2] if words else ""
+    module = "-m" in words
+    rest = words[words.index("-m") + 1 :] if module else [word for word in words[1:] if not word.startswith("-")]
+    if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
+        return rest[1]
+    return rest[0].rpartition("/")[2] if rest else ""
+
+
+def _pipeline(
+    look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+) -> None:
+    """A pipeline, named ``NAME <- SOURCE`` where it reads one place: an edge from there to it."""
+    name, _, source = (part.strip() for part in look.block.name.partition(SOURCE))
+    node = _named(name, look, nodes)
+    node.take(look)
+    if source:
+        if source not in places:
+            nodes.setdefault(source, _Node(source, "channel", source, source.partition(":")[0]))
+        _flow(edges, source, node.id, look)
+
+
+def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
+    return nodes.setdefault(f"queue {name}", _Node(f"queue {name}", "queue", name, "broker", "queue"))
+
+
+def _use(
+    look: Look, places: set[str], state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+) -> None:
+    block = look.block
+    where = place_of(look)
+    bare = where.partition("?")[0]
+    parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
+    channel = _place(parent, look, nodes)
+    own = bare[len(parent) + 1 :] if parent != bare else ""
+    name = program_name(state.processes.get(block.pid)) or block.program or block.kind
+    if own:  # one of several topics at that place
+        name = f"{name}: {own}"
+    node = nodes.setdefault(
+        f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
+    )
+    node.detail = f"{block.kind} {block.pid}"
+    node.take(look)
+    _, queued, queue = where.partition("?queue=")
+    if queued and block.kind == "subscriber":  # the topic fills the queue, the queue feeds its consumer
+        _flow(edges, channel.id, _queue(queue, nodes).id, look)
+        _flow(edges, _queue(queue, nodes).id, node.id, look)
+        return
+    ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
+    _flow(edges, *ends, look)
+
+
+def _join(look: Look, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """A link or bridge, named ``FROM -> TO``: an edge between two nodes, not a node."""
+    start, _, end = (part.strip() for part in look.block.name.partition(ARROW))
+    for name in (start, end):
+        if name not in nodes:
+            type_ = "channel" if ":" in name else "module"
+            nodes[name] = _Node(name, type_, name, look.block.room)
+    _flow(edges, start, end, look)
+
+
+def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look) -> None:
+    edge = edges.setdefault((start, end), _Edge(start, end))
+    edge.rate_hz += look.rate.messages_hz
+    edge.bytes_hz += look.rate.bytes_hz
+    edge.lost_hz += look.rate.lost_hz
+    if _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(edge.health):
+        edge.health = look.verdict.word
+
+
+def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere); a
+    module that receives nothing does what it sends."""
+    for node in nodes.values():
+        if (node.type == "channel" and node.handles == 0) or (node.type == "module" and node.messages == 0):
+            into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)
+            out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
+            node.rate_hz = into or out
+            around = [edge.health for edge in edges.values() if node.id in (edge.start, edge.end)]
+            node.health = min(around, key=_WORST_FIRST.index, default="idle")
+
+
+def _node_record(node: _Node) -> dict[str, Any]:
+    return {
+        "id": node.id, "type": node.type, "label": node.label, "room": node.room, "detail": node.detail,
+        "rate_hz": node.rate_hz, "messages": node.messages, "lost": node.lost, "health": node.health,
+        "reasons": node.reasons[:4], "pids": sorted(node.pids), "handles": node.handles,
+    }  # fmt: skip
+
+
+def _edge_record(edge: _Edge) -> dict[str, Any]:
+    return {
+        "from": edge.start, "to": edge.end, "rate_hz": edge.rate_hz, "bytes_hz": edge.bytes_hz,
+        "lost_hz": edge.lost_hz, "health": edge.health,
+    }  # fmt: skip

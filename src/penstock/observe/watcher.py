@@ -1,0 +1,203 @@
+"""Looks at the counters once a second and keeps what the page, ``top`` and the demo show.
+
+``Watcher`` has one thread of its own (``start``), or is driven by ``look`` from the caller's. ``state`` may be read by
+any thread: a look makes a new immutable state and swaps it in.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from penstock import system
+from penstock.observe import health
+from penstock.observe.history import History
+from penstock.observe.latency import Spread, Windows
+from penstock.observe.memory import seen
+from penstock.observe.rates import Rate, between, flow
+from penstock.observe.snapshot import Block, Key
+
+__all__ = ["Look", "State", "Watcher"]
+
+log = logging.getLogger("penstock.monitor")
+
+#: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
+READERS = ("subscriber", "callback", "fifo")
+
+
+def reads(block: Block) -> bool:
+    """Whether messages end here."""
+    return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One block with its rate and the verdict on it."""
+
+    block: Block
+    rate: Rate
+    verdict: health.Verdict
+    latency: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Everything seen at one look."""
+
+    time_ns: int = 0
+    looks: tuple[Look, ...] = ()
+    processes: dict[int, system.Process] = field(default_factory=dict)
+    processor: dict[int, float] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alarms(self) -> list[Look]:
+        """The blocks whose books do not close."""
+        return [look for look in self.looks if look.verdict.word == "books"]
+
+
+class Watcher:
+    """The looks, one after the other, with their history."""
+
+    def __init__(self, source: Callable[[], Iterable[Block]] = seen, every_s: float = 1.0) -> None:
+        self.history = History()
+        self.every_s = every_s
+        self._source = source
+        self._state = State()
+        self._looked_ns = 0  # when the last look began; 0 before the first
+        self._open_books: dict[Key, int] = {}
+        self._moved: dict[Key, tuple[int, int]] = {}
+        self._latencies = Windows()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._looked = threading.Condition()
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    def look(self) -> State:
+        """One look now; gives the new state."""
+        before, began_ns = self._state, time.time_ns()
+        blocks = self._with_last(list(self._source()))
+        rates = between((look.block for look in before.looks), blocks, self._looked_ns)
+        self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
+        now = time.time_ns()
+        latencies = self._latencies.look(blocks, now)
+        looks = tuple(
+            Look(
+                b, rates[b.key], health.judge(b, rates[b.key], self._open_books.get(b.key, 0)), latencies.get(b.key)
+            ) for b in blocks
+        )  # fmt: skip
+        found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
+        state = State(now, looks, found, _processor(before, found, now), _shared())
+        self._state, self._looked_ns = state, began_ns
+        self.history.add(now / 1e9, _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0))
+        with self._looked:
+            self._looked.notify_all()
+        return state
+
+    def _with_last(self, blocks: list[Block]) -> list[Block]:
+        """Where a handle keeps no time of its last message: when it was last seen to have moved."""
+        moved: dict[Key, tuple[int, int]] = {}
+        for block in blocks:
+            count, when = self._moved.get(block.key, (0, 0))
+            moved[block.key] = (count, when) if flow(block) == count else (flow(block), block.read_ns)
+        self._moved = moved
+        return [b if b.last_ns >= (when := moved[b.key][1]) else replace(b, last_ns=when) for b in blocks]
+
+    def start(self) -> None:
+        """Look by itself until ``stop``."""
+        self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what was seen stays."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self, after_ns: int, timeout: float) -> State:
+        """The first state later than ``after_ns``, or the present one when the time is over."""
+        with self._looked:
+            self._looked.wait_for(lambda: self._state.time_ns > after_ns or self._stop.is_set(), timeout)
+        return self._state
+
+    def _run(self) -> None:
+        next_s = time.monotonic()
+        told = ""
+        while not self._stop.is_set():
+            try:
+                self.look()
+                told = ""
+            except Exception as error:  # what one look met may be gone at the next; meanwhile /health says stale
+                if repr(error) != told:
+                    told = repr(error)
+                    log.exception("a look failed; the next one is in %g s", self.every_s)
+            next_s = max(next_s + self.every_s, time.monotonic() + self.every_s / 4)
+            self._stop.wait(max(0.0, next_s - time.monotonic()))
+
+
+def _processor(before: State, processes: dict[int, system.Process], now: int) -> dict[int, float]:
+    """Cores in use by each process since the look before."""
+    seconds = (now - before.time_ns) / 1e9
+    if not before.time_ns or seconds <= 0:
+        return {}
+    return {
+        pid: max(0.0, (p.processor_s - before.processes[pid].processor_s) / seconds)
+        for pid, p in processes.items()
+        if pid in before.processes
+    }
+
+
+def _shared() -> dict[str, int]:
+    from penstock import _core
+
+    return system.shared_memory(_core.counters_directory())
+
+
+def _samples(state: State, seconds: float) -> dict[str, float]:
+    """The numbers of one look by series: of each address, each kind of loss, each process. ``seconds`` is how long ago
+    the look before was, 0 for the first one."""
+    values: dict[str, float] = {}
+
+    def add(name: str, value: float) -> None:
+        values[name] = values.get(name, 0.0) + value
+
+    for look in state.looks:
+        block, where = look.block, look.block.address or f"{look.block.room}:{look.block.name}"
+        role = "in" if block.kind == "publisher" else "out"
+        add(f"rate/{role}/{where}", look.rate.messages_hz)
+        add(f"bytes/{role}/{where}", look.rate.bytes_hz)
+        if look.latency is not None:
+            values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), look.latency.p99_ns / 1e3)
+        if block.depth or block.capacity:
+            add(f"depth/{where}", block.depth)
+        if block.lag:
+            add(f"lag/{where}", block.lag)
+        for reason, count in look.rate.dropped.items():
+            add(f"lost/{reason}", count / seconds if seconds > 0 else 0.0)
+    programs = {look.block.pid: look.block.program for look in state.looks}
+    for pid, found in state.processes.items():
+        values[f"memory/{programs.get(pid, '')} {pid}"] = found.resident_bytes / 1e6
+    values["memory/shared"] = state.shared.get("penstock_bytes", 0) / 1e6
+    return values
+
+
+def summary(state: State) -> dict[str, Any]:
+    """The sums of one look."""
+    published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
+    delivered = sum(look.rate.messages_hz for look in state.looks if reads(look.block))
+    return {
+        "handles": len(state.looks),
+        "processes": len(state.processes),
+        "published_hz": published,
+        "delivered_hz": delivered,
+        "bytes_hz": sum(look.rate.bytes_hz for look in state.looks if look.block.kind == "publisher"),
+        "lost": sum(look.block.lost for look in state.looks),
+        "alarms": len(state.alarms),
+    }

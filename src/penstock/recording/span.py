@@ -1,0 +1,104 @@
+"""What is read of a recording: its messages in the order of the journals, of some topics, within a span of time.
+
+Within a topic times never go back (the journal holds them up); from one topic to another they do, by as much as an
+address held back: a broker's backlog beside a live channel, or what a pre-buffer stored address by address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.errors import InvalidArgument
+from penstock.quantities import duration_s, moment_ns
+from penstock.recording.story import STORY
+from penstock.topics import matches
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+    from penstock.journal import Journal
+
+__all__ = ["Span", "messages", "reader", "topic_names"]
+
+
+class Span:
+    """The part of a recording that is played, by time. None: no bound on that side."""
+
+    def __init__(self, begin_ns: int | None, end_ns: int | None) -> None:
+        self.begin_ns, self.end_ns = begin_ns, end_ns
+
+    @classmethod
+    def of(cls, journals: list[Journal], start: str | None, length: str | None) -> Span:
+        """As ``--from`` and ``--for`` say it."""
+        begin_ns = None if start is None else _begin_ns(journals, start)
+        if length is None:
+            return cls(begin_ns, None)
+        length_ns = int(duration_s(length, "--for") * 1e9)
+        return cls(begin_ns, (_first_time_ns(journals) if begin_ns is None else begin_ns) + length_ns)
+
+
+def _begin_ns(journals: list[Journal], start: str) -> int:
+    try:
+        after_ns = int(duration_s(start, "--from") * 1e9)
+    except InvalidArgument:
+        return moment_ns(start, "--from")
+    return _first_time_ns(journals) + after_ns
+
+
+def reader(folder: Path) -> Journal:
+    """A part of a recording, opened for reading."""
+    from penstock.journal import Journal
+
+    return Journal(folder, mode="read")
+
+
+def _first_time_ns(journals: list[Journal]) -> int:
+    """The least time of all messages."""
+    found = []
+    for journal in journals:
+        for name in topic_names(journal, None):
+            position = journal.find_time(0, name)
+            if position is not None:  # else all of it went by retention
+                found += [message.timestamp_ns for message in journal.read_many(position, 1, topics=[name])]
+    return min(found, default=0)
+
+
+def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
+    """The journal's topics that were asked for."""
+    names = {name for name in journal.topics if name != STORY}
+    return names if topics is None else {n for n in names if any(matches(p, n) for p in topics)}
+
+
+def _all(journal: Journal, topics: list[str] | None, position: int) -> Iterator[Message]:
+    """Messages from a position to the frontier as it is now, without the recording's own story."""
+    from penstock.journal.journal import topic_filter
+
+    chosen = topic_filter(topics)
+    frontier = journal.frontier
+    while position < frontier:
+        batch, following = journal.read_from(position, 1024, None, chosen)
+        for message in batch:
+            if (message.position or 0) >= frontier:
+                return
+            if message.channel != STORY:
+                yield message
+        position = max(following, position + 1)
+
+
+def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[Message]:
+    """Every message of these topics within the span, without the recording's own story."""
+    for journal in journals:
+        position = journal.first if span.begin_ns is None else journal.find_time(span.begin_ns)
+        if position is None:
+            continue
+        going_on = topic_names(journal, topics)
+        for message in _all(journal, topics, position):
+            if span.begin_ns is not None and message.timestamp_ns < span.begin_ns:
+                continue
+            if span.end_ns is not None and message.timestamp_ns >= span.end_ns:
+                going_on.discard(message.channel or "")
+                if not going_on:
+                    break  # nothing of the span can follow: times of one topic never go back
+                continue
+            yield message

@@ -1,0 +1,122 @@
+"""What a recording is: a journal (or several, in numbered folders) whose topic ``_recording`` tells its story.
+
+Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
+(how many, where, why), ``failed`` (an address that was not recorded from then on, and why), ``going_on`` (the addresses
+and the losses so far again, where the beginning may be let go by size), ``ended`` (what was counted, and every
+failure again: a full disk may have refused it before). A recording without ``ended`` was cut off: its recorder died,
+and what it had not yet synced is missing. One that does not begin at position 1 has lost its beginning to its bound in
+size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import address as addresses
+from penstock.errors import InvalidArgument
+from penstock.journal.layout import FRONTIER_NAME
+from penstock.topics import topic_for
+
+if TYPE_CHECKING:
+    from penstock.journal import Journal
+
+__all__ = ["STORY", "Story", "is_journal", "parts", "read_story", "topic_of"]
+
+STORY = "_recording"
+
+
+def topic_of(address: str) -> str:
+    """The topic that an address is recorded under: ``shm:/camera/front`` becomes ``camera.front``."""
+    parsed = addresses.parse(address)
+    if parsed.topic:
+        plain = parsed.topic
+    elif parsed.host:
+        plain = f"{parsed.scheme}.{parsed.host}.{parsed.port}"
+    else:
+        plain = parsed.name
+    return topic_for(plain, parsed.scheme)
+
+
+def is_journal(directory: Path) -> bool:
+    """Whether a folder is a journal itself, made to the end."""
+    return (directory / FRONTIER_NAME).exists()
+
+
+def parts(directory: Path) -> list[Path]:
+    """The journals of a recording, in order: the folder itself, or its numbered folders."""
+    if is_journal(directory):
+        return [directory]
+    found = sorted(path for path in directory.glob("[0-9]*") if is_journal(path)) if directory.is_dir() else []
+    if not found:
+        raise InvalidArgument(f"{directory} is no recording: neither a journal nor a folder of numbered journals")
+    return found
+
+
+@dataclass(slots=True)
+class Story:
+    """What ``_recording`` says: where each topic came from, what was lost on the way, whether both ends are there."""
+
+    addresses: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    lost: int = 0
+    ended: bool = False
+    known: bool = False
+    trimmed: bool = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        self.known = True
+        kind = event.get("event")
+        self.addresses.update({topic: address for address, topic in event.get("addresses", {}).items()})
+        if kind == "started":
+            self.ended = False
+        elif kind == "lost":
+            self.lost += int(event.get("count", 0))
+        elif kind == "failed":
+            self.failed[str(event.get("address"))] = str(event.get("error"))
+        elif kind == "ended":
+            self.ended = True
+            self.failed.update({str(address): str(error) for address, error in event.get("failed", {}).items()})
+        if kind in ("going_on", "ended"):  # all of the recording, also what was told in segments that are gone
+            self.lost = max(self.lost, int(event.get("lost", 0)))
+
+
+    def missing(self) -> list[str]:
+        """What the recording does not have, a sentence each; what was lost message by message stands in ``lost``."""
+        found = []
+        if self.known and self.trimmed:
+            found.append("the beginning is missing, the recording was bound in size (--max-size)")
+        if self.known and not self.ended:
+            found.append("the recorder did not end properly; what it had not yet synced is missing")
+        return found + [f"{address} was not recorded to the end: {error}" for address, error in self.failed.items()]
+
+
+def read_story(directory: Path) -> Story:
+    """The story of all parts of a recording; of any other journal an empty one."""
+    story = Story()
+    from penstock.journal import Journal
+
+    for part in parts(directory):
+        with Journal(part, mode="read") as journal:
+            story.trimmed = story.trimmed or journal.first > 1
+            for event in _events(journal):
+                story.take(event)
+    return story
+
+
+def _events(journal: Journal) -> Iterator[dict[str, Any]]:
+    from penstock.journal.journal import topic_filter
+
+    if STORY not in journal.topics:
+        return
+    position, frontier, chosen = journal.first, journal.frontier, topic_filter([STORY])
+    while position < frontier:
+        batch, following = journal.read_from(position, 1024, None, chosen)
+        for message in batch:
+            event = json.loads(bytes(message))
+            if isinstance(event, dict):
+                yield event
+        position = max(following, position + 1)

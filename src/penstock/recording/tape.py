@@ -1,0 +1,121 @@
+"""Where a recorder writes: one journal, or one after another (parts), and the story in each. Any thread."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.address import without_secrets
+from penstock.errors import InvalidArgument
+from penstock.journal import Entry, Journal
+from penstock.recording.story import STORY
+
+__all__ = ["Plan", "Tape"]
+
+SEGMENT_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where to record what, when to begin a new part, when to end."""
+
+    directory: Path
+    topics: Mapping[str, str]
+    split_bytes: int | None = None
+    split_s: float | None = None
+    max_bytes: int | None = None
+    pre_buffer_s: float | None = None
+    max_messages: int | None = None
+
+    @property
+    def split(self) -> bool:
+        return self.split_bytes is not None or self.split_s is not None
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where each topic comes from; a recording holds no secret."""
+        return {without_secrets(address): topic for address, topic in self.topics.items()}
+
+
+class Tape:
+    """The journal that is written now; begun with the tape, never over something that is there."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.part = 0
+        self.lost = 0  # as told so far, in all parts
+        self._lock = threading.Lock()  # guards the journal against being changed for the next part
+        self._bytes = 0
+        self._began = 0.0
+        self._journal: Journal
+        self._begin_part()
+
+    def commit(self, entries: Sequence[Entry], size: int) -> None:
+        """Store them together; ``size`` is that of their bodies."""
+        with self._lock:
+            if self._part_is_full(size):
+                self._append({"event": "ended", "part": self.part})
+                self._journal.close()
+                self._begin_part()
+            self._head_segment()
+            self._journal.commit(entries)
+            self._bytes += size
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """One event of the story."""
+        with self._lock:
+            self._append(event)
+            if event["event"] == "lost":
+                self.lost += event["count"]
+
+    def end(self, totals: dict[str, Any]) -> None:
+        """The end of the story; the second time nothing."""
+        with self._lock:
+            if self._journal.closed:
+                return
+            try:
+                self._append({"event": "ended", "addresses": self.plan.addresses, **totals})
+            finally:
+                self._journal.close()
+
+    def _append(self, event: dict[str, Any]) -> None:
+        self._head_segment()
+        self._write(event)
+
+    def _head_segment(self) -> None:
+        """Where old segments go by size, each begins with the addresses: whatever is left of the story has them."""
+        journal = self._journal
+        if self.plan.max_bytes is not None and journal.writer.end >= journal.segment_bytes:  # the next begins a new one
+            self._write({"event": "going_on", "addresses": self.plan.addresses, "lost": self.lost})
+
+    def _write(self, event: dict[str, Any]) -> None:
+        self._journal.append(STORY, json.dumps({**event, "time_ns": time.time_ns()}).encode())
+
+    def _part_is_full(self, size: int) -> bool:
+        plan = self.plan
+        if plan.split_bytes is not None and self._bytes and self._bytes + size > plan.split_bytes:
+            return True
+        return plan.split_s is not None and time.monotonic() - self._began >= plan.split_s
+
+    def _begin_part(self) -> None:
+        plan = self.plan
+        if not self.part and plan.directory.exists() and any(plan.directory.iterdir()):
+            raise InvalidArgument(f"{plan.directory} is not empty; a recording begins in a folder of its own")
+        directory = plan.directory / f"{self.part + 1:05d}" if plan.split else plan.directory
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        segment = SEGMENT_BYTES
+        if plan.max_bytes is not None:
+            segment = max(1 << 20, min(segment, plan.max_bytes // 8))
+        self._journal = Journal(directory, retain_bytes=plan.max_bytes, segment_bytes=segment)
+        try:
+            self.part += 1
+            self._bytes, self._began = 0, time.monotonic()
+            self._append({"event": "started", "part": self.part, "addresses": plan.addresses})
+        except BaseException:
+            self._journal.close()
+            raise

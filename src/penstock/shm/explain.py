@@ -1,0 +1,58 @@
+"""Why nothing arrives: what shared memory can tell about the silence of an address. Looks, and joins nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from penstock import address as addresses
+from penstock.finding import QUIET_S, Finding
+from penstock.quantities import iso_time
+from penstock.shm.directory import Channel, Member, channels
+from penstock.system import who
+
+__all__ = ["explain"]
+
+
+def explain(parts: addresses.Address) -> Iterator[Finding]:
+    mux = parts.options.get("mux")
+    channel = next((c for c in channels() if c.name == (mux or parts.name)), None)
+    if channel is None:
+        return  # nobody has it open: told by who looks at the counters
+    if channel.problem:
+        yield Finding(f"the files of {channel.name} cannot be used: {channel.problem}", "penstock shm clean")
+        return
+    wanted = parts.options.get("type")
+    if wanted is not None and wanted != channel.type:
+        yield Finding(
+            f"type mismatch: {channel.name} carries {channel.type or 'messages without a type'!r}, not {wanted!r}",
+            "open it with the type it has, or choose another channel",
+        )
+    elif channel.type:
+        yield Finding(f"its messages are of type {channel.type!r}; whoever names another type is refused", grave=False)
+    if mux and parts.name not in channel.vchans.values():
+        near = ", ".join(sorted(channel.vchans.values())[:5]) or "none"
+        yield Finding(f"no virtual channel {parts.name} in {mux}", f"it has {near}")
+    for member in channel.members:
+        yield from _member(channel, member)
+
+
+def _member(channel: Channel, member: Member) -> Iterator[Finding]:
+    """A member that is dead, or that holds slots and since when."""
+    name = who(member.pid)
+    if not member.alive:
+        yield Finding(f"the {member.kind} {name} died; the next one who needs its slots takes them", grave=False)
+    if not member.held:
+        return
+    now_ns = time.time_ns()
+    age_s = (now_ns - member.oldest_held_ns) / 1e9
+    said = (
+        f"{member.held} of {channel.slots} slots held by {name}, the oldest message since "
+        f"{iso_time(member.oldest_held_ns)} ({age_s:.1f} s)"
+    )
+    full = channel.held_slots + channel.owned_slots >= channel.slots or member.held >= member.most_held
+    if full:
+        remedy = f"release messages there (message.release()), give the channel more slots, or end {member.pid}"
+        yield Finding(said, remedy)
+    elif age_s > QUIET_S:
+        yield Finding(said, grave=False)

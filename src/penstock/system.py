@@ -1,0 +1,91 @@
+"""What the operating system says about processes and memory, read from /proc. Any thread may call this."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.secrecy import hidden
+
+__all__ = ["Process", "process", "shared_memory", "tree_bytes", "who"]
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_HZ = os.sysconf("SC_CLK_TCK")
+_COMMAND_BYTES = 16384  # so much of a command line is read; it may have megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process: its resident memory, its processor time up to now, its threads and its command line, without
+    secrets."""
+
+    pid: int
+    resident_bytes: int
+    processor_s: float
+    threads: int
+    command: str
+
+
+def process(pid: int) -> Process | None:
+    """None when it has gone or may not be looked at."""
+    root = Path("/proc") / str(pid)
+    try:
+        resident = int((root / "statm").read_text().split()[1]) * _PAGE_BYTES
+        fields = (root / "stat").read_text().rpartition(")")[2].split()
+        with (root / "cmdline").open("rb") as file:
+            words = file.read(_COMMAND_BYTES).decode("utf-8", "replace").split("\0")
+    except (OSError, IndexError, ValueError):
+        return None
+    command = " ".join(hidden(words)).strip()[:300]
+    return Process(pid, resident, (int(fields[11]) + int(fields[12])) / _TICKS_HZ, int(fields[17]), command)
+
+
+def who(pid: int) -> str:
+    """A process as a sentence names it: its number and the beginning of its command line, without secrets."""
+    found = process(pid)
+    words = found.command.split() if found else []
+    return f"pid {pid} ({' '.join(words[:3])[:60]})" if words else f"pid {pid}"
+
+
+def shared_memory(directory: str) -> dict[str, int]:
+    """Size and use of the file system that holds ``directory``, and what Penstock's own files there take."""
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        return {"total_bytes": 0, "free_bytes": 0, "penstock_bytes": 0}
+    own = 0
+    for root, _, names in os.walk(directory):
+        for name in names:
+            try:
+                own += Path(root, name).stat().st_blocks * 512
+            except OSError:
+                continue
+    return {"total_bytes": usage.total, "free_bytes": usage.free, "penstock_bytes": own}
+
+
+def tree_bytes(root: int | None = None) -> int:
+    """Memory of a process and all its descendants together; what they share is counted once, by proportion."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                parents[int(entry)] = int(Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+    family = {root or os.getpid()}
+    while grown := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= grown
+    return sum(_proportional_bytes(pid) for pid in family)
+
+
+def _proportional_bytes(pid: int) -> int:
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    found = process(pid)
+    return found.resident_bytes if found else 0

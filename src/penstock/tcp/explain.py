@@ -1,0 +1,34 @@
+"""Why nothing arrives: what the network can tell about the silence of an address. Looks, and joins nothing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from penstock import address as addresses
+from penstock.finding import Finding
+
+__all__ = ["explain"]
+
+
+def explain(parts: addresses.Address) -> Iterator[Finding]:
+    """Whether somebody listens there."""
+    where = parts.name or f"{parts.host}:{parts.port}"
+    try:
+        if parts.name:
+            with socket.socket(socket.AF_UNIX) as probe:
+                probe.settimeout(2)
+                probe.connect(parts.name)
+        else:
+            socket.create_connection((parts.host, parts.port or 0), 2).close()
+    except ConnectionRefusedError:
+        what = "a publisher" if parts.scheme == "tcp" else "a broker"
+        yield Finding(f"nobody listens at {where}", f"start {what} there, or check the port")
+    except socket.gaierror as error:
+        yield Finding(f"the name {parts.host} cannot be resolved: {error.strerror}")
+    except TimeoutError:
+        yield Finding(f"{where} does not answer within 2 s", "a firewall, a wrong address, or a machine that is off")
+    except OSError as error:
+        yield Finding(f"{where} cannot be reached: {error.strerror or error}")
+    else:
+        yield Finding(f"somebody listens at {where}", grave=False)

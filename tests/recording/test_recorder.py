@@ -1,0 +1,309 @@
+"""The recorder's ends: it ends while messages keep coming, counts exactly, tells what failed, keeps the way back."""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import Message
+from penstock.cli.demo.conductor import everything_arrived
+from penstock.journal import Entry, Journal
+from penstock.recording import recorder as recorder_module
+from penstock.recording import story as recording
+from penstock.recording.recorder import Plan, Recorder
+from penstock.recording.tape import Tape
+from tests.cli.command import HERE, environment, run, start
+from tests.cli.test_recording import bodies
+
+
+@contextmanager
+def flood(address: str, **options: Any) -> Iterator[penstock.Publisher]:
+    """A publisher that never pauses; its bodies are numbers."""
+    stop = threading.Event()
+    with penstock.publisher(address, **options) as publisher:
+
+        def run_on() -> None:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                publisher.publish(b"%d" % number)
+
+        thread = threading.Thread(target=run_on)
+        thread.start()
+        try:
+            yield publisher
+        finally:
+            stop.set()
+            thread.join()
+
+
+def channel() -> str:
+    return f"shm:/test-recorder-{uuid.uuid4().hex[:8]}"
+
+
+def wait_for(what: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_ctrl_c_ends_it_while_messages_keep_coming(tmp_path: Path) -> None:
+    address = channel()
+    with flood(address, slots=64, slot_size=64):
+        running = start("record", address, "-o", str(tmp_path / "rec"), "--json")
+        try:
+            wait_for(lambda: recording.is_journal(tmp_path / "rec") and len(bodies(tmp_path / "rec", topic(address))))
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=40)
+        finally:
+            running.kill()
+            running.wait()
+    assert running.returncode == 0, err
+    stored = [int(body) for body in bodies(tmp_path / "rec", topic(address))]
+    assert json.loads(out)["messages"] == len(stored) > 0
+    assert stored == sorted(set(stored))
+    assert recording.read_story(tmp_path / "rec").ended
+
+
+def topic(address: str) -> str:
+    return recording.topic_of(address)
+
+
+def test_what_was_published_before_the_stop_is_stored(tmp_path: Path) -> None:
+    address = channel()
+    plan = Plan(tmp_path / "rec", {f"{address}?reliable=true": "t"})
+    with penstock.publisher(address, slots=4096, slot_size=64) as publisher, Recorder(plan) as recorder:
+        for number in range(3000):
+            publisher.publish(b"%d" % number)
+        recorder.stop()
+    assert [int(body) for body in bodies(tmp_path / "rec", "t")] == list(range(3000))
+
+
+@pytest.mark.parametrize("addresses", [1, 3])
+def test_the_count_is_exact(tmp_path: Path, addresses: int) -> None:
+    names = [channel() for _ in range(addresses)]
+    with flood(names[0], slots=64, slot_size=64):
+        done = run("record", *names, "-o", str(tmp_path / "rec"), "--count", "1000", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["messages"] == 1000, done.stderr
+    assert len(bodies(tmp_path / "rec", topic(names[0]))) == 1000
+
+
+class Backlog:
+    """A subscriber that always has one more old message."""
+
+    closed = False
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.ledger = penstock.Ledger()
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        return [Message(b"old", timestamp_ns=1)]
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Backlog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Endless(Backlog):
+    """A subscriber of somebody who never pauses: at every look there is a new message."""
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        return [Message(b"new", timestamp_ns=time.time_ns())]
+
+
+def test_what_keeps_coming_after_the_stop_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Endless)
+    monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
+    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+        wait_for(lambda: recorder.totals()["messages"])
+        recorder.stop()
+    story = recording.read_story(tmp_path / "rec")
+    assert story.ended and not recorder.errors
+
+
+def test_a_backlog_is_drained_for_a_while_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Backlog)
+    monkeypatch.setattr(recorder_module, "DRAIN_S", 0.2)
+    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+        recorder.stop()
+    assert recording.read_story(tmp_path / "rec").ended
+
+
+def test_a_second_ctrl_c_gives_the_backlog_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock, "subscriber", Backlog)
+    monkeypatch.setattr(recorder_module, "DRAIN_S", 1e6)
+    with pytest.raises(KeyboardInterrupt), Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+        here = threading.get_ident()
+        thread = threading.Thread(target=lambda: (recorder._stop.wait(), signal.pthread_kill(here, signal.SIGINT)))
+        thread.start()
+        recorder.stop()
+    thread.join()
+    assert not [one for one in threading.enumerate() if one.name == "record t"]
+    story = recording.read_story(tmp_path / "rec")
+    assert story.ended and not recorder.errors and not story.failed
+
+
+def test_a_message_too_long_for_a_journal_is_told_and_the_rest_is_stored(tmp_path: Path) -> None:
+    long, other = f"tcp://127.0.0.1:{free_port()}", channel()
+    with (
+        penstock.publisher(long, depth_bytes=128 << 20) as first,
+        penstock.publisher(other, slots=64, slot_size=64) as second,
+    ):
+        running = start("record", long, other, "-o", str(tmp_path / "rec"), "--json")
+        try:
+            assert first.wait_ready(1, 60) and second.wait_ready(1, 60)
+            first.publish(b"before")
+            first.publish(bytes(65 << 20))
+            first.publish(b"after")
+            assert running.stderr is not None
+            assert running.stderr.readline().startswith(f"penstock: {long}: not everything"), "while the others go on"
+            second.publish(b"going on")
+            wait_for(lambda: bodies(tmp_path / "rec", topic(long))[-1:] == [b"after"])
+            wait_for(lambda: bodies(tmp_path / "rec", topic(other)))
+            running.send_signal(signal.SIGINT)
+            out, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
+            running.wait()
+    told = json.loads(out)
+    assert running.returncode == 1 and list(told["errors"]) == [long], err
+    assert (told["messages"], told["lost"]) == (3, 1)
+    assert bodies(tmp_path / "rec", topic(long)) == [b"before", b"after"]
+    assert recording.read_story(tmp_path / "rec").lost == 1
+
+
+def test_a_disk_that_is_full_is_told_with_the_address(tmp_path: Path) -> None:
+    address = channel()
+    with flood(address, slots=64, slot_size=64):
+        done = subprocess.run(
+            [*HERE, "record", address, "-o", str(tmp_path / "rec")], env=environment(), capture_output=True, text=True,
+            timeout=60, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 20, 3 << 20)), check=False,
+        )  # fmt: skip
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert f"penstock: {address}: not recorded any more: " in done.stderr, done.stderr
+    assert bodies(tmp_path / "rec", topic(address))
+    story = recording.read_story(tmp_path / "rec")
+    assert address in story.failed or not story.ended, "the notes may fit on the disk still, or may not"
+
+
+def test_a_failure_that_the_disk_refused_stands_in_the_end_of_the_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(tape: Tape, event: dict[str, Any]) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(penstock, "subscriber", Failing)
+    monkeypatch.setattr(Tape, "tell", refuse)
+    with Recorder(Plan(tmp_path / "rec", {"shm:/x": "t"})) as recorder:
+        wait_for(lambda: recorder.errors)
+    story = recording.read_story(tmp_path / "rec")
+    assert story.ended and story.failed == {"shm:/x": "nobody thought of this"}
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Failing(Backlog):
+    """Gives one message, then fails in a way that nobody thought of."""
+
+    given = 0
+
+    def read_many(self, most: int, timeout: float | None = None) -> list[Message]:
+        self.given += 1
+        if self.given > 1:
+            raise TypeError("nobody thought of this")
+        return super().read_many(most)
+
+
+def test_one_address_that_fails_is_in_the_story_and_play_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = channel()
+    opened = penstock.subscriber
+    monkeypatch.setattr(penstock, "subscriber", lambda to: Failing() if to == "shm:/x" else opened(to))
+    plan = Plan(tmp_path / "rec", {"shm:/x": "x", address: "t"})
+    with penstock.publisher(address, slots=64, slot_size=64) as publisher, Recorder(plan) as recorder:
+        wait_for(lambda: recorder.errors)
+        publisher.publish(b"going on")
+        recorder.stop()
+    assert recorder.errors == {"shm:/x": "not recorded any more: nobody thought of this"}
+    assert bodies(tmp_path / "rec", "t") == [b"going on"]
+    assert recording.read_story(tmp_path / "rec").failed == {"shm:/x": "nobody thought of this"}
+    played = run("play", str(tmp_path / "rec"), "--speed", "0", "--map", f"*=journal:{tmp_path}/copy#{{topic}}")
+    assert played.returncode == 0 and "shm:/x was not recorded to the end: nobody thought" in played.stderr
+
+
+def test_max_size_and_kill_keep_the_way_back_and_play_tells_what_is_missing(tmp_path: Path) -> None:
+    source, rec = f"journal:{tmp_path}/live#m", tmp_path / "rec"
+    running = start("record", source, "-o", str(rec), "--max-size", "1M")
+    try:
+        done = run("pub", source, "{count}", "--size", "20000", "--count", "300", "--wait", "1", timeout=90)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: bodies(rec, "m")[-1:] and int(bodies(rec, "m")[-1].rstrip(b".")) == 300)
+    finally:
+        running.kill()
+        running.communicate()
+    with Journal(rec, mode="read") as journal:
+        assert journal.first > 1, "the beginning is gone"
+    story = recording.read_story(rec)
+    assert story.known and story.trimmed and not story.ended and story.addresses == {"m": source}
+    played = run("play", str(rec), "--speed", "0", "--map", f"m=journal:{tmp_path}/copy#m")
+    assert "the beginning is missing" in played.stderr and "did not end properly" in played.stderr
+    exported = run("export", str(rec), "--to", "jsonl", "-o", str(tmp_path / "x.jsonl"))
+    assert exported.returncode == 0
+    assert "the beginning is missing" in exported.stderr and "did not end properly" in exported.stderr
+
+
+def test_at_no_moment_is_a_bounded_recording_without_its_addresses(tmp_path: Path) -> None:
+    tape = Tape(Plan(tmp_path / "rec", {"shm:/x?token=secret": "x"}, max_bytes=1 << 20))
+    trimmed = 0
+    for _ in range(60):
+        tape.commit([Entry("x", bytes(100_000))], 100_000)
+        tape.tell({"event": "lost", "count": 1, "reason": "overrun"})
+        tape._journal.retain()  # what would be done in its own time is done now
+        story = recording.read_story(tmp_path / "rec")
+        assert story.addresses == {"x": "shm:/x"} and not story.ended
+        trimmed += story.trimmed
+    tape.end({"lost": 60})
+    assert trimmed and recording.read_story(tmp_path / "rec").lost == 60
+
+
+@pytest.mark.parametrize(
+    ("shm", "tcp", "topics", "more", "complete"),
+    [
+        ((10, 10), (7, 7), {"camera": 10, "vibration": 7}, {}, True),
+        ((10, 9), (7, 8), {"camera": 10, "vibration": 7}, {}, False),  # a surplus does not make up for a loss
+        ((10, 10), (7, 7), {"camera": 10, "vibration": 6}, {}, False),
+        ((10, 10), (7, 7), {"camera": 10, "vibration": 7}, {"errors": {"shm:/x": "failed"}}, False),
+        ((10, 10), (7, 7), {"camera": 10, "vibration": 7}, {"finished": False}, False),
+    ],
+)
+def test_the_demo_is_complete_when_every_number_agrees(
+    shm: tuple[int, int], tcp: tuple[int, int], topics: dict[str, int], more: dict[str, Any], complete: bool
+) -> None:
+    rows = [{"reach": n, "published": p, "delivered": d} for n, (p, d) in (("shm", shm), ("tcp", tcp))]
+    report = {"recorded": {"topics": topics, "lost": 0}, "errors": {}, "finished": True, **more}
+    assert everything_arrived(rows, report) is complete

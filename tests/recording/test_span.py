@@ -1,0 +1,79 @@
+"""Which messages of a recording are played and exported: every one of the span, whatever the order they came in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.journal import Entry, Journal
+from penstock.recording import story as recording
+from penstock.recording.span import Span, messages, reader
+from tests.cli.command import run
+
+SECOND = 1_000_000_000
+
+
+def write(directory: Path, *entries: tuple[str, float]) -> Path:
+    """A recording of messages given by topic and time; the body says both."""
+    with Journal(directory) as journal:
+        journal.append(recording.STORY, json.dumps({"event": "started", "addresses": {}}).encode())
+        for topic, at_s in entries:
+            journal.commit([Entry(topic, f"{topic} {at_s:g}".encode(), timestamp_ns=int(at_s * SECOND))])
+        journal.append(recording.STORY, json.dumps({"event": "ended"}).encode())
+    return directory
+
+
+def chosen(*folders: Path, start: str | None = None, length: str | None = None) -> list[str]:
+    journals = [reader(folder) for folder in folders]
+    try:
+        return [bytes(message).decode() for message in messages(journals, None, Span.of(journals, start, length))]
+    finally:
+        for journal in journals:
+            journal.close()
+
+
+def test_without_a_span_everything_is_played_in_the_order_of_recording(tmp_path: Path) -> None:
+    """A backlog beside a live address: what was stored later is older."""
+    made = write(tmp_path / "r", ("a", 1000), ("b", 999), ("a", 1001), ("b", 999.5))
+    assert chosen(made) == ["a 1000", "b 999", "a 1001", "b 999.5"]
+    done = run("export", str(made), "--to", "jsonl", "-o", "-")
+    assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == chosen(made), done.stderr
+
+
+def test_the_start_is_the_least_time_of_any_topic(tmp_path: Path) -> None:
+    made = write(tmp_path / "r", ("a", 1000), ("b", 990), ("b", 995), ("a", 1001))
+    assert chosen(made, length="6s") == ["b 990", "b 995"]
+    assert chosen(made, start="5s") == ["a 1000", "b 995", "a 1001"]
+    assert chosen(made, start="5s", length="5.5s") == ["a 1000", "b 995"]
+
+
+def test_an_empty_first_part_does_not_move_the_start(tmp_path: Path) -> None:
+    parts = write(tmp_path / "1"), write(tmp_path / "2", ("a", 1000), ("a", 1020)), write(tmp_path / "3", ("a", 1040))
+    assert chosen(*parts, length="30s") == ["a 1000", "a 1020"]
+    assert chosen(*parts, start="15s") == ["a 1020", "a 1040"]
+
+
+def test_what_stands_behind_a_message_past_the_end_is_played(tmp_path: Path) -> None:
+    """A pre-buffer of two addresses: all of the first, then all of the second."""
+    made = write(tmp_path / "r", *(("a", 1000 + n) for n in range(20)), *(("b", 1000.5 + n) for n in range(20)))
+    assert chosen(made, length="3s") == ["a 1000", "a 1001", "a 1002", "b 1000.5", "b 1001.5", "b 1002.5"]
+
+
+def test_reading_ends_when_no_topic_can_have_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = write(tmp_path / "r", ("a", 1000), ("b", 1000))
+    with Journal(made) as journal:
+        journal.commit(Entry("ab"[n % 2], b"late", timestamp_ns=2000 * SECOND) for n in range(5000))
+    read: list[int] = []
+    plain = Journal.read_from
+    monkeypatch.setattr(Journal, "read_from", lambda *given: (read.append(given[2]), plain(*given))[1])
+    assert chosen(made, length="1s") == ["a 1000", "b 1000"]
+    assert sorted(read) == [1, 1, 1024], "the first of each topic, then one batch and not the whole journal"
+
+
+def test_a_loop_without_messages_ends(tmp_path: Path) -> None:
+    made = write(tmp_path / "r", ("a", 1000))
+    words = ("play", str(made), "--loop", "--from", "1h", "--map", f"a=journal:{tmp_path}/copy#a", "--json")
+    done = run(*words, timeout=30)
+    assert done.returncode == 0 and json.loads(done.stdout)["messages"] == 0, done.stderr
