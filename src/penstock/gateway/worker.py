@@ -29,10 +29,10 @@ from typing import Any
 from penstock._core import Counters
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
-from penstock.channel import readable
 from penstock.errors import ClosedError
 from penstock.gateway.filters import Predicate
 from penstock.gateway.throttle import Throttle
+from penstock.tasks import readable
 
 BATCH = 256
 log = logging.getLogger("penstock.gateway")
