@@ -397,5 +397,9 @@ class Publisher(PublisherContract):
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
 
+    def end_at_exit(self) -> None:
+        """What was published is flushed for a moment."""
+        self.close()
+
     def __repr__(self) -> str:
         return f"<tcp.Publisher {self.address}, {self.subscriber_count} subscriber(s)>"
