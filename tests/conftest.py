@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["PENSTOCK_LEAK_WARNINGS"] = "1"
     # How long one example takes says nothing on a busy machine.
     slow = [hypothesis.HealthCheck.too_slow]
     hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=slow)

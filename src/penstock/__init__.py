@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.address import Address, publisher, subscriber
 from penstock.channel import Ledger, Overflow, Publisher, Subscriber
 from penstock.errors import (
+    CallFailed,
     CapacityError,
     ClosedError,
     CorruptionError,
     InvalidArgument,
+    PeerGone,
     PenstockError,
     ProtocolError,
     RefusedError,
@@ -28,20 +30,24 @@ if TYPE_CHECKING:
     from penstock import bridge as bridge
     from penstock import broker as broker
     from penstock import bus as bus
+    from penstock import calls as calls
     from penstock import gateway as gateway
     from penstock import journal as journal
     from penstock import shm as shm
     from penstock import spark as spark
     from penstock import tcp as tcp
     from penstock._core import Batch, Draft, Message
+    from penstock.calls import client, server
 
-_ROOMS = ("bridge", "broker", "bus", "gateway", "journal", "shm", "spark", "tcp")
+_ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp")
 
 __version__ = "0.1.0"
 
 __all__ = [
     "publisher",
     "subscriber",
+    "client",
+    "server",
     "Address",
     "Batch",
     "Draft",
@@ -50,10 +56,12 @@ __all__ = [
     "Overflow",
     "Publisher",
     "Subscriber",
+    "CallFailed",
     "CapacityError",
     "ClosedError",
     "CorruptionError",
     "InvalidArgument",
+    "PeerGone",
     "PenstockError",
     "ProtocolError",
     "RefusedError",
@@ -62,6 +70,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("client", "server"):
+        return getattr(importlib.import_module("penstock.calls"), name)
     if name in ("Message", "Batch", "Draft"):
         from penstock import _core
 

@@ -184,8 +184,8 @@ def test_replay_keeps_order_and_pace(spark, monkeypatch):
         def __init__(self, address):
             self.address = address
 
-        def publish(self, data):
-            sent.append((self.address, round(now[0], 6)))
+        def forward(self, batch):
+            sent.extend((self.address, round(now[0], 6)) for _ in batch)
 
         def close(self):
             sent.append((self.address, "closed"))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -162,7 +163,7 @@ class JournalPublisher(Publisher):
     carries_properties = carries_properties_of_many = True
 
     def __init__(self, journal: Journal, topic: str) -> None:
-        self._journal = journal
+        self._journal = self.journal = journal
         self.topic = check_topic(topic)
         self._closed = False
         self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
@@ -194,6 +195,22 @@ class JournalPublisher(Publisher):
         first, last = self._journal.append_many(self.topic, batch)
         self._count(last - first + 1)
         return last - first + 1
+
+    def forward(self, batch: Iterable[Message]) -> int:
+        """Store messages of any reach, with their times and properties, as one atomic batch."""
+        return self.forward_together([(self, message) for message in batch])
+
+    def forward_together(self, pairs: Sequence[tuple[JournalPublisher, Message]]) -> int:
+        """``forward`` for this and other publishers of its journal: one atomic batch, in this order."""
+        for publisher in {publisher for publisher, _ in pairs}:
+            publisher._check_open()
+        self._journal.commit(
+            Entry(to.topic, message, dict(message.properties) or None, timestamp_ns=message.timestamp_ns or None)
+            for to, message in pairs
+        )
+        for publisher, count in Counter(publisher for publisher, _ in pairs).items():
+            publisher._count(count)
+        return len(pairs)
 
     def _count(self, messages: int) -> None:
         self._counters.add("matched", messages)

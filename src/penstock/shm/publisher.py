@@ -67,6 +67,20 @@ class Publisher(native.Publisher, channel.Publisher):
         if activation:
             self._activate()
 
+    def forward(self, batch: Any) -> int:
+        """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
+        size = len(batch[0].metadata or b"") if len(batch) else 0  # of all of them: they come from one channel
+        if size > self.metadata_size:
+            raise InvalidArgument(
+                f"channel {self.name!r} has {self.metadata_size} bytes of metadata, and the messages bring {size}; "
+                f"open it with metadata_size={size}"
+            )
+        if not size:
+            return self.publish_many(batch)
+        for message in batch:
+            self.publish(message, metadata=message.metadata)
+        return len(batch)
+
     def on_resize(self, function: ResizeCallback | None) -> None:
         """``function(publisher, old_size, new_size)`` is asked before slots grow; False vetoes it. None unsets it."""
         if function is not None and not callable(function):

@@ -162,8 +162,15 @@ class Publisher(PublisherContract):
         return self._outlet.publish_many(batch)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
-        """Publish a batch as it is: ordinals, times, virtual channels and properties stay."""
-        return self._outlet.publish_many(batch, True)
+        """Publish messages as they are: ordinals, times, virtual channels and properties stay."""
+        if not isinstance(batch, list):
+            return self._outlet.publish_many(batch, True)
+        for message in batch:  # a list brings its bytes alone
+            self.publish(
+                message, properties=dict(message.properties) or None, vchan_id=message.vchan_id,
+                ordinal=message.ordinal, timestamp_ns=message.timestamp_ns,
+            )  # fmt: skip
+        return len(batch)
 
     def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> int:
         """``publish`` by the reference's name; a list of buffers is gathered to one message."""
@@ -389,6 +396,10 @@ class Publisher(PublisherContract):
         for pump in list(self._pumps):
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
+
+    def end_at_exit(self) -> None:
+        """What was published is flushed for a moment."""
+        self.close()
 
     def __repr__(self) -> str:
         return f"<tcp.Publisher {self.address}, {self.subscriber_count} subscriber(s)>"

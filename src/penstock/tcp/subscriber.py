@@ -288,6 +288,13 @@ class Subscriber(SubscriberContract):
 
     def close(self) -> None:
         """End all sessions. A callback that runs is waited for, unless this is called inside it."""
+        self._end(wake_readers=True)
+
+    def end_at_exit(self) -> None:
+        """As ``close``, but a daemon thread that waits in ``read`` stays there: nobody could handle its error."""
+        self._end(wake_readers=False)
+
+    def _end(self, wake_readers: bool) -> None:
         if self._owner_pid != os.getpid():
             return  # a child's copy: nothing of it is ours to end
         with self._lock:
@@ -298,7 +305,8 @@ class Subscriber(SubscriberContract):
         self.executor.unwatch(self._inlet.fileno())
         for session in sessions:
             session.end_quietly()
-        self._inlet.close()
+        if wake_readers:
+            self._inlet.close()
         for session in sessions:
             session.close_sockets()
         with self._in_callback:

@@ -91,6 +91,8 @@ class Publisher(channel.Publisher):
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the properties they have; gives how many were published."""
+        if isinstance(batch, list):  # which brings its bytes alone
+            return self.publish_many(batch, properties=[message.properties for message in batch])
         return self._publish_all(batch, None)
 
     def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
