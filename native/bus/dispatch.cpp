@@ -493,16 +493,6 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     return fine ? PyLong_FromSize_t(count) : nullptr;
 }
 
-void tell_published(std::size_t count) {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *number = PyLong_FromSize_t(count);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
-    Py_XDECREF(number);
-    PyErr_Restore(type, value, trace);
-}
-
 bool would_wait(BusObject *bus, std::uint16_t id) {
     if (bus->queued) return bus->pending_capacity && bus->pending.size() >= bus->pending_capacity;
     for (SubscriberObject *subscriber : bus->subscribers)

@@ -321,8 +321,6 @@ class Publishing {
 };
 // Whether publishing this id now would have to wait; false with an error set where that cannot be told.
 bool would_wait(BusObject *bus, std::uint16_t id);
-// The error that is set says how many messages went before it.
-void tell_published(std::size_t count);
 // The header of a copy of `data`, ready to publish; null with an error set.
 Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size);
 // Publishes a copy of each of `items`; how many, or null with an error set. They share one look at the clock.

@@ -183,7 +183,9 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
         if (!pin.entries()) return nullptr;
         for (const Envelope &entry : *pin.entries()) {
             if (done++ % 16 == 0) now_ns = realtime_ns();
-            if (!publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns)) return nullptr;
+            if (publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns)) continue;
+            tell_published(std::size_t(done - 1));
+            return nullptr;
         }
         return PyLong_FromSsize_t(done);
     }
@@ -197,7 +199,9 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
         if (!published) break;
     }
     Py_DECREF(sequence);
-    return PyErr_Occurred() ? nullptr : PyLong_FromSsize_t(done);
+    if (!PyErr_Occurred()) return PyLong_FromSsize_t(done);
+    tell_published(std::size_t(done));
+    return nullptr;
 }
 
 PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {

@@ -39,6 +39,8 @@ PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber
     if (!handle) return nullptr;
     View view;
     std::int64_t deadline = -2;
+    const bool fine = !timeout || timeout == Py_None || (PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0);
+    if (!fine && !read_timeout(timeout, deadline)) return nullptr;  // before anything is taken
     try {
         for (;;) {
             Found found = (handle->*function)(view);
