@@ -1,7 +1,8 @@
-# The commands: run, test, spark, build, check, bench, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, bench, steady, stress, model, torture, clean. Each sets up what it needs.
 
+# PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= $(if $(filter python3,$(PYTHON)),.venv,.venv-$(shell $(PYTHON) -c 'import platform; print(platform.python_version())'))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 SOURCES := pyproject.toml CMakeLists.txt $(shell find native -type f -not -path 'native/tests/*' 2>/dev/null)
@@ -10,10 +11,11 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint bench stress model torture clean tools system
+.PHONY: run test spark build check lint bench steady stress model torture clean tools system
 
 run: build
-	$(BIN)/penstock demo
+	@echo "running the demo for a minute: $(BIN)/penstock demo"
+	@$(BIN)/penstock demo
 
 build: $(STAMP)/built
 
@@ -26,19 +28,23 @@ tools:
 	@command -v $${CXX:-c++} >/dev/null || command -v g++ >/dev/null || \
 	  { echo "penstock builds its core with a C++20 compiler and none was found; on Debian or Ubuntu: apt-get install g++"; exit 1; }
 
+# $(call step,what is done,command): one line, with the time it took; when it fails, what it printed.
+step = @scripts/step.sh "$(1)" $(2)
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
 $(STAMP)/venv:
 	@$(MAKE) --no-print-directory tools
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(call step,making an environment for Python in $(VENV),$(PYTHON) -m venv $(VENV))
+	$(call step,updating pip in it,$(PIP) --upgrade pip)
 	@mkdir -p $(STAMP) && touch $@
 
 $(STAMP)/dependencies: $(STAMP)/venv pyproject.toml $(CONSTRAINTS)
-	@echo "installing what penstock and its tests need (the first time takes some minutes)"
-	$(BIN)/python scripts/requirements.py | $(BIN)/python -m pip install --quiet --disable-pip-version-check -r /dev/stdin $(addprefix -c ,$(CONSTRAINTS))
+	@$(BIN)/python scripts/requirements.py > $(STAMP)/requirements.txt
+	$(call step,installing what penstock and its tests need (minutes the first time),$(PIP) -r $(STAMP)/requirements.txt $(addprefix -c ,$(CONSTRAINTS)))
 	@touch $@
 
 $(STAMP)/built: $(STAMP)/dependencies $(SOURCES)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	$(call step,compiling the native core,$(PIP) --no-build-isolation --no-deps -e .)
 	@touch $@
 
 # Servers and tools from the system's packages that some tests use: installed when root on Debian, named when not.
@@ -72,6 +78,10 @@ check: lint test
 bench: build
 	$(BIN)/python benchmarks/run.py $(ARGUMENTS)
 
+# The tests under load, on one core, with a slow disk, in random order, as another user: what a release must pass.
+steady: build system
+	$(BIN)/python scripts/steady.py $(or $(PART),all) $(ARGUMENTS)
+
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
@@ -88,5 +98,5 @@ torture: build
 	$(PYTEST) tests/crash -m spark --kills $$(( ($(or $(KILLS),2000) + 99) / 100 )) --timeout 0 $(ARGUMENTS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

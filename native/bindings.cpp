@@ -1,10 +1,14 @@
 // The module penstock._core: each room binds its own classes in its own bindings.cpp.
 #include <nanobind/nanobind.h>
 
+#include <cstdlib>
+
 #include "bindings.hpp"
 #include "message/arguments.hpp"
 
 NB_MODULE(_core, module) {
+    // A program may end with open handles and daemon threads: nothing is wrong then. The tests want to know.
+    nanobind::set_leak_warnings(std::getenv("PENSTOCK_LEAK_WARNINGS") != nullptr);
     module.doc() = "The native core of penstock: what is done once a message.";
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))

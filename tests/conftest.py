@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import leftovers
@@ -16,9 +18,15 @@ from tests import leftovers
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=None, help="how many kills each crash test does (default: its own)")
     parser.addoption("--seed", type=int, default=None, help="seed of every random test, to replay a failure")
+    parser.addoption("--shuffle", action="store_true", help="run the tests in random order, by --seed when given")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ["PENSTOCK_LEAK_WARNINGS"] = "1"
+    # How long one example takes says nothing on a busy machine.
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("any machine", deadline=None, suppress_health_check=slow)
+    hypothesis.settings.load_profile("any machine")
     # A run in the background of a shell has Ctrl-C ignored, and programs started from here would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -27,6 +35,14 @@ def pytest_configure(config: pytest.Config) -> None:
     # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix="penstock-test-", dir=parent)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--shuffle"):
+        given: int | None = config.getoption("--seed")
+        chosen = int.from_bytes(os.urandom(4), "little") if given is None else given
+        print(f"in random order: --shuffle --seed {chosen}")
+        random.Random(chosen).shuffle(items)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

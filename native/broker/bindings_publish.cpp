@@ -21,14 +21,17 @@ struct HeapDraft final : DraftOwner {
         if (!bytes) return nullptr;
         PyObject *result = PyObject_CallOneArg(function, bytes);
         Py_DECREF(bytes);
-        if (result) finish();
+        if (result) let_go(0);
         return result;
     }
-    void cancel(std::uint64_t) noexcept override { finish(); }
-    void finish() noexcept {
+    void cancel(std::uint64_t) noexcept override { let_go(0); }
+    void hold(std::uint64_t) noexcept override { ++users; }
+    void let_go(std::uint64_t) noexcept override {
+        if (--users) return;
         Py_DECREF(function);
         delete this;
     }
+    int users = 1;  // the draft until it is published, and arrays that outlive that
     PyObject *function;
     std::unique_ptr<std::uint8_t[]> data;
 };
@@ -41,7 +44,7 @@ nb::object reserve(nb::object function, std::int64_t size) {
     auto *owner = new HeapDraft(function.ptr(), static_cast<std::size_t>(size));
     PyObject *draft = draft_new(owner->data.get(), size, owner, 0, nullptr);
     if (!draft) {
-        owner->finish();
+        owner->let_go(0);
         throw nb::python_error();
     }
     return nb::steal(draft);

@@ -326,8 +326,6 @@ struct BusDraftOwner final : DraftOwner {
         if (!check_bus_open(bus)) return nullptr;
         auto *header = reinterpret_cast<Header *>(token);
         header->size = static_cast<std::uint32_t>(size);
-        // Handlers run inside: they must find the draft published, or they could write to what others read.
-        draft->state = DraftState::published;
         draft->memory_held = false;
         Py_INCREF(reinterpret_cast<PyObject *>(bus));
         bool committed = true;
@@ -335,13 +333,12 @@ struct BusDraftOwner final : DraftOwner {
         Py_DECREF(reinterpret_cast<PyObject *>(bus));
         if (publisher && committed) publisher->counters->matched.add();
         if (ordinal) return PyLong_FromUnsignedLongLong(ordinal);
-        if (!committed) {
-            draft->state = DraftState::open;
-            draft->memory_held = true;
-        }
+        draft->memory_held = !committed;
         return nullptr;
     }
     void cancel(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
+    void hold(std::uint64_t token) noexcept override { acquire(reinterpret_cast<Header *>(token)); }
+    void let_go(std::uint64_t token) noexcept override { drop(reinterpret_cast<Header *>(token)); }
 } the_draft_owner;
 
 // Forgets where messages were taken that are back.
@@ -416,13 +413,8 @@ PyObject *publish_draft_on(BusObject *bus, Draft *draft) {
     if (of != bus)
         return raise_error("StateError", "this draft is of bus %R, not of bus %R; publish it there",
                            of ? of->name : Py_None, bus->name);
-    if (draft->state != DraftState::open)
-        return raise_error("StateError", draft->state == DraftState::published ? "this draft was published before"
-                                                                               : "this draft was cancelled");
-    if (draft->exports)
-        return PyErr_Format(PyExc_BufferError, "%u writable view(s) of this draft are still alive; delete them and "
-                            "publish again: nothing was published", draft->exports);
-    return BusDraftOwner::publish_draft(draft, bus, nullptr, draft->token, draft->size);
+    if (!draft_begin_publish(draft)) return nullptr;
+    return draft_end_publish(draft, BusDraftOwner::publish_draft(draft, bus, nullptr, draft->token, draft->size));
 }
 
 Header *take_from_draft(Draft *draft) {
@@ -430,17 +422,7 @@ Header *take_from_draft(Draft *draft) {
         raise_error("StateError", "this draft is not of a bus; publish it where it was reserved");
         return nullptr;
     }
-    if (draft->state != DraftState::open) {
-        raise_error("StateError", draft->state == DraftState::published ? "this draft was published before"
-                                                                        : "this draft was cancelled");
-        return nullptr;
-    }
-    if (draft->exports) {
-        PyErr_Format(PyExc_BufferError, "%u writable view(s) of this draft are still alive; delete them and publish "
-                     "again: nothing was published", draft->exports);
-        return nullptr;
-    }
-    draft->state = DraftState::published;
+    if (!draft_begin_publish(draft)) return nullptr;
     draft->memory_held = false;
     return reinterpret_cast<Header *>(draft->token);
 }

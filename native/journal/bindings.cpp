@@ -26,10 +26,15 @@ struct HeapDraft final : DraftOwner {
         PyObject *view = PyMemoryView_FromMemory(reinterpret_cast<char *>(memory.get()), size, PyBUF_READ);
         PyObject *result = view ? PyObject_CallOneArg(function.ptr(), view) : nullptr;
         Py_XDECREF(view);
-        if (result) delete this;
+        if (result) let_go(0);
         return result;
     }
-    void cancel(std::uint64_t) noexcept override { delete this; }
+    void cancel(std::uint64_t) noexcept override { let_go(0); }
+    void hold(std::uint64_t) noexcept override { ++users; }
+    void let_go(std::uint64_t) noexcept override {
+        if (--users == 0) delete this;
+    }
+    int users = 1;  // the draft until it is published, and arrays that outlive that
     std::unique_ptr<std::uint8_t[]> memory;
     nb::object function;
 };

@@ -17,6 +17,7 @@ struct MappingOwner final : Owner {
     void release(std::uint64_t) noexcept override {
         if (--left == 0) delete this;
     }
+    bool retain(std::uint64_t) noexcept override { return ++left; }
     void release_many(const std::uint64_t *, std::size_t count) noexcept override {
         if ((left -= count) == 0) delete this;
     }

@@ -145,13 +145,13 @@ class Watch {
    public:
     explicit Watch(const std::string &directory);
     ~Watch();
-    int file() const { return inotify_; }
+    int file() const { return both_; }  // readable by either; -1: no inotify instance was left
     bool wait(int timeout_ms) const;  // true: moved, closed or interrupted: look again
     void drain() const;
     void wake() const;  // ends a wait, from any thread, or the next one
 
    private:
-    int inotify_ = -1, event_ = -1;
+    int inotify_ = -1, event_ = -1, both_ = -1;
 };
 
 }  // namespace penstock::journal

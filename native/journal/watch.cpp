@@ -1,5 +1,6 @@
 #include <cerrno>
 #include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/inotify.h>
 #include <unistd.h>
@@ -14,12 +15,20 @@ Watch::Watch(const std::string &directory) {
     if (inotify_ < 0 || inotify_add_watch(inotify_, (directory + "/frontier").c_str(), IN_MODIFY) < 0) {
         if (inotify_ >= 0) ::close(inotify_);
         inotify_ = -1;
+        return;
+    }
+    both_ = epoll_create1(EPOLL_CLOEXEC);  // so that whoever sleeps on the descriptor alone learns of a close
+    for (int file : {inotify_, event_}) {
+        epoll_event event{};
+        event.events = EPOLLIN;
+        if (both_ >= 0) epoll_ctl(both_, EPOLL_CTL_ADD, file, &event);
     }
 }
 
 Watch::~Watch() {
     if (inotify_ >= 0) ::close(inotify_);
     if (event_ >= 0) ::close(event_);
+    if (both_ >= 0) ::close(both_);
 }
 
 bool Watch::wait(int timeout_ms) const {

@@ -6,7 +6,8 @@
 
 namespace penstock {
 
-PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
+PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
+                     PyObject **root) {
     PyObject *shape = nullptr, *dtype = nullptr;
     if (count > 2) return PyErr_Format(PyExc_TypeError, "array() takes a shape and a dtype, not %zd arguments", count);
     if (count > 0) shape = arguments[0];
@@ -25,7 +26,8 @@ PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
                            : PyObject_CallMethod(numpy, "dtype", "s", "uint8");
     PyObject *flat = nullptr, *result = nullptr;
     if (kind && (!shape || shape == Py_None)) {
-        result = PyObject_CallMethod(numpy, "frombuffer", "OO", self, kind);
+        flat = PyObject_CallMethod(numpy, "frombuffer", "OO", self, kind);
+        if (flat) result = PyObject_CallMethod(flat, "view", nullptr);
     } else if (kind) {
         PyObject *items = PyObject_CallMethod(numpy, "prod", "OOs", shape, Py_None, "int64");
         PyObject *number = items ? PyNumber_Long(items) : nullptr;
@@ -36,8 +38,9 @@ PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
             flat = PyObject_CallMethod(numpy, "frombuffer", "OOO", self, kind, number);
         Py_XDECREF(number);
         if (flat) result = PyObject_CallMethod(flat, "reshape", "O", shape);
-        Py_XDECREF(flat);
     }
+    if (root && result) *root = Py_XNewRef(flat);
+    Py_XDECREF(flat);
     Py_XDECREF(kind);
     Py_DECREF(numpy);
     return result;

@@ -8,7 +8,9 @@
 namespace penstock {
 
 // numpy.frombuffer(self, dtype)[:product(shape)].reshape(shape); arguments are (shape=None, dtype='uint8').
-PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
+// `root`: where it is to be had, the array over the buffer that every view of the result refers to (null for an empty one).
+PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names,
+                     PyObject **root = nullptr);
 
 // A dict from "key NUL value NUL ..."; raises CorruptionError where it is not that.
 PyObject *decode_properties(const std::uint8_t *data, std::uint32_t size);

@@ -1,4 +1,5 @@
-// Batch: many messages as one lazy sequence. It pins all of them until it and every message taken from it are gone.
+// Batch: many messages as one lazy sequence. It pins all of them; a message taken from it holds its own memory alone where
+// the owner can tell messages apart, else that of all.
 #include <Python.h>
 #include <structmember.h>
 
@@ -73,8 +74,11 @@ PyObject *take(Batch *batch, std::size_t index) {
     const Envelope &entry = hold->entries[index];
     PyObject *channel = batch->channels;
     if (channel && PyTuple_Check(channel)) channel = PyTuple_GET_ITEM(channel, entry.channel);
-    PyObject *message = message_new(entry, hold, channel, batch->source);
-    if (message) ++hold->users;
+    // A message that its owner can hold alone does not hold the others.
+    bool alone = hold->owner && hold->owner->retain(entry.token);
+    PyObject *message = message_new(entry, alone ? hold->owner : hold, channel, batch->source);
+    if (message && !alone) ++hold->users;
+    if (!message && alone) hold->owner->release(entry.token);
     return message;
 }
 

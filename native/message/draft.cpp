@@ -1,7 +1,14 @@
-// Draft: the writable buffer between reserve and publish. A view cannot be taken back from who holds it, so a draft
-// with a live view is not published: the bytes that readers see can then never be changed through it.
+// Draft: the writable buffer between reserve and publish. Bytes that readers see are never changed through it: publishing
+// releases the memoryviews that view() gave and makes the arrays that array() gave read-only. What else could write (a
+// memoryview that a user made, a slice of such a view or array) cannot be taken back from who holds it: a draft that has
+// one is not published.
+//
+// The draft refers to views and arrays weakly: they hold the draft, and no cycle is to keep its memory.
 #include <Python.h>
 #include <structmember.h>
+
+#include <initializer_list>
+#include <utility>
 
 #include "message/arguments.hpp"
 #include "message/message.hpp"
@@ -20,15 +27,28 @@ void give_back(Draft *draft) {
     draft->owner->cancel(draft->token);
 }
 
+void stop_lending(Draft *draft) {
+    if (std::exchange(draft->lent, false)) draft->owner->let_go(draft->token);
+}
+
 void draft_dealloc(PyObject *self) {
     Draft *draft = as_draft(self);
     PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
     if (draft->weakrefs) PyObject_ClearWeakRefs(self);
     give_back(draft);
     Py_XDECREF(draft->views);
+    Py_XDECREF(draft->arrays);
     Py_XDECREF(draft->keep);
     type->tp_free(self);
     Py_DECREF(type);
+}
+
+// A publisher may have the draft among its attributes: the collector sees the cycle and breaks it there.
+int draft_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(as_draft(self)->keep);
+    return 0;
 }
 
 bool check_open(Draft *draft) {
@@ -54,37 +74,88 @@ int draft_getbuffer(PyObject *self, Py_buffer *view, int flags) {
 
 void draft_releasebuffer(PyObject *self, Py_buffer *) {
     Draft *draft = as_draft(self);
-    if (--draft->exports == 0 && draft->state == DraftState::cancelled) give_back(draft);
+    if (--draft->exports) return;
+    if (draft->state == DraftState::cancelled) give_back(draft);
+    stop_lending(draft);
+}
+
+PyObject *object_of(PyObject *reference) { return PyObject_CallNoArgs(reference); }  // None where it is gone
+
+// Adds weak references to `objects` to the list; those of objects that are gone leave it.
+bool remember(PyObject *&list, std::initializer_list<PyObject *> objects) {
+    if (!list && !(list = PyList_New(0))) return false;
+    auto group = static_cast<Py_ssize_t>(objects.size());
+    for (Py_ssize_t i = PyList_GET_SIZE(list) - group; i >= 0; i -= group) {
+        PyObject *first = object_of(PyList_GET_ITEM(list, i));
+        bool gone = first == Py_None;
+        Py_XDECREF(first);
+        if (gone && PyList_SetSlice(list, i, i + group, nullptr) != 0) return false;
+    }
+    for (PyObject *object : objects) {
+        PyObject *reference = PyWeakref_NewRef(object, nullptr);
+        int failed = reference ? PyList_Append(list, reference) : -1;
+        Py_XDECREF(reference);
+        if (failed) return false;
+    }
+    return true;
 }
 
 PyObject *draft_view(PyObject *self, PyObject *) {
     Draft *draft = as_draft(self);
     if (!check_open(draft)) return nullptr;
-    if (!draft->views) {
-        draft->views = PyList_New(0);
-        if (!draft->views) return nullptr;
-    }
     PyObject *view = PyMemoryView_FromObject(self);
-    if (view && PyList_Append(draft->views, view) != 0) Py_CLEAR(view);
+    if (view && !remember(draft->views, {view})) Py_CLEAR(view);
     return view;
 }
 
-// Releases the memoryviews that view() gave; false with an error set where one of them is itself exported.
-bool drop_views(Draft *draft) {
-    if (!draft->views) return true;
-    PyObject *views = draft->views;
-    draft->views = nullptr;
-    bool dropped = true;
-    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(views); ++i) {
-        PyObject *done = PyObject_CallMethod(PyList_GET_ITEM(views, i), "release", nullptr);
-        if (!done) {
-            dropped = false;
-            PyErr_Clear();  // publish tells it, with what to do about it
-        }
+// Releases the memoryviews that view() gave, but for those that are exported themselves.
+void release_views(Draft *draft) {
+    PyObject *views = std::exchange(draft->views, nullptr);
+    for (Py_ssize_t i = 0; views && i < PyList_GET_SIZE(views); ++i) {
+        PyObject *view = object_of(PyList_GET_ITEM(views, i));
+        PyObject *done = view && view != Py_None ? PyObject_CallMethod(view, "release", nullptr) : nullptr;
+        if (!done) PyErr_Clear();  // publish tells it, with what to do about it
         Py_XDECREF(done);
+        Py_XDECREF(view);
     }
-    Py_DECREF(views);
-    return dropped;
+    Py_XDECREF(views);
+}
+
+// Goes over the arrays that live: function(root, given), where root is the array that holds the draft's buffer and given,
+// the view of it that array() gave, may be None. False where the function says so.
+template <typename Function>
+bool each_array(Draft *draft, Function &&function) {
+    PyObject *arrays = Py_XNewRef(draft->arrays);
+    bool going = true;
+    for (Py_ssize_t i = 0; arrays && going && i + 1 < PyList_GET_SIZE(arrays); i += 2) {
+        PyObject *root = object_of(PyList_GET_ITEM(arrays, i)), *given = object_of(PyList_GET_ITEM(arrays, i + 1));
+        going = root && given && (root == Py_None || function(root, given));
+        Py_XDECREF(given);
+        Py_XDECREF(root);
+    }
+    Py_XDECREF(arrays);
+    return going;
+}
+
+// Every view of an array refers to the root. One reference is ours, one the given array's; who has another could write.
+bool has_slices(Draft *draft, std::uint32_t &roots) {
+    roots = 0;
+    return !each_array(draft, [&](PyObject *root, PyObject *given) {
+        ++roots;
+        return Py_REFCNT(root) <= (given == Py_None ? 1 : 2);
+    });
+}
+
+bool set_writable(Draft *draft, bool writable) {
+    return each_array(draft, [&](PyObject *root, PyObject *given) {
+        for (PyObject *array : {root, given}) {
+            PyObject *done = array == Py_None ? Py_NewRef(Py_None)
+                                              : PyObject_CallMethod(array, "setflags", "O", writable ? Py_True : Py_False);
+            Py_XDECREF(done);
+            if (!done) return false;
+        }
+        return true;
+    });
 }
 
 PyObject *publish_size(Draft *draft, Py_ssize_t size) {
@@ -92,17 +163,8 @@ PyObject *publish_size(Draft *draft, Py_ssize_t size) {
     if (size < 0 || size > draft->size)
         return raise_error("InvalidArgument", "size %zd is not between 0 and the %zd bytes reserved", size,
                            static_cast<Py_ssize_t>(draft->size));
-    if (draft->exports)
-        return PyErr_Format(PyExc_BufferError,
-                            "%u writable view(s) of this draft are still alive; delete them (del array) and publish "
-                            "again: nothing was published",
-                            draft->exports);
-    // First: whoever publishes, cancels or writes to it while its owner waits finds it published.
-    draft->state = DraftState::published;
-    PyObject *result = draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size);
-    if (result) draft->memory_held = false;
-    else if (draft->memory_held) draft->state = DraftState::open;
-    return result;
+    if (!draft_begin_publish(draft)) return nullptr;
+    return draft_end_publish(draft, draft->owner->publish(reinterpret_cast<PyObject *>(draft), draft->token, size));
 }
 
 PyObject *draft_publish(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
@@ -119,7 +181,7 @@ PyObject *draft_publish(PyObject *self, PyObject *const *arguments, Py_ssize_t c
 PyObject *draft_cancel(PyObject *self, PyObject *) {
     Draft *draft = as_draft(self);
     if (!check_open(draft)) return nullptr;
-    drop_views(draft);
+    release_views(draft);
     draft->state = DraftState::cancelled;
     if (draft->exports == 0) give_back(draft);
     Py_RETURN_NONE;
@@ -150,7 +212,13 @@ PyObject *draft_write(PyObject *self, PyObject *const *arguments, Py_ssize_t cou
 }
 
 PyObject *draft_array(PyObject *self, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
-    return array_over(self, arguments, count, names);
+    Draft *draft = as_draft(self);
+    if (!check_open(draft)) return nullptr;
+    PyObject *root = nullptr;
+    PyObject *array = array_over(self, arguments, count, names, &root);
+    if (array && root && !remember(draft->arrays, {root, array})) Py_CLEAR(array);
+    Py_XDECREF(root);
+    return array;
 }
 
 PyObject *draft_enter(PyObject *self, PyObject *) { return Py_NewRef(self); }
@@ -163,16 +231,15 @@ PyObject *draft_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
         Py_XDECREF(done);
         return done ? Py_NewRef(Py_None) : nullptr;
     }
-    drop_views(draft);
     PyObject *result = publish_size(draft, static_cast<Py_ssize_t>(draft->size));
-    if (!result) {  // nothing was published; the memory goes back now or with the last view
-        PyObject *type, *value, *trace;
+    if (!result && draft->state == DraftState::open && !PyErr_ExceptionMatches(PyExc_BufferError)) {
+        PyObject *type, *value, *trace;  // nobody is left to publish it; who can write first lets go and does
         PyErr_Fetch(&type, &value, &trace);
         draft->state = DraftState::cancelled;
         if (draft->exports == 0) give_back(draft);
         PyErr_Restore(type, value, trace);
-        return nullptr;
     }
+    if (!result) return nullptr;
     Py_DECREF(result);
     Py_RETURN_NONE;
 }
@@ -192,15 +259,17 @@ PyObject *get_address(PyObject *self, void *) { return PyLong_FromVoidPtr(as_dra
 
 PyMethodDef draft_methods[] = {
     {"publish", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(draft_publish)), METH_FASTCALL,
-     "publish(size=None, /)\n--\n\nPublish the first size bytes (all of them by default).\n\nRaises BufferError, and "
-     "publishes nothing, while a writable view of the draft is alive."},
+     "publish(size=None, /)\n--\n\nPublish the first size bytes (all of them by default).\n\nMemoryviews of view() "
+     "are released, arrays of array() become read-only. Raises BufferError, and publishes nothing, while somebody else "
+     "could write: a slice of either, or a view made by other means."},
     {"cancel", draft_cancel, METH_NOARGS, "cancel()\n--\n\nGive the memory back unpublished."},
     {"view", draft_view, METH_NOARGS,
-     "view()\n--\n\nA writable memoryview, which leaving the with block or cancel() releases."},
+     "view()\n--\n\nA writable memoryview, which publishing or cancelling releases."},
     {"write", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(draft_write)), METH_FASTCALL,
      "write(data, offset=0, /)\n--\n\nCopy data in; returns the offset after it."},
     {"array", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(draft_array)), METH_FASTCALL | METH_KEYWORDS,
-     "array(shape=None, dtype='uint8')\n--\n\nA writable numpy array over the draft, without a copy."},
+     "array(shape=None, dtype='uint8')\n--\n\nA writable numpy array over the draft, without a copy; "
+     "publishing makes it read-only."},
     {"__enter__", draft_enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(draft_exit)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -217,6 +286,7 @@ PyType_Slot draft_slots[] = {
     {Py_tp_doc, const_cast<char *>("The writable buffer between reserve and publish.\n\nLeaving its with block "
                                    "publishes it; an exception there cancels it.")},
     {Py_tp_dealloc, reinterpret_cast<void *>(draft_dealloc)},
+    {Py_tp_traverse, reinterpret_cast<void *>(draft_traverse)},
     {Py_tp_repr, reinterpret_cast<void *>(draft_repr)},
     {Py_tp_methods, draft_methods},
     {Py_tp_getset, draft_getset},
@@ -227,12 +297,12 @@ PyType_Slot draft_slots[] = {
     {0, nullptr}};
 
 PyType_Spec draft_spec = {"penstock._core.Draft", sizeof(Draft), 0,
-                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, draft_slots};
+                          Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, draft_slots};
 
 }  // namespace
 
 PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, std::uint64_t token, PyObject *keep) {
-    auto *draft = PyObject_New(Draft, draft_type);
+    auto *draft = PyObject_GC_New(Draft, draft_type);
     if (!draft) return nullptr;
     draft->data = data;
     draft->size = size;
@@ -240,11 +310,51 @@ PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, st
     draft->token = token;
     draft->keep = Py_XNewRef(keep);
     draft->views = nullptr;
+    draft->arrays = nullptr;
     draft->weakrefs = nullptr;
     draft->exports = 0;
     draft->state = DraftState::open;
     draft->memory_held = true;
+    draft->lent = false;
+    PyObject_GC_Track(reinterpret_cast<PyObject *>(draft));
     return reinterpret_cast<PyObject *>(draft);
+}
+
+bool draft_begin_publish(Draft *draft) {
+    if (!check_open(draft)) return false;
+    std::uint32_t roots = 0;
+    bool slices = false;
+    if (draft->exports) [[unlikely]] {
+        slices = has_slices(draft, roots);
+        if (!slices) release_views(draft);
+    }
+    if (PyErr_Occurred()) return false;
+    if (slices || draft->exports != roots) {
+        PyErr_SetString(PyExc_BufferError,
+                        "a writable view of this draft is still alive (a slice of its array or view, or one made by "
+                        "memoryview(draft)); delete it and publish again: nothing was published");
+        return false;
+    }
+    if (roots && !set_writable(draft, false)) return false;
+    // First: whoever publishes, cancels or writes to it while its owner waits finds it published.
+    draft->state = DraftState::published;
+    if (roots) draft->owner->hold(draft->token), draft->lent = true;
+    return true;
+}
+
+PyObject *draft_end_publish(Draft *draft, PyObject *result) {
+    if (result) {
+        draft->memory_held = false;
+        if (draft->exports == 0) stop_lending(draft);
+    } else if (draft->memory_held) {
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        stop_lending(draft);
+        draft->state = DraftState::open;
+        if (draft->arrays && !set_writable(draft, true)) PyErr_WriteUnraisable(nullptr);
+        PyErr_Restore(type, value, trace);
+    }
+    return result;
 }
 
 bool draft_ready(PyObject *module) {

@@ -236,12 +236,40 @@ PyObject *message_tp_new(PyTypeObject *type, PyObject *arguments, PyObject *name
     return self;
 }
 
+PyObject *get_activation(PyObject *self, void *) { return PyBool_FromLong(as_message(self)->envelope.activation); }
+PyObject *get_intact(PyObject *self, void *) {
+    std::int8_t intact = as_message(self)->envelope.intact;
+    return intact < 0 ? Py_NewRef(Py_None) : PyBool_FromLong(intact);
+}
+PyObject *get_metadata(PyObject *self, void *) {
+    const Envelope &e = as_message(self)->envelope;
+    if (!e.metadata_size) Py_RETURN_NONE;
+    if (as_message(self)->released) return raise_error("StateError", "this message was released; its metadata is gone");
+    return PyBytes_FromStringAndSize(reinterpret_cast<const char *>(e.metadata), e.metadata_size);
+}
+
+// Another message over the same memory, which it holds by a view of the first one.
+PyObject *message_copy(PyObject *self, PyObject *) {
+    auto *owner = new BufferOwner;
+    if (PyObject_GetBuffer(self, &owner->buffer, PyBUF_SIMPLE) != 0) {
+        delete owner;
+        return nullptr;
+    }
+    Message *message = as_message(self);
+    PyObject *copy = message_new(message->envelope, owner, message->channel, message->source);
+    if (!copy) owner->release(0);
+    else as_message(copy)->properties = Py_XNewRef(message->properties);
+    return copy;
+}
+
 PyMethodDef message_methods[] = {
     {"release", message_release, METH_NOARGS,
      "release()\n--\n\nGive the memory back now. With live views it goes back when the last of them dies."},
     {"array", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(message_array)),
      METH_FASTCALL | METH_KEYWORDS,
      "array(shape=None, dtype='uint8')\n--\n\nA read-only numpy array over the message, without a copy."},
+    {"__copy__", message_copy, METH_NOARGS,
+     "__copy__()\n--\n\nAnother message over the same memory, which goes back when both are gone."},
     {"__enter__", message_enter, METH_NOARGS, nullptr},
     {"__exit__", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(message_exit)), METH_FASTCALL, nullptr},
     {nullptr, nullptr, 0, nullptr}};
@@ -255,6 +283,9 @@ PyGetSetDef message_getset[] = {
     {"vchan_id", get_vchan, nullptr, "Virtual channel id, or None.", nullptr},
     {"properties", get_properties, nullptr, "Read-only mapping of text to text; empty where there are none.", nullptr},
     {"source", get_source, nullptr, "What it came from (a tcp session), or None.", nullptr},
+    {"metadata", get_metadata, nullptr, "The publisher's metadata, or None where the channel has none.", nullptr},
+    {"intact", get_intact, nullptr, "Whether the checksum matches; None where none was looked at.", nullptr},
+    {"activation", get_activation, nullptr, "Whether it says that a publisher has opened, and was not published.", nullptr},
     {"size", get_size, nullptr, "Bytes.", nullptr},
     {"released", get_released, nullptr, "Whether release() was called.", nullptr},
     {"pinned", get_pinned, nullptr, "Whether the memory is still held.", nullptr},

@@ -20,6 +20,9 @@ namespace penstock {
 
 struct Owner {
     virtual void release(std::uint64_t token) noexcept = 0;
+    // One more release of that token will come: a message is taken out of a batch and holds its memory by itself. False:
+    // this owner cannot tell messages apart, and each one holds the memory of the whole batch.
+    virtual bool retain(std::uint64_t) noexcept { return false; }
     // What a batch calls for all its messages at once.
     virtual void release_many(const std::uint64_t *tokens, std::size_t count) noexcept {
         for (std::size_t i = 0; i < count; ++i) release(tokens[i]);
@@ -46,6 +49,10 @@ struct Envelope {
     // Right behind the properties, where the reach keeps them: an id and a key that its user gave.
     std::uint16_t message_id_size = 0;
     std::uint16_t key_size = 0;
+    std::int8_t intact = -1;   // whether a checksum matches; -1: none was looked at
+    bool activation = false;   // published by opening, not by publish()
+    std::uint32_t metadata_size = 0;
+    const std::uint8_t *metadata = nullptr;  // of the reach's own, in memory that lives as long as data
 
     std::string_view encoded_properties() const { return at(0, properties_size); }
     std::string_view message_id() const { return at(properties_size, message_id_size); }
@@ -113,6 +120,10 @@ PyObject *batch_channels(PyObject *batch);
 inline bool batch_check(PyObject *object) { return Py_IS_TYPE(object, batch_type); }
 
 struct DraftOwner {
+    // An array that array() gave outlives the publishing: its memory stays readable until let_go. Asked for before
+    // publish, and let go once, whether publish succeeds or not.
+    virtual void hold(std::uint64_t) noexcept {}
+    virtual void let_go(std::uint64_t) noexcept {}
     // Publishes the first `size` bytes; what it returns is what draft.publish() returns. Meanwhile the draft counts as
     // published: it may wait without the GIL, or call Python. On an error (null, with a Python error set) the draft is
     // open again and may be published or cancelled later, unless its memory was taken (memory_held is false).
@@ -131,13 +142,21 @@ struct Draft {
     std::int64_t size;
     DraftOwner *owner;
     std::uint64_t token;
-    PyObject *keep;   // what must outlive the draft (the publisher), or null
-    PyObject *views;  // memoryviews that view() gave
+    PyObject *keep;    // what must outlive the draft (the publisher), or null
+    PyObject *views;   // weak references to the memoryviews that view() gave
+    PyObject *arrays;  // weak references to the arrays that array() gave and to the array each is a view of
     PyObject *weakrefs;
     std::uint32_t exports;
     DraftState state;
     bool memory_held;  // false once the owner has been told publish or cancel
+    bool lent;         // the owner holds the memory for arrays that outlive the publishing
 };
+
+// Around publishing, for a room that publishes drafts by another way than draft.publish(). Begin: the draft is open,
+// views that Penstock gave end, nobody can write any more; else false with an error set and the draft as it was. End: hands
+// `result` on; without one the draft is open again, unless its memory was taken.
+bool draft_begin_publish(Draft *draft);
+PyObject *draft_end_publish(Draft *draft, PyObject *result);
 
 PyObject *draft_new(std::uint8_t *data, std::int64_t size, DraftOwner *owner, std::uint64_t token, PyObject *keep);
 

@@ -172,7 +172,7 @@ bool subscriber_ready(PyObject *module) {
     if (!type) return false;
     int added = PyModule_AddObjectRef(module, "Subscriber", type);
     Py_DECREF(type);
-    return added == 0 && message_ready(module);
+    return added == 0;
 }
 
 }  // namespace penstock::shm

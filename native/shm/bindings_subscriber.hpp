@@ -9,6 +9,7 @@ namespace penstock::shm {
 struct Holder final : Owner {
     Subscriber *handle = nullptr;
     void release(std::uint64_t token) noexcept override { handle->release(std::uint32_t(token)); }
+    bool retain(std::uint64_t token) noexcept override { return handle->retain(std::uint32_t(token)); }
     void release_many(const std::uint64_t *tokens, std::size_t count) noexcept override {
         handle->release_many(tokens, count);
     }
@@ -43,12 +44,15 @@ inline void envelope_of(const View &view, Envelope &envelope) {
     envelope.timestamp_ns = view.timestamp_ns;
     envelope.vchan_id = view.vchan;
     envelope.token = view.slot;
+    envelope.metadata = view.metadata;
+    envelope.metadata_size = view.metadata_size;
+    envelope.intact = view.checked ? view.intact : -1;
+    envelope.activation = view.flags & message_activation;
 }
 
 // In bindings_message.cpp: a message over what was read; releases it and gives null with an error set when it cannot.
 PyObject *message_of(SubscriberObject *self, const View &view);
 // False with an error set where the checksum is wrong and the subscriber wants to know that by an error.
 bool check_intact(SubscriberObject *self, const View &view);
-bool message_ready(PyObject *module);
 
 }  // namespace penstock::shm

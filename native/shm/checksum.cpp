@@ -37,12 +37,17 @@ __attribute__((target("sse4.2"))) std::uint32_t by_instruction(std::uint32_t sum
 
 }  // namespace
 
-std::uint32_t checksum_of(const std::uint8_t *data, std::size_t size) noexcept {
+static std::uint32_t sum_on(std::uint32_t sum, const std::uint8_t *data, std::size_t size) noexcept {
 #if defined(__x86_64__)
     static const bool has_instruction = __builtin_cpu_supports("sse4.2");
-    if (has_instruction) return ~by_instruction(~0u, data, size);
+    if (has_instruction) return by_instruction(sum, data, size);
 #endif
-    return ~by_table(~0u, data, size);
+    return by_table(sum, data, size);
+}
+
+std::uint32_t checksum_of(const std::uint8_t *data, std::size_t size, const std::uint8_t *metadata,
+                          std::size_t metadata_size) noexcept {
+    return ~sum_on(sum_on(~0u, data, size), metadata, metadata_size);
 }
 
 }  // namespace penstock::shm

@@ -1,4 +1,4 @@
-// CRC-32C of a payload.
+// CRC-32C of a payload and its metadata.
 #pragma once
 
 #include <cstddef>
@@ -6,6 +6,7 @@
 
 namespace penstock::shm {
 
-std::uint32_t checksum_of(const std::uint8_t *data, std::size_t size) noexcept;
+std::uint32_t checksum_of(const std::uint8_t *data, std::size_t size, const std::uint8_t *metadata,
+                          std::size_t metadata_size) noexcept;
 
 }  // namespace penstock::shm

@@ -62,7 +62,7 @@ class Publisher {
         slot.vchan.store(writer.vchan, std::memory_order_relaxed);
         if (checksums) {
             flags |= message_checksummed;
-            slot.checksum.store(checksum_of(place.data, size), std::memory_order_relaxed);
+            slot.checksum.store(checksum_of(place.data, size, metadata_size_ ? metadata(place.slot) : nullptr, metadata_size_), std::memory_order_relaxed);
         }
         slot.flags.store(flags, std::memory_order_relaxed);
         std::uint64_t sequence = member.channel.commit(writer, place.slot, now_ns);

@@ -66,9 +66,10 @@ bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
     view.flags = slot.flags.load(std::memory_order_relaxed);
     view.metadata = metadata_size_ ? member.channel.metadata + std::uint64_t(s) * member.channel.metadata_stride : nullptr;
     view.metadata_size = metadata_size_;
+    view.checked = verify && (view.flags & message_checksummed);
     view.intact = true;
-    if (verify && (view.flags & message_checksummed)) [[unlikely]]
-        view.intact = checksum_of(data, size) == slot.checksum.load(std::memory_order_relaxed);
+    if (view.checked) [[unlikely]]
+        view.intact = checksum_of(data, size, view.metadata, metadata_size_) == slot.checksum.load(std::memory_order_relaxed);
     return true;
 }
 

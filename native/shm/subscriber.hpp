@@ -23,7 +23,8 @@ struct View {
     std::uint32_t slot = 0;
     std::int32_t vchan = -1;
     std::uint32_t flags = 0;
-    bool intact = true;  // false: the checksum does not match
+    bool checked = false;  // against a checksum
+    bool intact = true;    // false: the checksum does not match
     const std::uint8_t *metadata = nullptr;
     std::uint32_t metadata_size = 0;
 };
@@ -67,6 +68,12 @@ class Subscriber {
         member.wake_publishers(reader.cursor);
     }
     void release_many(const std::uint64_t *slots, std::size_t count) noexcept;
+    // Another handle shares the reference to a slot that is held.
+    bool retain(std::uint32_t slot) noexcept {
+        if (!member.belongs_here() || !member.joined() || !reader.pins[slot].count) return false;
+        ++reader.pins[slot].count;
+        return true;
+    }
     // After reading: reliable publishers may go on.
     void tell_publishers() { member.wake_publishers(reader.cursor); }
 

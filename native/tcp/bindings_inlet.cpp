@@ -13,6 +13,10 @@ namespace {
 
 struct ChunkOwner final : Owner {
     void release(std::uint64_t token) noexcept override { chunk_drop(reinterpret_cast<Chunk *>(token)); }
+    bool retain(std::uint64_t token) noexcept override {
+        reinterpret_cast<Chunk *>(token)->references.fetch_add(1, std::memory_order_relaxed);
+        return true;
+    }
     void release_many(const std::uint64_t *tokens, std::size_t count) noexcept override {
         std::size_t first = 0;  // a batch lies in one or two chunks: one count down for each run
         for (std::size_t i = 1; i <= count; ++i) {
@@ -256,6 +260,18 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     return true;
 }
 
+std::uint64_t inlet_come(InletHandle &self) {
+    check_usable(self);
+    Turn<Inlet> turn(self.core);
+    return self.core.come();
+}
+
+bool inlet_given(InletHandle &self, std::uint64_t come) {
+    check_usable(self);
+    Turn<Inlet> turn(self.core);
+    return self.core.given(come);
+}
+
 std::uint64_t inlet_attach(InletHandle &self, std::uint32_t session, int fd, bool extended, bool fresh,
                            std::uint64_t next_ordinal, nb::handle channel, nb::handle source) {
     std::uint64_t serial = self.core.next_serial();
@@ -314,6 +330,8 @@ void bind_inlet(nb::module_ &module) {
         .def("read_many", inlet_read_many, nb::arg("most") = 1024, nb::arg("timeout").none() = nb::none())
         .def("wait", inlet_wait, nb::arg("timeout").none() = nb::none())
         .def("fileno", [](InletHandle &self) { return self.core.descriptor(); })
+        .def("come", inlet_come)
+        .def("given", inlet_given)
         .def("attach", inlet_attach)
         .def("detach", inlet_detach)
         .def("finish",

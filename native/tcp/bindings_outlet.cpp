@@ -2,6 +2,8 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
+#include <cstring>
+
 #include "tcp/bindings.hpp"
 #include "tcp/loop.hpp"
 #include "tcp/outlet.hpp"
@@ -206,23 +208,36 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
 
 struct FrameDraft final : DraftOwner {
     std::shared_ptr<Outlet> outlet;
+    int users = 1;  // the draft until it is published, and arrays that outlive that
     PyObject *publish(PyObject *, std::uint64_t token, std::int64_t size) override {
         std::uint64_t ordinal = 0;
+        auto *frame = reinterpret_cast<Frame *>(token);
+        bool read_on = users > 1;  // a frame counts as sent when the last one lets go of it: then a copy is sent
         try {
             check_usable(*outlet);
+            if (read_on) {
+                frame = outlet->reserve(static_cast<std::uint64_t>(size));
+                std::memcpy(frame->payload(), reinterpret_cast<Frame *>(token)->payload(), static_cast<std::size_t>(size));
+            }
             Turn<Outlet> turn(*outlet);
             send_until_done(*outlet, turn, [&](std::int64_t deadline) {
-                return outlet->publish_frame(reinterpret_cast<Frame *>(token), static_cast<std::uint64_t>(size),
-                                             ordinal, deadline);
+                return outlet->publish_frame(frame, static_cast<std::uint64_t>(size), ordinal, deadline);
             });
         } catch (nb::python_error &error) {
+            if (read_on && frame != reinterpret_cast<Frame *>(token)) outlet->drop_frame(frame);
             error.restore();
             return nullptr;
+        } catch (const std::bad_alloc &) {
+            return PyErr_NoMemory();
         }
-        delete this;
+        if (read_on) let_go(token);
+        else delete this;
         return PyLong_FromUnsignedLongLong(ordinal);
     }
-    void cancel(std::uint64_t token) noexcept override {
+    void cancel(std::uint64_t token) noexcept override { let_go(token); }
+    void hold(std::uint64_t) noexcept override { ++users; }
+    void let_go(std::uint64_t token) noexcept override {
+        if (--users) return;
         if (!outlet->forked()) outlet->drop_frame(reinterpret_cast<Frame *>(token));
         delete this;
     }

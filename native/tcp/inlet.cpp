@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -165,6 +166,16 @@ void Inlet::close() {
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);
 }
 
+std::uint64_t Inlet::come() const noexcept {
+    std::uint64_t bytes = passed_;
+    for (const auto &[session, queue] : sessions_) {
+        int unread = 0;
+        if (::ioctl(queue.front()->fd, FIONREAD, &unread) == 0 && unread > 0) bytes += static_cast<unsigned>(unread);
+        bytes += queue.front()->end - queue.front()->begin;
+    }
+    return bytes;
+}
+
 Read Inlet::lose(Stream *stream, const char *reason, int error) {
     lost_ = Lost{stream->session, stream->serial, reason, error, stream->messages};
     ::epoll_ctl(epoll_, EPOLL_CTL_DEL, stream->fd, nullptr);
@@ -187,6 +198,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
         if (stream.skip) {
             std::size_t passed = std::min<std::uint64_t>(stream.skip, available);
             stream.begin += passed;
+            passed_ += passed;
             stream.skip -= passed;
             available -= passed;
             if (stream.skip) return Read::nothing;
@@ -219,6 +231,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
             return Read::nothing;
         }
         stream.begin += total;
+        passed_ += total;
         ++stream.messages;
         stream.after_big = total >= big_frame_bytes;
         out.data = at + header.header_size;

@@ -114,6 +114,10 @@ class Inlet {
     // Receives until there is a message, or until `deadline_ns` (monotonic; negative: none). 0 polls.
     Read fetch(std::int64_t deadline_ns, Received &out);
     const Lost &lost() const noexcept { return lost_; }
+    // What has come so far, in bytes given out or yet to be given out, unread in the sockets too; and whether all of it
+    // has been given out.
+    std::uint64_t come() const noexcept;
+    bool given(std::uint64_t come) const noexcept { return !has_kept_ && passed_ >= come; }
     // Counts what take and fetch gave: delivered, or dropped in favour of a newer one.
     void count(const Received &received, bool delivered);
 
@@ -149,6 +153,7 @@ class Inlet {
     std::deque<Stream *> ready_;
     std::atomic<std::uint64_t> serial_{0};
     std::uint32_t fills_ = 0;
+    std::uint64_t passed_ = 0;  // bytes of frames that were given out or skipped
     bool polled_ = false;  // the next message is measured
     std::size_t streams_ = 0;
     Lost lost_;

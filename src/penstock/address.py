@@ -19,12 +19,16 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import parse_qsl, unquote
 
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import InvalidArgument, nearest
+from penstock.secrecy import SECRETS
 from penstock.secrecy import without_secrets as without_secrets  # noqa: PLC0414 - also for those who know addresses only
+
+Options = ParamSpec("Options")
+Handle = TypeVar("Handle")
 
 ROOMS: Mapping[str, str] = {
     "bus": "penstock.bus",
@@ -108,24 +112,78 @@ def is_loopback(host: str) -> bool:
 
 
 def publisher(address: str, **options: Any) -> Publisher:
-    """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``."""
+    """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
+
+    The options are the reach's: ``help(penstock.shm.publisher)`` and the like list them. Those functions open the same
+    and are typed fully.
+    """
     opened: Publisher = _open("publisher", address, options)
     return opened
 
 
 def subscriber(address: str, **options: Any) -> Subscriber:
-    """Open a subscriber at any reach: ``penstock.subscriber("shm:/camera")``."""
+    """Open a subscriber at any reach: ``penstock.subscriber("shm:/camera")``.
+
+    ``on_message=function`` calls it with every message from a thread of its own. The other options are the reach's:
+    ``help(penstock.shm.subscriber)`` and the like list them. Those functions open the same and are typed fully.
+    """
     opened: Subscriber = _open("subscriber", address, options)
     return opened
 
 
-def _open(kind: str, text: str, options: dict[str, Any]) -> Any:
+def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
     """A room offers ``open_publisher(address, **options)`` and ``open_subscriber`` with named options only."""
     address = parse(text)
-    function = getattr(room(address.scheme), f"open_{kind}")
+    return _open_with(getattr(room(address.scheme), f"open_{kind}"), kind, address, options)
+
+
+def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
     given = {**convert(address.options, function, address.text), **options}
     check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)
+
+
+def opener(
+    scheme: str, function: Callable[Concatenate[Address, Options], Handle]
+) -> Callable[Concatenate[str, Options], Handle]:
+    """A room's ``publisher`` or ``subscriber``: opens what follows an address's scheme; typed as ``function`` is."""
+    kind = function.__name__.removeprefix("open_")
+    begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
+
+    def open_named(name: str, /, *_: Options.args, **options: Options.kwargs) -> Handle:
+        text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
+        opened: Handle = _open_with(function, kind, parse(text), options)
+        return opened
+
+    told = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
+    returned = inspect.signature(function).return_annotation
+    return _dressed(open_named, kind, function, "name: str", returned, told)
+
+
+def class_opener(
+    handle: Callable[Concatenate[str, Options], Handle], kind: str
+) -> Callable[Concatenate[Address, Options], Handle]:
+    """A room's ``open_publisher`` or ``open_subscriber``, where the class takes the address's name and all options."""
+
+    def open_handle(address: Address, /, *_: Options.args, **options: Options.kwargs) -> Handle:
+        return handle(address.name, *_, **options)
+
+    told = inspect.getdoc(handle) or ""
+    return _dressed(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, told)
+
+
+def _dressed(
+    function: Handle, name: str, options_of: Callable[..., Any], first: str, returned: Any, told: str
+) -> Handle:
+    """``function`` with the name, options and text that ``help`` shows."""
+    word, _, kind = first.partition(": ")
+    place = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
+    parameters = [place, *option_names(options_of).values()]
+    shown: Any = function
+    shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
+    shown.__doc__, shown.__name__, shown.__qualname__ = told, name, name
+    shown.__module__ = options_of.__module__
+    return function
 
 
 def room(scheme: str) -> ModuleType:
@@ -148,13 +206,16 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any], of: 
 
 
 def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:
-    """Options out of an address: numbers, true/false and none where the parameter is not text alone."""
+    """Options out of an address: numbers, true/false and none where the parameter is not text alone.
+
+    A secret is text, whatever it looks like.
+    """
     valid = option_names(function)
     return {name: _value(text, valid[name]) if name in valid else text for name, text in texts.items()}
 
 
 def _value(text: str, parameter: inspect.Parameter) -> Any:
-    if str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
+    if parameter.name in SECRETS or str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
         return text
     lowered = text.lower()
     if lowered in ("true", "false"):

@@ -8,27 +8,58 @@ Rules, held by every room and checked by ``tests/conformance``:
   is something to read. That is all that select, poll and asyncio need; there is no second implementation for them.
 - ``publish`` copies; ``reserve`` does not. Both give the message's ordinal, or None where the reach cannot know it.
 - A handle may be used by one thread at a time unless its room says otherwise; ``close`` and ``ledger`` by any thread.
-- ``close`` is idempotent; every other use after it raises ``ClosedError``.
+- ``close`` is idempotent; every other use after it, and every wait that it ends, raises ``ClosedError``.
+- ``process_all`` calls the function of ``on_message`` with what was there when it was called. A subscriber opened with
+  ``on_message=function`` calls it from a thread of its own, until it is closed.
+- In an event loop: ``read_async`` and ``async for``, ``publish_async``, ``publish_many_async``, ``reserve_async``. None
+  of them stops the loop, however full the channel is. Two tasks that read one handle at a time: ``StateError``.
 """
 
 from __future__ import annotations
 
+import atexit
 import enum
+import logging
+import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from penstock.errors import ClosedError, InvalidArgument, nearest
+from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
+from penstock.tasks import Worker, readable
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Buffer  # type: ignore[attr-defined]
+    # Type checkers have this module's types built in; nothing is imported at run time.
+    from typing_extensions import Buffer as _Buffer
+    from typing_extensions import TypeVar as _TypeVar
 
     from penstock._core import Batch, Draft, Message
 
+    class _Array(Protocol):
+        """numpy's arrays, which say ``__buffer__`` to type checkers from Python 3.12 on only."""
+
+        @property
+        def __array_interface__(self) -> dict[str, Any]: ...
+
+    #: What can be published: whatever has a buffer.
+    Buffer = _Buffer | _Array
+    T = _TypeVar("T", default=bytes)
+else:
+    Buffer = Any
+    T = TypeVar("T")
+
 Choice = TypeVar("Choice", bound=enum.StrEnum)
+Result = TypeVar("Result")
+logger = logging.getLogger("penstock")
+
+UNPROCESSED_S = 1.0  # a function that nobody has called process_all for after so long is told of
+LOG_FAILURES_S = 10.0  # a function that fails again and again is told of so often
+LOOK_S = 0.02  # how often a thread looks for what nothing tells it of
+END_S = 5.0  # close waits so long for a function that runs
 
 
 class Overflow(enum.StrEnum):
@@ -57,6 +88,26 @@ def check_timeout(timeout: float | None, option: str = "timeout") -> float | Non
     if not timeout >= 0:
         raise InvalidArgument(f"{option}={timeout!r} must be 0 or more seconds, or None to wait for ever")
     return float(timeout)
+
+
+class Deadline:
+    """When a wait is over. None waits for ever, 0 polls."""
+
+    __slots__ = ("_end",)
+
+    def __init__(self, timeout: float | None, option: str = "timeout") -> None:
+        timeout = check_timeout(timeout, option)
+        self._end = None if timeout is None else time.monotonic() + timeout
+
+    @property
+    def left(self) -> float | None:
+        """Seconds, 0 when it has passed; None: for ever."""
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    @property
+    def passed(self) -> bool:
+        """Whether the time is over."""
+        return self._end is not None and time.monotonic() >= self._end
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,22 +170,49 @@ class _Handle(ABC):
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
+    def __repr__(self) -> str:
+        room, kind = type(self).__module__.split(".")[-2], type(self).__name__
+        name = getattr(self, "name", None) or getattr(self, "topic", "")
+        return f"<{room}.{kind}{f' {name!r}' if name else ''}{', closed' if self.closed else ''}>"
 
-class Publisher(_Handle):
-    """One writing handle."""
+    def _after_close(self, function: Callable[[], None]) -> None:
+        """Have ``function`` called when this handle has been closed. Rooms close natively and know nothing of it."""
+        handle = weakref.ref(self)
+        before: Callable[..., None] = vars(self).get("close") or partial(_close, handle, type(self).close)
+
+        def close(*arguments: Any, **options: Any) -> None:
+            before(*arguments, **options)
+            function()
+
+        vars(self)["close"] = close
+
+
+def _close(handle: weakref.ref[Any], function: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    alive = handle()
+    if alive is not None:
+        function(alive, *arguments, **options)
+
+
+class Publisher(_Handle, Generic[T]):
+    """One writing handle. ``T`` is what its messages mean: bytes, unless a type was given."""
 
     #: Whether ``publish`` takes ``properties={...}``: the column *properties* of docs/reaches.md.
     carries_properties: ClassVar[bool] = False
     #: Whether ``publish_many`` takes ``properties=[{...}, ...]`` too, one for each message.
     carries_properties_of_many: ClassVar[bool] = False
 
+    _worker: Worker | None = None
+
     @abstractmethod
-    def publish(self, data: Buffer) -> int | None:
+    def publish(self, data: Buffer | T) -> int | None:
         """Publish a copy of ``data``; gives its ordinal where the reach knows it."""
 
     @abstractmethod
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Publish each of them, in order; gives how many were published."""
+    def publish_many(self, batch: Iterable[Buffer | T]) -> int:
+        """Publish each of them, in order; gives how many were published.
+
+        A ``TimeoutError`` in the middle says in ``error.published`` how many went before it.
+        """
 
     @abstractmethod
     def reserve(self, size: int) -> Draft:
@@ -144,11 +222,101 @@ class Publisher(_Handle):
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many subscribers are there: nothing published later is missed for want of a connection."""
 
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Publish messages of any reach with what this reach can hold of them; gives how many were published.
 
-class Subscriber(_Handle):
-    """One reading handle. A room implements ``read``, ``read_many``, ``wait``, ``fileno``; the rest follows."""
+        Everywhere their bytes; properties where ``carries_properties``; ordinals and times where the room says so.
+        """
+        if not self.carries_properties:
+            return self.publish_many(batch)
+        properties = [message.properties for message in batch]
+        if not any(properties):
+            return self.publish_many(batch)
+        many: Callable[..., int] = self.publish_many
+        if self.carries_properties_of_many:
+            return many(batch, properties=properties)
+        publish: Callable[..., int | None] = self.publish
+        for message, one in zip(batch, properties, strict=True):
+            publish(message, properties=one)
+        return len(properties)
+
+    # --- in an event loop
+
+    def _publish_now(self, data: Buffer | T, options: Mapping[str, Any]) -> int | None:
+        """``publish`` where it need not wait, else ``BlockingIOError``. A room that cannot tell leaves it so."""
+        raise BlockingIOError
+
+    async def publish_async(self, data: Buffer | T, **options: Any) -> int | None:
+        """``publish`` for asyncio: the event loop goes on while this waits.
+
+        Cancelled while it waits, the message may still be published later.
+        """
+        if self._worker is None or not self._worker.busy:
+            try:
+                return self._publish_now(data, options)
+            except BlockingIOError:
+                pass
+        return await self._in_worker(partial(self.publish, data, **options))
+
+    async def publish_many_async(self, batch: Iterable[Buffer | T], **options: Any) -> int:
+        """``publish_many`` for asyncio; ``batch`` is taken from at once, in the event loop."""
+        items = batch if hasattr(batch, "__len__") else list(batch)
+        return await self._in_worker(partial(self.publish_many, items, **options))
+
+    def reserve_async(self, size: int, **options: Any) -> Reservation:
+        """``reserve`` for asyncio: ``async with publisher.reserve_async(n) as draft`` publishes at its end.
+
+        ``draft = await publisher.reserve_async(n)`` gives the draft alone, whose ``publish`` may wait.
+        """
+        return Reservation(self._in_worker, partial(self.reserve, size, **options))
+
+    def _in_worker(self, function: Callable[[], Result]) -> Awaitable[Result]:
+        """Calls that may wait are made by one thread, so that they keep their order."""
+        if self.closed:
+            raise ClosedError("this publisher was closed")
+        if self._worker is None:
+            self._worker = Worker("penstock-publish")
+            self._after_close(self._worker.stop)
+        return self._worker.run(function)
+
+
+class Reservation:
+    """What ``reserve_async`` gives: to be awaited for the draft, or entered by ``async with``, which publishes it."""
+
+    def __init__(self, run: Callable[[Callable[[], Any]], Awaitable[Any]], reserve: Callable[[], Draft]) -> None:
+        self._run = run
+        self._reserve = reserve
+        self._draft: Draft | None = None
+
+    def __await__(self) -> Generator[Any, Any, Draft]:
+        return self._run(self._reserve).__await__()
+
+    async def __aenter__(self) -> Draft:
+        self._draft = draft = await self
+        return draft
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        draft, self._draft = self._draft, None
+        if draft is None or not draft.open:
+            return
+        if kind is not None:
+            draft.cancel()
+        else:
+            await self._run(draft.publish)
+
+
+class Subscriber(_Handle, Generic[T]):
+    """One reading handle. A room implements ``read``, ``read_many``, ``wait``, ``fileno``; the rest follows.
+
+    ``T`` is what its messages mean: bytes, unless a type was given.
+    """
 
     _callback: Callable[..., Any] | None = None
+    _caller: threading.Thread | None = None  # calls the function, where it was given at opening
+    _unprocessed: threading.Timer | None = None  # tells of a function that nobody calls
+    _failures = 0
+    _told_ns = 0
+    _awaited = False  # by a task in read_async
 
     @abstractmethod
     def read(self, timeout: float | None = None) -> Message | None:
@@ -166,22 +334,113 @@ class Subscriber(_Handle):
     def fileno(self) -> int:
         """A descriptor that is readable when a message may be there (see the rule at the top)."""
 
+    def receive(self, timeout: float | None = None) -> Message:
+        """``read`` that raises ``TimeoutError`` instead of giving None."""
+        message = self.read(timeout)
+        if message is None:
+            raise TimeoutError(f"no message came within {timeout:g} s" if timeout else "no message is there")
+        return message
+
+    def _there(self) -> Iterator[Message]:
+        """The messages that are there now, one by one as they are asked for; without waiting."""
+        for _ in range(self.ledger.in_flight):
+            message = self.read(0)
+            if message is None:
+                return
+            yield message
+
+    # --- functions that are called
+
     def on_message(self, function: Callable[[Message], Any] | None) -> None:
         """What ``process_all`` calls with each message; None unsets it. It may be changed inside the function."""
         if function is not None and not callable(function):
             raise TypeError(f"on_message takes a function or None, not {type(function).__name__}")
         self._callback = function
+        self._stop_watch()
+        if function is not None and self._caller is None:
+            self._unprocessed = threading.Timer(UNPROCESSED_S, _tell_unprocessed, [weakref.ref(self)])
+            self._unprocessed.daemon = True
+            self._unprocessed.start()
+
+    def _stop_watch(self) -> None:
+        if self._unprocessed is not None:
+            self._unprocessed.cancel()
+            self._unprocessed = None
 
     def process_all(self) -> int:
-        """Call the function with every message that is there, then return how many there were."""
+        """Call the function with every message that is there now, then return how many there were.
+
+        What comes meanwhile is left for the next call: ``wait`` and ``fileno`` tell of it.
+        """
+        self._stop_watch()
         count = 0
-        while self._callback is not None:
-            message = self.read(0)
-            if message is None:
-                break
-            self._callback(message)
+        there = self._there()
+        while (function := self._callback) is not None and (message := next(there, None)) is not None:
+            self._call(function, message)
             count += 1
         return count
+
+    def _call(self, function: Callable[..., Any], message: Message) -> None:
+        function(message)
+
+    def call_in_thread(self, function: Callable[..., Any] | None) -> Self:
+        """What ``on_message=`` at opening does: ``function`` is called with every message from a thread of its own.
+
+        What it raises is logged and counted in ``errors``. From now on nobody else reads this handle. The thread keeps
+        the handle: it goes on until ``close``, which waits for a call that runs. None does nothing.
+        """
+        if function is None:
+            return self
+        if self._caller is not None:
+            raise StateError("a thread calls this subscriber's function already")
+        read = self.read  # before it is refused to everybody else
+        self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
+        self.on_message(function)
+        vars(self)["read"] = vars(self)["read_many"] = refuse_read
+        self._after_close(partial(_join, self._caller))
+        _called.add(self)
+        self._caller.start()
+        return self
+
+    def _serve(self, read: Callable[[float | None], Message | None]) -> None:
+        while True:
+            if self._callback is None:  # unset for a while: messages wait
+                if self.closed:
+                    return
+                time.sleep(LOOK_S)
+                continue
+            try:
+                message = read(None)
+            except ClosedError as error:
+                if not self.closed:
+                    logger.warning("%r: its function will not be called any more: %s", self, error)
+                return
+            except Exception:  # a damaged message, memory that is used up: the next one may be good
+                self._note_failure("reading failed")
+                time.sleep(LOOK_S)  # nothing tells when it is better
+                continue
+            function = self._callback
+            if message is None or function is None:
+                continue
+            try:
+                self._call(function, message)
+            except BaseException:  # an exit too: nobody else would hear of it
+                self._note_failure("the function of on_message failed")
+            del message
+
+    def _note_failure(self, what: str) -> None:
+        self._failures += 1
+        now = time.monotonic_ns()
+        if not self._told_ns or now - self._told_ns >= LOG_FAILURES_S * 1e9:
+            self._told_ns = now
+            logger.exception("%r: %s (%d times so far)", self, what, self._failures)
+
+    @property
+    def errors(self) -> int:
+        """How often the thread of ``on_message=`` failed: in the function, or reading."""
+        return self._failures
+
+    # --- loops
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until closed."""
@@ -195,15 +454,39 @@ class Subscriber(_Handle):
             if not self.closed:
                 raise
 
+    def _begin_wait(self) -> None:
+        """A task begins to wait: from now to ``_end_wait`` the descriptor stays what it is, whoever closes."""
+
+    def _end_wait(self) -> None:
+        """The task has looked once more."""
+
     async def read_async(self, timeout: float | None = None) -> Message | None:
         """``read`` for asyncio: the event loop goes on while this waits."""
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (message := self.read(0)) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            await readable(self.fileno(), left)
+        deadline = Deadline(timeout)
+        if self._awaited:
+            raise StateError("another task reads this handle already: one reader a handle, or open a second one")
+        message = self.read(0)
+        if message is not None:
+            return message
+        descriptor = self.fileno()
+        self._awaited = True
+        self._begin_wait()
+        try:
+            while (message := self.read(0)) is None:
+                left = deadline.left
+                if left == 0:
+                    return None
+                await readable(descriptor, left)
+        finally:
+            self._awaited = False
+            self._end_wait()
+        return message
+
+    async def receive_async(self, timeout: float | None = None) -> Message:
+        """``read_async`` that raises ``TimeoutError`` instead of giving None."""
+        message = await self.read_async(timeout)
+        if message is None:
+            raise TimeoutError(f"no message came within {timeout:g} s" if timeout else "no message is there")
         return message
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -216,25 +499,36 @@ class Subscriber(_Handle):
                 raise
 
 
-async def readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait in the running event loop until ``descriptor`` is readable; False when the time is over.
-
-    One task at a time may wait for one descriptor: a handle has one reader.
-    """
-    import asyncio  # here, so that importing penstock stays light
-
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[bool] = loop.create_future()
-    loop.add_reader(descriptor, _settle, future)
-    timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
-    try:
-        return await future
-    finally:
-        loop.remove_reader(descriptor)
-        if timer is not None:
-            timer.cancel()
+_called: weakref.WeakSet[Subscriber[Any]] = weakref.WeakSet()
 
 
-def _settle(future: asyncio.Future[bool], value: bool = True) -> None:
-    if not future.done():
-        future.set_result(value)
+@atexit.register
+def _end_calls() -> None:
+    """Before the interpreter goes: a thread that calls functions must not outlive it."""
+    for subscriber in list(_called):
+        if not subscriber.closed:
+            subscriber.close()
+
+
+def refuse_read(*_: Any, **__: Any) -> Any:
+    """Takes the place of ``read`` where a thread reads."""
+    raise StateError("messages go to the function of on_message, which a thread calls: open another subscriber to read")
+
+
+def _join(thread: threading.Thread) -> None:
+    if thread is threading.current_thread():
+        return
+    thread.join(END_S)
+    if thread.is_alive():
+        logger.warning("the function of on_message still runs %g s after its subscriber was closed", END_S)
+
+
+def _tell_unprocessed(subscriber: weakref.ref[Subscriber[Any]]) -> None:
+    alive = subscriber()
+    if alive is not None and not alive.closed:
+        logger.warning(
+            "%r: on_message() has set a function, but nobody has called process_all() for %g s, so nothing calls it; "
+            "open the subscriber with on_message=function to have it called from a thread of its own",
+            alive,
+            UNPROCESSED_S,
+        )

@@ -47,6 +47,14 @@ class RefusedError(PenstockError):
     """The other side, or this machine's rules, said no: wrong token, missing right, name taken."""
 
 
+class PeerGone(PenstockError, ConnectionError):
+    """Whoever should have answered a call has died, has closed, or is not there."""
+
+
+class CallFailed(PenstockError):
+    """The function of a server raised; the text is the name and the text of what it raised."""
+
+
 def nearest(given: str, valid: Iterable[str]) -> str:
     """The part of an error text that names the valid choices, the nearest first."""
     names = sorted(valid)

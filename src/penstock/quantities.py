@@ -1,4 +1,7 @@
-"""Quantities as people write them and read them: durations, sizes, points in time. Pure functions."""
+"""Quantities as people write and read them: durations, sizes, points in time. Pure functions; loads no native code.
+
+A time without a zone is UTC, whoever reads it: what Penstock prints is UTC, and can be given back as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +11,49 @@ import time
 
 from penstock.errors import InvalidArgument
 
-__all__ = ["duration_s", "is_size", "iso_time", "moment_ns", "size_bytes"]
+__all__ = [
+    "datetime_ns", "duration_s", "interval_s", "is_duration", "is_size", "iso_ns", "iso_time", "moment_ns",
+    "size_bytes",
+]  # fmt: skip
 
-_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_UNITS_S = {
+    "": 1.0, "ms": 1e-3, "millisecond": 1e-3, "s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0,
+    "minute": 60.0, "h": 3600.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0,
+}  # fmt: skip
 _UNITS_BYTES = {
     "": 1, "b": 1, "k": 1 << 10, "kb": 10**3, "kib": 1 << 10, "m": 1 << 20, "mb": 10**6, "mib": 1 << 20,
     "g": 1 << 30, "gb": 10**9, "gib": 1 << 30,
 }  # fmt: skip
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
-
-
-def iso_time(timestamp_ns: int) -> str:
-    """Realtime nanoseconds as UTC with all nine digits."""
-    seconds, rest = divmod(timestamp_ns, 1_000_000_000)
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+_FRACTION = re.compile(r"(:\d\d)[.,](\d{7,9})(?!\d)")  # more digits than datetime keeps
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 def duration_s(text: str, option: str) -> float:
-    """``10``, ``2.5s``, ``5m``, ``1h``, ``7d`` as seconds."""
+    """``10``, ``2.5s``, ``5m``, ``1 hour``, ``7d`` as seconds."""
     match = _QUANTITY.fullmatch(text)
-    if match is None or match[2].lower() not in _UNITS_S:
+    factor = None if match is None else _factor(match[2].lower())
+    if match is None or factor is None:
         raise InvalidArgument(f"{option} {text!r} is no duration; write 10s, 5m, 1h or 7d")
-    return float(match[1]) * _UNITS_S[match[2].lower()]
+    return float(match[1]) * factor
+
+
+def interval_s(text: str, option: str) -> float:
+    """A duration that says its unit, as Spark wants it, and is more than nothing."""
+    seconds = duration_s(text, option)
+    if seconds <= 0 or not is_duration(text):
+        raise InvalidArgument(f"{option} {text!r} is no interval; write 10s, 5m or 1 hour")
+    return seconds
+
+
+def is_duration(text: str) -> bool:
+    """Whether ``text`` reads as a duration with a unit."""
+    match = _QUANTITY.fullmatch(text)
+    return match is not None and match[2] != "" and _factor(match[2].lower()) is not None
+
+
+def _factor(unit: str) -> float | None:
+    return _UNITS_S.get(unit) or _UNITS_S.get(unit.removesuffix("s") or "?")
 
 
 def size_bytes(text: str, option: str) -> int:
@@ -42,27 +65,49 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether ``text`` reads as a size with a unit (``10M``: in ``--split``, minutes are ``10min``)."""
+    """Whether ``text`` reads as a size with a unit (``10M``: where both can stand, minutes are ``10min``)."""
     match = _QUANTITY.fullmatch(text)
     return match is not None and match[2].lower() in _UNITS_BYTES and match[2] not in ("m", "")
+
+
+def iso_time(timestamp_ns: int) -> str:
+    """Realtime nanoseconds as UTC with all nine digits."""
+    seconds, rest = divmod(timestamp_ns, 1_000_000_000)
+    moment = _EPOCH + datetime.timedelta(seconds=seconds)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
+
+
+def iso_ns(text: str) -> int:
+    """An ISO date and time as realtime nanoseconds, all nine digits of a second kept; ``ValueError`` otherwise."""
+    text = text.strip()
+    rest_ns = 0
+    found = _FRACTION.search(text)
+    if found is not None:
+        rest_ns = int(found[2].ljust(9, "0"))
+        text = text[: found.end(1)] + text[found.end() :]
+    return datetime_ns(datetime.datetime.fromisoformat(text)) + rest_ns
+
+
+def datetime_ns(moment: datetime.datetime) -> int:
+    """A datetime (UTC when it has no zone) as nanoseconds since 1970, without a float on the way."""
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+    since = aware - _EPOCH
+    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
 def moment_ns(text: str, option: str) -> int:
     """A point in time as realtime nanoseconds: an ISO date and time, ``now``, or a duration that reaches back."""
     if text == "now":
         return time.time_ns()
-    if _QUANTITY.fullmatch(text) and not text.strip().isdigit():
+    if is_duration(text):
         return time.time_ns() - int(duration_s(text, option) * 1e9)
-    if text.isdigit():
+    if text.isascii() and text.isdigit():
         digits = int(text)
         return digits if digits > 10**14 else digits * 10**9
     try:
-        moment = datetime.datetime.fromisoformat(text)
+        return iso_ns(text)
     except ValueError:
         raise InvalidArgument(
-            f"{option} {text!r} is no time; write 2026-01-31T12:00:00, a number of seconds since 1970, or 5m for "
-            "five minutes ago"
+            f"{option} {text!r} is no time; write 2026-01-31T12:00:00 (UTC) or ...+01:00, a number of seconds since "
+            "1970, or 5m for five minutes ago"
         ) from None
-    if moment.tzinfo is None:
-        moment = moment.astimezone()
-    return int(moment.timestamp() * 1_000_000) * 1000

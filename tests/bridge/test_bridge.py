@@ -392,3 +392,84 @@ def test_closing_ends_the_wait_for_a_full_sink_and_counts_what_it_left(monkeypat
         assert counts == [penstock.Ledger(taken, 2, {"closed": taken - 2})]
         monkeypatch.undo()
         bridge.close()
+
+
+def test_a_loop_is_refused(tmp_path: Path) -> None:
+    for source, sink in (
+        ("shm:/loop", "shm:/loop?slots=4"),
+        (f"journal:{tmp_path}/j", f"journal:{tmp_path}/../{tmp_path.name}/j#default"),
+        ("tcp://127.0.0.1:1588", "tcp://127.0.0.1:1588"),
+    ):
+        with pytest.raises(penstock.InvalidArgument, match="carry its own messages"):
+            Bridge(source, sink)
+
+
+def test_shared_memory_to_shared_memory_keeps_metadata_type_and_slots() -> None:
+    name = f"/keeps-{time.time_ns()}"
+    with (
+        shm.Publisher(name, type="image", metadata_size=8, slot_size=5000, reliable=True) as camera,
+        Bridge(f"shm:{name}", f"shm:{name}-copy?reliable=true", source_options={"reliable": True}) as bridge,
+        shm.Subscriber(f"{name}-copy", type="image", reliable=True) as viewer,
+    ):
+        assert bridge.not_held == []
+        bridge.start()
+        assert camera.wait_ready(1, LONG)
+        for number in range(20):
+            camera.publish(b"%d" % number, metadata=b"%08d" % number)
+        found = [viewer.read(LONG) for _ in range(20)]
+        assert [(bytes(m), m.metadata) for m in found if m] == [(b"%d" % n, b"%08d" % n) for n in range(20)]
+        copy = bridge.publisher
+        assert isinstance(copy, shm.Publisher) and copy.slot_size == camera.slot_size and copy.metadata_size == 8
+
+
+def test_what_the_sink_cannot_hold_is_told_at_start_or_refused() -> None:
+    name = f"/told-{time.time_ns()}"
+    with tcp.Publisher() as first, Bridge(first.address, f"shm:{name}") as back:
+        assert back.not_held == ["properties"]
+    with (
+        shm.Publisher(name, metadata_size=8) as camera,
+        Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as out,
+        Bridge(f"shm:{name}", f"shm:{name}-copy?metadata_size=4") as cut,
+    ):
+        assert out.not_held == ["metadata"]
+        camera.publish(b"x", metadata=b"12345678")
+        cut.run(1)
+        assert cut.ledger.dropped == {"refused": 1} and cut.ledger.delivered == 0
+
+
+def test_into_a_journal_batches_are_committed_whole(tmp_path: Path) -> None:
+    """One commit a batch: as many seals as batches were read, and times and properties are the source's."""
+    sent = [penstock.Message(b"%d" % n, timestamp_ns=1_000_000 + n, properties={"n": str(n)}) for n in range(2000)]
+    with penstock.publisher(f"journal:{tmp_path}/a#t") as source:
+        source.forward(sent)
+    with Bridge(f"journal:{tmp_path}/a#t?start=1", f"journal:{tmp_path}/b#t") as bridge:
+        commits = 0
+        journal = bridge.publisher._journal  # type: ignore[attr-defined]
+        commit = journal.commit
+
+        def counted(entries: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            return commit(entries)
+
+        journal.commit = counted
+        assert bridge.run(2000) == 2000
+        assert commits <= 4
+    with penstock.subscriber(f"journal:{tmp_path}/b#t?start=1") as reader:
+        batch = reader.read_many(2000, LONG)
+        assert [(bytes(m), m.timestamp_ns, dict(m.properties)) for m in batch] == [
+            (bytes(m), m.timestamp_ns, dict(m.properties)) for m in sent
+        ]
+
+
+def test_one_message_that_a_journal_refuses_costs_itself(tmp_path: Path) -> None:
+    with (
+        tcp.Publisher() as first,
+        Bridge(first.address, f"journal:{tmp_path}/b#t?max_message_bytes=100") as bridge,
+    ):
+        assert first.wait_ready(1, LONG)
+        first.publish_many([b"a", bytes(1000), b"b", b"c"])
+        assert bridge.run(4) == 4
+        assert bridge.ledger == penstock.Ledger(4, 3, {"refused": 1})
+    with penstock.subscriber(f"journal:{tmp_path}/b#t?start=1") as reader:
+        assert [bytes(m) for m in reader.read_many(10, LONG)] == [b"a", b"b", b"c"]

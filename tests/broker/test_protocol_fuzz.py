@@ -37,13 +37,13 @@ def merged(events: list[tuple[str, str, list[bytes] | None]]) -> list[tuple[str,
     return [(v, r, d) for v, r, batch in events for d in (batch if batch is not None else [None])]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(WORDS), max_size=60), st.sampled_from(["raw", "hello", "deliveries"]))
 def test_nonsense_made_of_words(parts: list[bytes], grammar: str) -> None:
     drain_whole(b"".join(parts), grammar)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=2000), st.sampled_from(["raw", "hello", "deliveries"]))
 def test_binary_nonsense(data: bytes, grammar: str) -> None:
     drain_whole(data, grammar)
@@ -63,7 +63,7 @@ def drain_whole(data: bytes, grammar: str) -> None:
     assert found == whole, "how the stream is cut does not matter"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.tuples(st.sampled_from(["a", "b.c", "d"]), st.binary(max_size=300)), max_size=50),
     st.integers(min_value=1, max_value=500),
@@ -84,7 +84,7 @@ def test_what_goes_in_comes_out(messages: list[tuple[str, bytes]], step: int) ->
     assert found == messages
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.binary(max_size=200), st.integers(1, 1 << 40)), max_size=30))
 def test_deliveries_come_out_as_they_went_in(messages: list[tuple[bytes, int]]) -> None:
     batch = gather(
@@ -104,7 +104,7 @@ def test_deliveries_come_out_as_they_went_in(messages: list[tuple[bytes, int]]) 
     assert found == [(data, n, i + 1, "t.x", {}) for i, (data, n) in enumerate(messages)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 1 << 32))
 def test_queue_state_recovers_to_what_it_was(seed: int) -> None:
     """Against a model: what is not acknowledged comes again after a restart, in order; what is does not."""
@@ -153,7 +153,7 @@ def test_queue_state_recovers_to_what_it_was(seed: int) -> None:
     assert state.in_flight == len(held)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_queue_state_takes_no_nonsense(record: bytes) -> None:
     state = QueueState(1)

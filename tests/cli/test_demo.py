@@ -67,7 +67,7 @@ def test_ctrl_c_ends_in_order_and_the_page_is_served(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=90)
         assert running.returncode == 0, out + err
-        assert "every message arrived" in out and "Traceback" not in err
+        assert "every message arrived" in out and "what to look at next:" in out and "Traceback" not in err
     finally:
         running.kill()
         running.wait()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .reaches import REACHES, capabilities
 
-NEEDS = re.compile(r'@pytest\.mark\.needs\("([^)]*)"\)')
+NEEDS = re.compile(r'pytest\.mark\.needs\("([^)]*)"\)')
 
 
 def test_every_capability_has_a_case_and_every_reach_is_opened() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock import InvalidArgument, quantities
 
@@ -33,3 +35,27 @@ def test_moments() -> None:
     assert 0 <= time.time_ns() - 300 * 10**9 - ago < 60 * 10**9
     with pytest.raises(InvalidArgument, match="--since"):
         quantities.moment_ns("yesterday", "--since")
+
+
+def test_intervals() -> None:
+    texts = ("10s", "1 minute", "2 hours", "500 ms")
+    assert [quantities.interval_s(text, "x") for text in texts] == [10, 60, 7200, 0.5]
+    for text in ("", "10", "0s", "ten seconds", "-1s"):
+        with pytest.raises(InvalidArgument, match="--every"):
+            quantities.interval_s(text, "--every")
+
+
+@given(st.integers(0, 2**63 - 1))
+def test_a_printed_time_is_read_as_the_same(timestamp_ns: int) -> None:
+    assert quantities.moment_ns(quantities.iso_time(timestamp_ns), "x") == timestamp_ns
+
+
+def test_a_time_without_a_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert quantities.moment_ns("2026-01-01T00:00:00", "x") == 1_767_225_600 * 10**9
+        assert quantities.moment_ns("2026-01-01T09:00:00+09:00", "x") == 1_767_225_600 * 10**9
+    finally:
+        monkeypatch.undo()
+        time.tzset()

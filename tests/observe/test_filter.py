@@ -113,7 +113,7 @@ def test_text_cannot_be_multiplied(message: Message) -> None:
     assert not compile_filter('"aaaa" * 1000000000 == "a"')(message)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.text(alphabet=string.printable, max_size=60))
 def test_any_text_is_a_filter_or_a_filter_error(text: str) -> None:
     try:
@@ -123,7 +123,7 @@ def test_any_text_is_a_filter_or_a_filter_error(text: str) -> None:
     assert passes(Message(BODY.encode())) in (True, False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.sampled_from(

@@ -12,7 +12,7 @@ from penstock import Message
 from penstock._core import Counters
 from penstock.cli import exits, show
 from penstock.errors import RefusedError
-from penstock.journal import Journal, layout
+from penstock.journal import Journal
 from penstock.observe import decode
 from penstock.printable import printable
 from penstock.tcp import protocol
@@ -46,7 +46,7 @@ def test_the_channel_in_a_template() -> None:
 
 def test_topics_of_a_forged_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as forging:
-        forging.setattr(layout, "check_topic", lambda name: name)
+        forging.setattr("penstock.journal.journal.check_topic", lambda name: name)
         with Journal(tmp_path / "j") as journal:
             journal.append(f"a{STEERING}", b"x")
     for words in (("cat",), ("info",), ("cat", "--json")):

@@ -112,7 +112,7 @@ def command(*arguments):
     (("archive", "--from", "/nowhere/at/all", "--to", "a"), "is not a journal"),
     (("quality", "--from", "{j}", "--to", "a", "--set", "windw=1s"), "did you mean window"),
     (("quality", "--from", "{j}", "--to", "a", "--once", "--every", "1s"), "not both"),
-    (("quality", "--from", "{j}", "--to", "a", "--every", "soon"), "not an interval"),
+    (("quality", "--from", "{j}", "--to", "a", "--every", "soon"), "is no duration"),
 ])  # fmt: skip
 def test_wrong_commands_end_before_spark_starts(tmp_path, arguments, text):
     make(tmp_path / "j", 3)

@@ -88,7 +88,7 @@ anything = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.sampled_from(["request", "token request", "answer", "token answer"]), anything)
 def test_any_bytes_end_in_an_event_or_a_known_error(kind: str, data: bytes) -> None:
     token = b"t" if "token" in kind else None
@@ -105,7 +105,7 @@ def test_any_bytes_end_in_an_event_or_a_known_error(kind: str, data: bytes) -> N
             return
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(frames, max_size=6), st.binary(max_size=30), st.integers(1, 7))
 def test_the_two_scanners_agree(good: list[bytes], tail: bytes, step: int) -> None:
     """The native one over whole buffers, the other byte by byte."""

@@ -2,10 +2,12 @@
 
 Rules:
 
-- What the sink can say of a message it says (``carrier``): over TCP ordinals, times, virtual channels and properties
-  are those of the source, so that whoever reads behind the bridge, or behind several, counts what was lost before the
-  last link (``gap``) apart from what was lost on it (``overflow``). A sink that numbers its own messages (shared
-  memory, a journal) does so: what was lost before it stands in this bridge's ``subscriber.ledger``.
+- What the sink can hold of a message is kept (``penstock.carry``), what it cannot is told in ``not_held`` before the
+  first one; a channel of shared memory takes its type, its size of slots and of metadata from the source's. Over TCP
+  ordinals, times, virtual channels and properties are those of the source, so that whoever reads behind the bridge, or
+  behind several, counts what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). A
+  sink that numbers its own messages (shared memory, a journal) does so: what was lost before it stands in this bridge's
+  ``subscriber.ledger``.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
   have passed; ``start`` does it in a thread of its own. An error that ends that thread is logged, stands in ``failure``
   and is raised by ``wait``.
@@ -17,6 +19,8 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -24,14 +28,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock import address as addresses
-from penstock.bridge.carrier import Carrier, logger
+from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
+from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
-from penstock.errors import ClosedError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # for a sink that is full
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
+
+logger = logging.getLogger("penstock.bridge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +79,15 @@ class Bridge:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
+        _refuse_loop(source, sink)
+        found = _channel(source)
+        #: What the sink cannot hold of what the source's messages have; told before the first one is carried.
+        self.not_held = _lost_on_the_way(source, sink, found)
+        options = {**_inherited(found, sink), **dict(sink_options or {})}
         with contextlib.ExitStack() as opened:
             self._counters = _core.Counters("bridge", "bridge", f"{self.source} -> {self.sink}")
             opened.callback(self._counters.close)  # last: what closing the sink ends is still counted
-            self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, dict(sink_options or {})))
+            self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, options))
             others: dict[str, Publisher] = {}
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:
@@ -106,7 +118,8 @@ class Bridge:
                 self._refuse_local()
             self._note(batch)
             try:
-                carried += self._carrier.carry(batch)
+                self._carrier.carry(batch)
+                carried += len(batch)
             except ClosedError:
                 if not self._closing.is_set():
                     raise
@@ -195,6 +208,49 @@ class Bridge:
 
     def __repr__(self) -> str:
         return f"<Bridge {self.source} > {self.sink}>"
+
+
+def _refuse_loop(source: str, sink: str) -> None:
+    """A bridge from a place to itself would carry its own messages for ever."""
+    first, second = (_place(addresses.parse(text)) for text in (source, sink))
+    if first == second:
+        raise InvalidArgument(
+            f"{addresses.without_secrets(source)} is both source and sink: the bridge would carry its own messages for "
+            "ever"
+        )
+
+
+def _place(parts: addresses.Address) -> tuple[Any, ...]:
+    name = os.path.realpath(parts.name) if parts.scheme == "journal" else parts.name
+    topic = parts.topic or ("default" if parts.scheme in ("journal", "broker") else "")
+    port = None if parts.port == 0 else parts.port  # any free one is never the source's
+    return parts.scheme, name, parts.host, port, topic, parts.options.get("mux"), parts.options.get("id", "0")
+
+
+def _channel(source: str) -> Any:
+    """The source as a channel of shared memory that somebody publishes to; None for anything else."""
+    parts = addresses.parse(source)
+    if parts.scheme != "shm":
+        return None
+    from penstock import shm
+
+    wanted = parts.options.get("mux") or parts.name
+    return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
+
+
+def _lost_on_the_way(source: str, sink: str, channel: Any) -> list[str]:
+    has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
+    brings = [name for name, there in has.items() if there]
+    return not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
+
+
+def _inherited(channel: Any, sink: str) -> dict[str, Any]:
+    """What a channel that is made as the sink takes from the source; what its address says comes first."""
+    parts = addresses.parse(sink)
+    if channel is None or parts.scheme != "shm" or _channel(sink) is not None:
+        return {}
+    taken = {"type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size}
+    return {name: value for name, value in taken.items() if value and name not in parts.options}
 
 
 def _open_sink(sink: str, names: Mapping[int, str] | None, options: dict[str, Any]) -> Publisher:

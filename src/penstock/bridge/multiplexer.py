@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock import shm
+from penstock._core import Message
 from penstock.address import check_options, convert, parse
 from penstock.channel import Ledger, Publisher
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
@@ -56,7 +57,7 @@ class Multiplexer(Publisher):
 
     def publish(self, data: Any, *, vchan_id: int | None = None) -> int | None:
         """Publish a copy of ``data`` at the virtual channel of that id."""
-        return self._at(vchan_id).publish(data)
+        return self._at(vchan_id).forward([data]) if isinstance(data, Message) else self._at(vchan_id).publish(data)
 
     def publish_many(self, batch: Iterable[Any]) -> int:
         """Publish messages, each at its own virtual channel; gives how many."""
@@ -65,6 +66,8 @@ class Multiplexer(Publisher):
             self.publish(message, vchan_id=getattr(message, "vchan_id", None))
             count += 1
         return count
+
+    forward = publish_many
 
     def reserve(self, size: int) -> Any:
         raise RefusedError(f"{self.address} is a multiplexer; reserve at one of its virtual channels")

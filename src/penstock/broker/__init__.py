@@ -8,11 +8,13 @@ bulk without native code. Importing this loads no native code.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address
+from penstock.address import Address, opener
 
 if TYPE_CHECKING:
+    from penstock._core import Message
     from penstock.broker.client import AsyncClient, Client, Publisher, Subscriber
     from penstock.broker.connection import ConnectionLimits
     from penstock.broker.limits import Limits
@@ -41,6 +43,8 @@ __all__ = [
     "Subscriber",
     "open_publisher",
     "open_subscriber",
+    "publisher",
+    "subscriber",
 ]
 
 
@@ -96,8 +100,12 @@ def open_subscriber(
     tls: bool | str | None = None,
     timeout: float = 30.0,
     reconnect: bool = True,
+    on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
-    """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one."""
+    """A consumer for ``broker://HOST:PORT/TOPIC?queue=NAME``; TOPIC may be a pattern; no queue: a temporary one.
+
+    ``on_message`` is called with every message from a thread of its own.
+    """
     from penstock.broker.client.subscriber import Subscriber
 
     return Subscriber(
@@ -119,4 +127,8 @@ def open_subscriber(
         tls=tls,
         timeout=timeout,
         reconnect=reconnect,
-    )
+    ).call_in_thread(on_message)
+
+
+publisher = opener("broker", open_publisher)
+subscriber = opener("broker", open_subscriber)

@@ -38,7 +38,7 @@ from penstock.broker.records import (
 from penstock.broker.transactions import Transactions
 from penstock.broker.words import Refusal
 from penstock.errors import PenstockError
-from penstock.journal.layout import check_pattern
+from penstock.topics import MAX_NAME_BYTES, check_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -362,7 +362,7 @@ class Broker:
         room = self.limits.deduplication_ids
         rows: list[tuple[str, int]] = []
         for batch, positions in reversed(published):  # the last ones, as many as are kept
-            found = message_ids(batch, room - len(rows), words.MAX_NAME_BYTES)
+            found = message_ids(batch, room - len(rows), MAX_NAME_BYTES)
             rows += [(identifier, positions[number]) for number, identifier in reversed(found)]
         fresh = self.identifiers.note_new(reversed(rows))
         if fresh:

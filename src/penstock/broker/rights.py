@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from penstock import topics
 from penstock.broker import words
 from penstock.errors import InvalidArgument
 
@@ -51,7 +52,7 @@ class Rights:
 
     def may_subscribe(self, pattern: str) -> bool:
         """Whether a queue may be bound to ``pattern``."""
-        return any(words.covers(allowed, pattern) for allowed in self.subscribe)
+        return any(topics.covers(allowed, pattern) for allowed in self.subscribe)
 
     def may_use(self, queue: str) -> bool:
         """Whether the queue may be used by name."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core.broker import batch_names, message_ids
 from penstock.broker.records import KINDS
-from penstock.broker.words import MAX_NAME_BYTES
+from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from penstock._core import Batch

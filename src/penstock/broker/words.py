@@ -1,18 +1,16 @@
 """The words of the text protocol: names, patterns, options, replies. Pure functions over text; any thread.
 
-Names (topics, queues, transactions) are 1 to 255 bytes of UTF-8 without blanks or control characters. A topic's parts
-stand between dots; in a pattern ``*`` is one part and ``>`` at the end is one part or more. Names with ``$`` in front
-are the broker's own.
+Names (topics, queues, transactions) are as ``penstock.topics`` says; those with ``$`` in front are the broker's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from penstock import topics
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import layout
 
-MAX_NAME_BYTES = 255
 MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
 MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
@@ -39,71 +37,37 @@ class Disconnect(Exception):
 
 def check_name(name: str, what: str, internal: bool = False) -> str:
     """``name`` if it can be one; Refusal otherwise."""
-    try:
-        size = len(name.encode())
-    except UnicodeEncodeError:
-        raise Refusal("bad_name", f"a {what} name must be UTF-8") from None
-    if not 1 <= size <= MAX_NAME_BYTES:
-        raise Refusal("bad_name", f"a {what} name has 1 to {MAX_NAME_BYTES} bytes, not {size}")
-    if not name.isprintable() or " " in name:
-        raise Refusal("bad_name", f"a {what} name has no blanks or control characters")
-    if name.startswith("$") and not internal:
+    if isinstance(name, str) and name.startswith("$") and not internal:
         raise Refusal("bad_name", f"{what} names that begin with $ are the broker's own")
-    return name
+    return _refused(topics.check_name, name, what)
 
 
 def check_topic(name: str) -> str:
     """A topic to publish to: a name without wildcards or empty parts."""
-    return _check_parts(check_name(name, "topic"), "topic to publish to")
+    return _refused(topics.check_topic, check_name(name, "topic"))
 
 
 def check_queue(name: str) -> str:
     """A queue's name: it is part of topics that the broker itself uses for the queue, so it is made as a topic's is."""
-    return _check_parts(check_name(name, "queue"), "queue name")
-
-
-def _check_parts(name: str, what: str) -> str:
-    if any(part in ("", "*", ">") for part in name.split(".")):
-        raise Refusal("bad_name", f"a {what} has no empty parts and no wildcards")
-    return name
+    return _refused(topics.check_topic, check_name(name, "queue"), "queue")
 
 
 def check_pattern(pattern: str) -> str:
     """A pattern of topics."""
-    check_name(pattern, "topic")
-    parts = pattern.split(".")
-    if "" in parts or ">" in parts[:-1]:
-        raise Refusal("bad_name", "a pattern has no empty parts, and > only at its end")
-    return pattern
+    return _refused(topics.check_pattern, check_name(pattern, "topic"))
+
+
+def _refused(check: Callable[..., str], *arguments: str) -> str:
+    """What ``check`` finds wrong, as the refusal that a peer is told."""
+    try:
+        return check(*arguments)
+    except InvalidArgument as error:
+        raise Refusal("bad_name", str(error)) from None
 
 
 def matches(pattern: str, topic: str) -> bool:
     """Whether ``topic`` is one of ``pattern``'s. The broker's own topics match only by their full name."""
-    if pattern == topic:
-        return True
-    if topic.startswith("$"):
-        return False
-    wanted, parts = pattern.split("."), topic.split(".")
-    if wanted[-1] == ">":
-        return len(parts) >= len(wanted) and _same(wanted[:-1], parts)
-    return len(parts) == len(wanted) and _same(wanted, parts)
-
-
-def _same(wanted: list[str], parts: list[str]) -> bool:
-    return all(want in ("*", part) for want, part in zip(wanted, parts, strict=False))
-
-
-def covers(allowed: str, pattern: str) -> bool:
-    """Whether every topic of ``pattern`` is one of ``allowed``'s."""
-    if allowed in (">", pattern):
-        return True
-    left, right = allowed.split("."), pattern.split(".")
-    for index, want in enumerate(left):
-        if want == ">":
-            return len(right) > index
-        if index >= len(right) or right[index] == ">" or want not in ("*", right[index]):
-            return False
-    return len(left) == len(right)
+    return pattern == topic or (not topic.startswith("$") and topics.matches(pattern, topic))
 
 
 def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str | int]:

@@ -7,7 +7,10 @@ here may be called from any thread.
 
 from __future__ import annotations
 
-from penstock.address import Address
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.address import Address, opener
 from penstock.bus.allocator import CustomAllocator, HeapAllocator, Outstanding, SlabAllocator, static_slab
 from penstock.bus.bus import Bus, declare, publish_to
 from penstock.bus.clock import SystemClock, VirtualClock
@@ -25,6 +28,9 @@ from penstock.bus.subscriber import (
     QueueSubscriber,
 )
 from penstock.channel import Overflow
+
+if TYPE_CHECKING:
+    from penstock._core.bus import Message
 
 __all__ = [
     "Bus",
@@ -53,6 +59,8 @@ __all__ = [
     "open_publisher",
     "open_subscriber",
     "publish_to",
+    "publisher",
+    "subscriber",
     "static_slab",
 ]
 
@@ -71,8 +79,9 @@ def open_subscriber(
     timeout: float | None = None,
     drop_above: int | None = None,
     priority: int = 0,
+    on_message: Callable[[Message], Any] | None = None,
 ) -> QueueSubscriber:
-    """A queue subscriber of one id on the named bus."""
+    """A queue subscriber of one id on the named bus; ``on_message`` is called from a thread of its own."""
     subscriber = QueueSubscriber(
         name=str(address),
         ids=(id,),
@@ -84,4 +93,8 @@ def open_subscriber(
         drop_above=drop_above,
     )
     named_bus(address.name).add(subscriber)
-    return subscriber
+    return subscriber.call_in_thread(on_message)
+
+
+publisher = opener("bus", open_publisher)
+subscriber = opener("bus", open_subscriber)

@@ -172,13 +172,20 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
     _kind = 1
 
     def process_all(self) -> int:
-        """Handle every message that is there: with ``on_message``'s function, else with the handler."""
+        """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
         if self._callback is not None:
             return super().process_all()
         count = 0
-        while self.handler is not None and self.handle_queued(0):
+        for _ in range(self.queued):
+            if self.handler is None or not self.handle_queued(0):
+                break
             count += 1
         return count
+
+    @property
+    def errors(self) -> int:
+        """How often its handler, predicate or function of ``on_message=`` raised."""
+        return self._counts()[4] + self._failures
 
 
 class FifoSubscriber(QueueSubscriber):

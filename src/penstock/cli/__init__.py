@@ -45,6 +45,8 @@ class Entry:
 COMMANDS: tuple[Entry, ...] = (
     Entry("pub", "pub", "Publish messages to any address.", FLOW),
     Entry("sub", "sub", "Read messages from any address; losses are told as they happen.", FLOW),
+    Entry("call", "call", "Ask a server and print its answer.", FLOW),
+    Entry("serve", "serve", "Answer calls by running a command for each.", FLOW),
     Entry("bridge", "bridge", "Carry messages from one address to another.", FLOW),
     Entry("ls", "ls", "Every channel, queue, publisher and subscriber on this machine.", LOOK),
     Entry("info", "info", "Everything known about one address.", LOOK),

@@ -10,7 +10,7 @@ import typer
 
 from penstock.address import without_secrets
 from penstock.bridge import Bridge, read_map
-from penstock.cli import show
+from penstock.cli import exits, show
 from penstock.shm import read_vchans
 
 app = typer.Typer()
@@ -49,6 +49,8 @@ def bridge(
                 show.print_json({"from": opened.source, "to": place})
             elif not quiet:
                 print(f"bridge: {opened.source} > {place}", file=sys.stderr, flush=True)
+            if opened.not_held and not quiet:
+                exits.told(f"{place} cannot hold {' and '.join(opened.not_held)} of messages: they end here")
             if count is not None:
                 opened.run(count)
             else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 from penstock.cli import show
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.recording.story import STORY
+from penstock.topics import topic_for
 
 app = typer.Typer()
 
@@ -45,7 +45,7 @@ def import_(
         size = 0
         try:
             for _, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
-                topic = topic_name(channel.topic)
+                topic = topic_for(channel.topic)
                 counts[topic] = counts.get(topic, 0) + 1
                 properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
                 pending.append(Entry(topic, message.data, properties, timestamp_ns=message.log_time))
@@ -63,11 +63,3 @@ def import_(
         show.print_json({"directory": str(output), "messages": total, "topics": counts})
     else:
         print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
-
-
-def topic_name(name: str) -> str:
-    """An MCAP topic (``/camera/front``) as ours (``camera.front``)."""
-    from penstock.journal.layout import check_topic
-
-    plain = re.sub(r"[\s*>/]+", ".", name)
-    return check_topic(re.sub(r"\.{2,}", ".", plain).strip(".") or "default")

@@ -29,14 +29,14 @@ def archive(
 
     Example: [green]penstock lake archive --from /var/lib/measurements --to /data/lake[/]
     """
+    from penstock.quantities import interval_s
     from penstock.spark import lake
-    from penstock.spark.pipelines.interval import seconds
 
     settings: dict[str, Any] = {"trim": trim, "options": {} if topics is None else {"topics": topics}}
     if every is None:
         done = lake.archive(None, source, target, **settings)
     else:
-        pause = seconds(every)
+        pause = interval_s(every, "--every")
         done = lake.follow(
             None, source, target, every_s=pause, stop=threading.Event(), on_progress=_print_progress, **settings
         )

@@ -69,13 +69,13 @@ def pipeline(
 
     Example: [green]penstock pipeline quality --from /var/lib/measurements --to report[/] writes report/quality.html
     """
-    from penstock.spark.pipelines.interval import seconds
+    from penstock.quantities import interval_s
 
     if once and every is not None:
         raise InvalidArgument("give --once or --every, not both")
     if (follow or trim) and name != Name.ARCHIVE:
         raise InvalidArgument("--follow and --trim are for the pipeline archive")
-    pause = None if every is None else seconds(every)
+    pause = None if every is None else interval_s(every, "--every")
     settings = dict(_pair(text) for text in option or ())
     if follow:
         settings["every_s"], pause = str(FOLLOW_S if pause is None else pause), None

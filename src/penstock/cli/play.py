@@ -65,7 +65,7 @@ def _bar(journals: list[Journal]) -> Iterator[Callable[[int], None]]:
     """A progress bar on a terminal; nothing when piped."""
     total = sum(max(0, journal.frontier - journal.first) for journal in journals)
     if not sys.stderr.isatty() or not total:
-        yield lambda position: None
+        yield lambda count: None
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -74,9 +74,9 @@ def _bar(journals: list[Journal]) -> Iterator[Callable[[int], None]]:
         task = progress.add_task("", total=total)
         shown = 0.0
 
-        def advance(_position: int) -> None:
+        def advance(count: int) -> None:
             nonlocal shown
-            progress.tasks[task].completed += 1
+            progress.tasks[task].completed += count
             if time.monotonic() - shown > 0.1:
                 shown = time.monotonic()
                 progress.update(task)

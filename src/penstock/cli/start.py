@@ -7,6 +7,7 @@ from typing import Any
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
 from penstock.quantities import moment_ns
+from penstock.topics import is_pattern
 
 __all__ = ["start_options"]
 
@@ -32,7 +33,7 @@ def _journal_position(parts: addresses.Address, since: str | None, first: int | 
     from penstock.journal import Journal
 
     topic = parts.topic or "default"
-    pattern = any(part in ("*", ">") for part in topic.split("."))
+    pattern = is_pattern(topic)
     if first is not None and pattern:
         raise InvalidArgument(f"--from counts the messages of one topic, and {topic!r} is a pattern; use --since")
     with Journal(parts.name, mode="read") as journal:

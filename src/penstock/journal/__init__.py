@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address
+from penstock.address import Address, opener
 from penstock.errors import RefusedError
-from penstock.journal.layout import FRONTIER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
+    from penstock._core import Message
     from penstock.journal.follow import Follower, JournalPublisher
     from penstock.journal.journal import Details, Journal
     from penstock.journal.queue import Queue
@@ -56,6 +59,8 @@ __all__ = [
     "repair",
     "open_publisher",
     "open_subscriber",
+    "publisher",
+    "subscriber",
 ]
 
 
@@ -88,10 +93,13 @@ def open_publisher(
     return JournalPublisher(share(address.name, options), topic)
 
 
-def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
+def open_subscriber(
+    address: Address, *, start: int | str = "new", on_message: Callable[[Message], Any] | None = None
+) -> Follower:
     """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern, absent it means ``default``.
 
-    ``start`` is ``"new"``, ``"first"`` or a position. A journal that is not there yet is made.
+    ``start`` is ``"new"``, ``"first"`` or a position. A journal that is not there yet is made. ``on_message`` is called
+    with every message from a thread of its own.
     """
     from penstock.errors import InvalidArgument
     from penstock.journal.follow import DEFAULT_TOPIC, Follower
@@ -109,4 +117,8 @@ def open_subscriber(address: Address, *, start: int | str = "new") -> Follower:
     if start not in ("new", "first") and isinstance(start, str):
         raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")
     place = {"new": journal.frontier, "first": journal.first}.get(str(start)) or check_position(start)
-    return Follower(journal, place, [address.topic or DEFAULT_TOPIC], own=True)
+    return Follower(journal, place, [address.topic or DEFAULT_TOPIC], own=True).call_in_thread(on_message)
+
+
+publisher = opener("journal", open_publisher)
+subscriber = opener("journal", open_subscriber)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from penstock import address as addresses
+from penstock import topics
 from penstock.finding import Finding
 
 __all__ = ["explain"]
@@ -15,7 +16,7 @@ __all__ = ["explain"]
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
     from penstock.journal import Journal
-    from penstock.journal.layout import MARKER_NAME, pattern_matches
+    from penstock.journal.layout import MARKER_NAME
 
     directory = Path(parts.name)
     if not (directory / MARKER_NAME).exists():
@@ -26,9 +27,9 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         return
     topic = parts.topic or "default"
     with Journal(directory, mode="read") as journal:
-        topics = journal.topics
-        if not any(pattern_matches(topic, name) for name in topics):
-            near = difflib.get_close_matches(topic, topics, n=3, cutoff=0.4) or sorted(topics)[:3]
+        known = journal.topics
+        if not any(topics.matches(topic, name) for name in known):
+            near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4) or sorted(known)[:3]
             yield Finding(f"no topic {topic!r} in {directory}", f"it has {', '.join(near) or 'none yet'}")
         else:
             yield Finding(f"{journal.frontier - journal.first} messages are kept there", grave=False)

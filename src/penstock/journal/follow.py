@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,15 @@ from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
-from penstock.journal import layout, presence
+from penstock.journal import presence
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
+from penstock.topics import check_topic
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch, Message
+    from penstock.channel import Buffer
 
 FALLBACK_POLL_S = 0.01
 DEFAULT_TOPIC = "default"
@@ -51,7 +52,7 @@ class Follower(Subscriber):
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        batch = self.read_many(1, timeout)
+        batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread
         return batch[0] if len(batch) else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
@@ -79,6 +80,12 @@ class Follower(Subscriber):
                 self._waited = False
                 self._counters.measure(batch[0].timestamp_ns)
         return batch
+
+    def _there(self) -> Iterator[Message]:
+        self._check_open()
+        frontier = self._journal.frontier
+        while self.position < frontier and (message := self.read(0)) is not None:
+            yield message
 
     def _tell_gap(self, positions: int) -> None:
         if positions:  # retention was faster: told, not passed over in silence
@@ -156,8 +163,8 @@ class JournalPublisher(Publisher):
     carries_properties = carries_properties_of_many = True
 
     def __init__(self, journal: Journal, topic: str) -> None:
-        self._journal = journal
-        self.topic = layout.check_topic(topic)
+        self._journal = self.journal = journal
+        self.topic = check_topic(topic)
         self._closed = False
         self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
         self._last: Ledger | None = None
@@ -188,6 +195,22 @@ class JournalPublisher(Publisher):
         first, last = self._journal.append_many(self.topic, batch)
         self._count(last - first + 1)
         return last - first + 1
+
+    def forward(self, batch: Iterable[Message]) -> int:
+        """Store messages of any reach, with their times and properties, as one atomic batch."""
+        return self.forward_together([(self, message) for message in batch])
+
+    def forward_together(self, pairs: Sequence[tuple[JournalPublisher, Message]]) -> int:
+        """``forward`` for this and other publishers of its journal: one atomic batch, in this order."""
+        for publisher in {publisher for publisher, _ in pairs}:
+            publisher._check_open()
+        self._journal.commit(
+            Entry(to.topic, message, dict(message.properties) or None, timestamp_ns=message.timestamp_ns or None)
+            for to, message in pairs
+        )
+        for publisher, count in Counter(publisher for publisher, _ in pairs).items():
+            publisher._count(count)
+        return len(pairs)
 
     def _count(self, messages: int) -> None:
         self._counters.add("matched", messages)

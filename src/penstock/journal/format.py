@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import layout
+from penstock.topics import check_pattern, matches
 
 if TYPE_CHECKING:
     import pyarrow
@@ -373,11 +374,11 @@ class Directory:
         """Ids that the patterns select; None for all."""
         if topics is None:
             return None
-        patterns = [layout.check_pattern(pattern) for pattern in topics]
+        patterns = [check_pattern(pattern) for pattern in topics]
         if ">" in patterns:
             return None
         names = self.topics().items()
-        return [number for number, name in names if any(layout.pattern_matches(p, name) for p in patterns)]
+        return [number for number, name in names if any(matches(p, name) for p in patterns)]
 
     def holes(self) -> list[Hole]:
         """What is missing below the frontier, and why."""

@@ -29,10 +29,10 @@ from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
 from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
+from penstock.topics import check_pattern, check_topic, matches
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
+    from penstock.channel import Buffer
     from penstock.journal.follow import Follower
     from penstock.journal.queue import Queue
 
@@ -72,7 +72,7 @@ class Journal(Reading):
         self.segment_bytes = segment_bytes
         self.max_message_bytes = max_message_bytes
         self.retain_age_s, self.retain_bytes, self.retain_queues = retain_age_s, retain_bytes, retain_queues
-        self.compact_topics = tuple(layout.check_pattern(pattern) for pattern in compact_topics)
+        self.compact_topics = tuple(check_pattern(pattern) for pattern in compact_topics)
         self._disk = disk or Disk()
         self._closed = False
         self._topic_ids: dict[str, int] = {}
@@ -289,8 +289,8 @@ class Journal(Reading):
 
     def _topic(self, name: str) -> int:
         self._check_writing()
-        layout.check_topic(name)
-        compacted = any(layout.pattern_matches(pattern, name) for pattern in self.compact_topics)
+        check_topic(name)
+        compacted = any(matches(pattern, name) for pattern in self.compact_topics)
         number = self.writer.topic(name, layout.FLAG_COMPACTED_TOPIC if compacted else 0)
         self._topic_ids[name] = number
         return number

@@ -46,7 +46,6 @@ BATCH_TOPICS: Final = 2
 SEGMENT_COMPACTED: Final = 1
 SEGMENT_REPAIRED: Final = 2
 SEGMENT_AFTER_LOSS: Final = 4
-MAX_NAME_BYTES: Final = 255
 
 _SEGMENT_NAME = re.compile(r"^(\d{20})-(\d{4})\.log$")
 
@@ -231,38 +230,3 @@ def decode_properties(data: bytes) -> dict[str, str]:
     """The inverse of ``encode_properties``."""
     texts = data.decode("utf-8", "surrogateescape").split("\0")
     return dict(zip(texts[0:-1:2], texts[1:-1:2], strict=False))
-
-
-def check_topic(name: str) -> str:
-    """``name`` if a topic can have it: 1 to 255 bytes of UTF-8, parts between dots, no blanks or wildcards."""
-    if not isinstance(name, str):
-        raise TypeError(f"a topic is a str, not {type(name).__name__}")
-    size = len(name.encode("utf-8", "replace"))
-    if not 1 <= size <= MAX_NAME_BYTES:
-        raise InvalidArgument(f"a topic's name has 1 to {MAX_NAME_BYTES} bytes, not {size}")
-    if any(part in ("*", ">", "") for part in name.split(".")):
-        raise InvalidArgument(f"topic {name!r}: '*', '>' and empty parts stand in patterns only")
-    if any(character.isspace() or not character.isprintable() for character in name):
-        raise InvalidArgument(f"topic {name!r} has blanks or control characters")
-    return name
-
-
-def check_pattern(pattern: str) -> str:
-    """``pattern`` if it can select topics."""
-    if not isinstance(pattern, str):
-        raise TypeError(f"a topic pattern is a str, not {type(pattern).__name__}")
-    parts = pattern.split(".")
-    if not pattern or any(part == "" for part in parts) or ">" in parts[:-1]:
-        raise InvalidArgument(f"pattern {pattern!r}: parts between dots, '*' for any one, '>' only as the last")
-    return pattern
-
-
-def pattern_matches(pattern: str, name: str) -> bool:
-    """Whether the pattern selects the name."""
-    wanted, parts = pattern.split("."), name.split(".")
-    for at, part in enumerate(wanted):
-        if part == ">" and at == len(wanted) - 1:
-            return len(parts) > at
-        if at >= len(parts) or part not in ("*", parts[at]):
-            return False
-    return len(wanted) == len(parts)

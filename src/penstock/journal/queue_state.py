@@ -26,12 +26,11 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Final, NamedTuple
 
 from penstock.errors import CorruptionError, InvalidArgument
-from penstock.journal.layout import check_pattern
+from penstock.topics import MAX_NAME_BYTES, check_pattern
 
 NOTE: Final = struct.Struct("<BQQ")
 HEAD: Final = struct.Struct("<H")
 DONE, TRIES, CURSOR, WAITING, SETTINGS, SEEK, DELETED = range(1, 8)
-MAX_NAME_BYTES: Final = 255
 
 
 class Delivery(NamedTuple):

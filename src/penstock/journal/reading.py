@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core import journal as native
 from penstock.errors import ClosedError, InvalidArgument
-from penstock.journal import layout, recovery
+from penstock.journal import recovery
+from penstock.topics import check_pattern
 
 if TYPE_CHECKING:
     import pyarrow
@@ -159,7 +160,7 @@ def topic_filter(topics: Iterable[str] | None) -> native.TopicFilter | None:
         return None
     if isinstance(topics, str):
         raise TypeError("topics is a list of names or patterns, not one str")
-    patterns = [layout.check_pattern(pattern) for pattern in topics]
+    patterns = [check_pattern(pattern) for pattern in topics]
     return None if ">" in patterns else native.TopicFilter(patterns)
 
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.journal import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
     from penstock._core import Batch
+    from penstock.channel import Buffer
     from penstock.journal.journal import Journal
 
 
@@ -25,7 +24,7 @@ class Entry:
     """One message to be stored."""
 
     topic: str
-    data: Buffer
+    data: Any  # a buffer
     properties: Mapping[str, str] | None = None
     message_id: str | None = None
     key: str | None = None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import penstock
+from penstock.carry import due
 from penstock.errors import InvalidArgument
+from penstock.journal.follow import JournalPublisher
 from penstock.recording.span import topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
+from penstock.topics import matches
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -33,7 +35,8 @@ def targets(
         rules.append((name, address))
     found, homeless = {}, []
     for name in sorted({name for journal in journals for name in topic_names(journal, topics)}):
-        mapped = next((to for pattern, to in rules if fnmatch.fnmatchcase(name, pattern)), story.addresses.get(name))
+        chosen = (to for pattern, to in rules if pattern == "*" or matches(pattern, name))
+        mapped = next(chosen, story.addresses.get(name))
         if mapped is None:
             homeless.append(name)
         else:
@@ -48,7 +51,7 @@ class Player:
 
     def __init__(self, stack: contextlib.ExitStack, targets: dict[str, str], wait: int, timeout: float) -> None:
         opened = {to: stack.enter_context(penstock.publisher(to)) for to in dict.fromkeys(targets.values())}
-        self._publish = {name: _publishing(opened[to]) for name, to in targets.items()}
+        self._publishers = {name: opened[to] for name, to in targets.items()}
         self.counts = dict.fromkeys(targets, 0)
         self.seconds = 0.0
         for to, publisher in opened.items():
@@ -57,29 +60,33 @@ class Player:
                 raise TimeoutError(f"{shown}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
 
     def play(self, chosen: Iterator[Message], speed: float, advance: Callable[[int], None]) -> int:
-        """Publish each at its moment: the time since the first one, divided by the speed. Gives how many."""
+        """Publish each at its moment: the time since the first one, divided by the speed. Gives how many.
+
+        What is due together goes to each place as one batch. Within a place (topics of one journal are one) the order
+        of the recording holds; between two it holds from batch to batch.
+        """
         began = time.monotonic()
         before = sum(self.counts.values())
-        first_ns: int | None = None
-        for message in chosen:
-            if first_ns is None:
-                first_ns = message.timestamp_ns
-            if speed:
-                left = began + (message.timestamp_ns - first_ns) / 1e9 / speed - time.monotonic()
-                if left > 0:
-                    time.sleep(left)
-            name = message.channel or ""
-            if name in self._publish:
-                self._publish[name](message)
-                self.counts[name] += 1
-            advance(message.position or 0)
+        for group in due(chosen, _time_ns, len, speed):
+            self._forward([(m.channel or "", m) for m in group if m.channel in self._publishers])
+            advance(len(group))
         self.seconds += time.monotonic() - began
         return sum(self.counts.values()) - before
 
+    def _forward(self, group: list[tuple[str, Message]]) -> None:
+        places: dict[Any, list[tuple[Any, Message]]] = {}
+        for name, message in group:
+            publisher = self._publishers[name]
+            place = getattr(publisher, "journal", publisher)
+            places.setdefault(place, []).append((publisher, message))
+            self.counts[name] += 1
+        for pairs in places.values():
+            publisher = pairs[0][0]
+            if isinstance(publisher, JournalPublisher):
+                publisher.forward_together(pairs)
+            else:
+                publisher.forward([message for _, message in pairs])
 
-def _publishing(publisher: penstock.Publisher) -> Callable[[Message], Any]:
-    """``publish``, with the properties where the reach carries them."""
-    if not publisher.carries_properties:
-        return publisher.publish
-    keeps: Any = publisher.publish
-    return lambda message: keeps(message, properties=dict(message.properties))
+
+def _time_ns(message: Message) -> int:
+    return message.timestamp_ns

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import without_secrets
+from penstock.carry import in_parts
 from penstock.errors import CapacityError, PenstockError, describe
 from penstock.journal import Entry
 from penstock.recording.tape import Plan, Tape
@@ -237,20 +239,15 @@ class Recorder:
         """All together; where one of them is not for a journal (too long, say), each on its own."""
         before = source.messages + source.missed
         try:
-            try:
-                self._commit(source, tape, entries)
-            except REFUSALS:
-                for entry in entries:
-                    self._store_alone(source, tape, entry)
+            in_parts(
+                entries,
+                lambda some: self._commit(source, tape, some),
+                lambda _, error: self._miss(source, tape, 1, error),
+                refusals=REFUSALS,
+            )
         except Exception as error:
             self._miss(source, tape, len(entries) - (source.messages + source.missed - before), error)
             raise
-
-    def _store_alone(self, source: Source, tape: Tape, entry: Entry) -> None:
-        try:
-            self._commit(source, tape, [entry])
-        except REFUSALS as error:
-            self._miss(source, tape, 1, error)
 
     def _miss(self, source: Source, tape: Tape, count: int, error: Exception) -> None:
         """What was read and cannot be stored."""
@@ -260,7 +257,7 @@ class Recorder:
         with contextlib.suppress(PenstockError, OSError):  # where the disk is full, too
             self._tell_loss(source, tape, count, describe(error))
 
-    def _commit(self, source: Source, tape: Tape, entries: list[Entry]) -> None:
+    def _commit(self, source: Source, tape: Tape, entries: Sequence[Entry]) -> None:
         if not entries:
             return
         size = sum(len(memoryview(entry.data)) for entry in entries)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import InvalidArgument
 from penstock.quantities import duration_s, moment_ns
 from penstock.recording.story import STORY
+from penstock.topics import matches
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -65,10 +66,8 @@ def _first_time_ns(journals: list[Journal]) -> int:
 
 def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
     """The journal's topics that were asked for."""
-    from penstock.journal.layout import pattern_matches
-
     names = {name for name in journal.topics if name != STORY}
-    return names if topics is None else {n for n in names if any(pattern_matches(p, n) for p in topics)}
+    return names if topics is None else {n for n in names if any(matches(p, n) for p in topics)}
 
 
 def _all(journal: Journal, topics: list[str] | None, position: int) -> Iterator[Message]:

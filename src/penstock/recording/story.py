@@ -11,7 +11,6 @@ size.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
-from penstock.journal.layout import FRONTIER_NAME, check_topic
+from penstock.journal.layout import FRONTIER_NAME
+from penstock.topics import topic_for
 
 if TYPE_CHECKING:
     from penstock.journal import Journal
@@ -38,9 +38,7 @@ def topic_of(address: str) -> str:
         plain = f"{parsed.scheme}.{parsed.host}.{parsed.port}"
     else:
         plain = parsed.name
-    plain = re.sub(r"[\s*>/]+", ".", plain)
-    topic = re.sub(r"\.{2,}", ".", plain).strip(".")
-    return check_topic(topic or parsed.scheme)
+    return topic_for(plain, parsed.scheme)
 
 
 def is_journal(directory: Path) -> bool:

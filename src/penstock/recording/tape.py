@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ class Tape:
         self._journal: Journal
         self._begin_part()
 
-    def commit(self, entries: list[Entry], size: int) -> None:
+    def commit(self, entries: Sequence[Entry], size: int) -> None:
         """Store them together; ``size`` is that of their bodies."""
         with self._lock:
             if self._part_is_full(size):

@@ -8,9 +8,10 @@ Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any
 
 from __future__ import annotations
 
-from penstock._core.shm import MAX_VCHAN_ID, Message
+from penstock._core import Message
+from penstock._core.shm import MAX_VCHAN_ID
 from penstock.shm.directory import Channel, Member, channels, clean, include_directory, library_path
-from penstock.shm.open import open_publisher, open_subscriber
+from penstock.shm.open import open_publisher, open_subscriber, publisher, subscriber
 from penstock.shm.publisher import Publisher
 from penstock.shm.subscriber import Subscriber, WeakReference
 from penstock.shm.vchans import read_vchans, write_vchans
@@ -29,6 +30,8 @@ __all__ = [
     "library_path",
     "open_publisher",
     "open_subscriber",
+    "publisher",
+    "subscriber",
     "read_vchans",
     "write_vchans",
 ]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger
+from penstock.channel import Ledger, Overflow, choose
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.shm.handles import remember
 
@@ -30,7 +30,8 @@ class Publisher(native.Publisher, channel.Publisher):
         *,
         slots: int | None = None,
         slot_size: int | None = None,
-        reliable: bool = False,
+        overflow: str | Overflow | None = None,
+        reliable: bool | None = None,
         timeout: float | None = None,
         fixed_size: bool = False,
         max_reserved: int = 1,
@@ -53,7 +54,7 @@ class Publisher(native.Publisher, channel.Publisher):
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
         self.name = name
         self.mux = mux
-        self.reliable = reliable
+        self.reliable = reliable = is_reliable(name, overflow, reliable)
         self.local = local
         self._on_resize = on_resize
         super().__init__(
@@ -65,6 +66,20 @@ class Publisher(native.Publisher, channel.Publisher):
         remember(self)
         if activation:
             self._activate()
+
+    def forward(self, batch: Any) -> int:
+        """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
+        size = len(batch[0].metadata or b"") if len(batch) else 0  # of all of them: they come from one channel
+        if size > self.metadata_size:
+            raise InvalidArgument(
+                f"channel {self.name!r} has {self.metadata_size} bytes of metadata, and the messages bring {size}; "
+                f"open it with metadata_size={size}"
+            )
+        if not size:
+            return self.publish_many(batch)
+        for message in batch:
+            self.publish(message, metadata=message.metadata)
+        return len(batch)
 
     def on_resize(self, function: ResizeCallback | None) -> None:
         """``function(publisher, old_size, new_size)`` is asked before slots grow; False vetoes it. None unsets it."""
@@ -88,6 +103,18 @@ class Publisher(native.Publisher, channel.Publisher):
 
     def __repr__(self) -> str:
         return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def is_reliable(name: str, overflow: str | Overflow | None, reliable: bool | None) -> bool:
+    """``overflow`` in the contract's words; ``reliable`` in this reach's."""
+    if overflow is None:
+        return bool(reliable)
+    chosen = choose(Overflow, overflow, "overflow")
+    if chosen is Overflow.DROP_NEWEST:
+        raise InvalidArgument(f"shm:{name}: overflow='drop_newest' is not possible here; use 'block' or 'drop_oldest'")
+    if reliable is not None and reliable != (chosen is Overflow.BLOCK):
+        raise InvalidArgument(f"shm:{name}: overflow={overflow!r} and reliable={reliable} contradict each other")
+    return chosen is Overflow.BLOCK
 
 
 def group_id(group: int | str | None) -> int | None:

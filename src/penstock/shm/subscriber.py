@@ -8,16 +8,15 @@ raises CapacityError, for nobody else could end the wait.
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger, check_timeout, readable
+from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.shm.handles import remember
-from penstock.shm.publisher import group_id
+from penstock.shm.publisher import group_id, is_reliable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -49,7 +48,8 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         self,
         name: str,
         *,
-        reliable: bool = False,
+        overflow: str | Overflow | None = None,
+        reliable: bool | None = None,
         max_active_messages: int | None = None,
         type: str | None = None,
         checksum: str = "raise",
@@ -62,6 +62,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         mode: int | None = None,
         group: int | str | None = None,
         spin_us: int = 0,
+        on_message: Callable[..., Any] | None = None,
     ) -> None:
         if vchan_id is not None and mux is None:
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
@@ -69,7 +70,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             raise InvalidArgument(f"channel {name!r}: checksum={checksum!r} must be 'raise', 'flag' or 'ignore'")
         self.name = name
         self.mux = mux
-        self.reliable = reliable
+        self.reliable = reliable = is_reliable(name, overflow, reliable)
         self._dropped: Callable[[Subscriber, int], Any] | None = None
         self._takes_subscriber = False
         super().__init__(
@@ -79,6 +80,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             history=history, mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         remember(self)
+        self.call_in_thread(on_message)
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
@@ -90,19 +92,14 @@ class Subscriber(native.Subscriber, channel.Subscriber):
 
     def on_message(self, function: Callable[..., Any] | None) -> None:
         """What ``process_all`` calls with (message) or (subscriber, message); None unsets it, inside itself too."""
+        self._takes_subscriber = callable(function) and _takes_two(function)
         super().on_message(function)
-        self._takes_subscriber = function is not None and _takes_two(function)
 
-    def process_all(self) -> int:
-        """Call the function with every message that is there, then return how many there were."""
-        count = 0
-        while (function := self._callback) is not None and (message := self.read(0)) is not None:
-            if self._takes_subscriber:
-                function(self, message)
-            else:
-                function(message)
-            count += 1
-        return count
+    def _call(self, function: Callable[..., Any], message: Message) -> None:
+        if self._takes_subscriber:
+            function(self, message)
+        else:
+            function(message)
 
     def on_dropped(self, function: Callable[[Subscriber, int], Any] | None) -> None:
         """``function(subscriber, count)`` is told when messages were overwritten before they were read."""
@@ -114,22 +111,6 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     def _tell_dropped(self, count: int) -> None:
         if self._dropped is not None:
             self._dropped(self, count)
-
-    async def read_async(self, timeout: float | None = None) -> Message | None:
-        """``read`` for asyncio: the event loop goes on while this waits."""
-        check_timeout(timeout)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        descriptor = self.fileno()  # readable now and then by itself: who published may have died before it rang
-        self._begin_wait()  # a close meanwhile leaves the descriptor open until this has looked once more
-        try:
-            while (message := self.read(0)) is None:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    return None
-                await readable(descriptor, left)
-        finally:
-            self._end_wait()
-        return message
 
     @property
     def ledger(self) -> Ledger:

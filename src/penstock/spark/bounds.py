@@ -16,7 +16,8 @@ from typing import Any
 import numpy
 
 from penstock.errors import InvalidArgument
-from penstock.journal.layout import check_pattern, pattern_matches
+from penstock.quantities import datetime_ns, iso_ns
+from penstock.topics import check_pattern, matches
 
 LEAST, GREATEST = -(2**63), 2**63 - 1
 _NS_PER_US = 1000
@@ -81,7 +82,7 @@ def topic_matches(name: str, pattern: str) -> bool:
         return name == pattern[1:]
     if pattern.startswith("^"):
         return name.startswith(pattern[1:])
-    return pattern_matches(pattern, name)
+    return matches(pattern, name)
 
 
 def from_options(options: Mapping[str, str]) -> Bounds:
@@ -120,19 +121,11 @@ def time_ns(text: str, option: str, last: bool = False) -> int:
     if re.fullmatch(r"-?\d+", text.strip()):
         return int(text)
     try:
-        moment = datetime.datetime.fromisoformat(text.strip())
+        return iso_ns(text) + (_NS_PER_US - 1 if last else 0)
     except ValueError:
         raise InvalidArgument(
             f"{option}={text!r} is neither nanoseconds nor a time such as 2026-11-15T20:00:00Z"
         ) from None
-    return moment_ns(moment) + (_NS_PER_US - 1 if last else 0)
-
-
-def moment_ns(moment: datetime.datetime) -> int:
-    """A datetime (UTC when it has no zone) as nanoseconds since 1970, without a float on the way."""
-    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
-    since = aware - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
 def push(bounds: Bounds, filter_: Any) -> Bounds:
@@ -189,6 +182,6 @@ def _range(value: Any) -> tuple[int, int] | None:
     if isinstance(value, int):
         return value, value
     if isinstance(value, datetime.datetime):
-        first = moment_ns(value)
+        first = datetime_ns(value)
         return first, first + _NS_PER_US - 1
     return None

@@ -7,14 +7,19 @@ virtual channels and properties in an extension that version 0 readers skip. Lin
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address
+from penstock.address import Address, opener
 from penstock.channel import Overflow
 from penstock.errors import InvalidArgument
 from penstock.tcp.executor import Executor, default_executor
 from penstock.tcp.publisher import Publisher, SubscriberState
 from penstock.tcp.session import Session, SessionState
 from penstock.tcp.subscriber import Delivery, Subscriber
+
+if TYPE_CHECKING:
+    from penstock._core import Message
 
 __all__ = [
     "Delivery",
@@ -28,6 +33,8 @@ __all__ = [
     "default_executor",
     "open_publisher",
     "open_subscriber",
+    "publisher",
+    "subscriber",
 ]
 
 
@@ -56,7 +63,7 @@ def open_publisher(
         depth=depth,
         depth_bytes=depth_bytes,
         tls=tls,
-        token=_text(token),
+        token=token,
         insecure=insecure,
         handshake_timeout=handshake_timeout,
         close_timeout=close_timeout,
@@ -79,14 +86,18 @@ def open_subscriber(
     reconnect_delay: float = 0.05,
     reconnect_delay_max: float = 2.0,
     executor: Executor | None = None,
+    on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
-    """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``)."""
+    """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``).
+
+    ``on_message`` is called with every message from a thread of its own.
+    """
     if not address.name and not address.port:
         raise InvalidArgument(f"a subscriber needs the publisher's port: {address.text!r} has none")
     subscriber = Subscriber(
         extended=extended,
         tls=tls,
-        token=_text(token),
+        token=token,
         max_message_size=max_message_size,
         held_bytes=held_bytes,
         handshake_timeout=handshake_timeout,
@@ -97,9 +108,8 @@ def open_subscriber(
         executor=executor,
     )
     subscriber.add_session(address.name or address.host, address.port or 0, max_reconnects)
-    return subscriber
+    return subscriber.call_in_thread(on_message)
 
 
-def _text(token: str | bytes | int | None) -> str | bytes | None:
-    """A token of digits in an address was taken for a number."""
-    return str(token) if isinstance(token, int) else token
+publisher = opener("tcp", open_publisher)
+subscriber = opener("tcp", open_subscriber)

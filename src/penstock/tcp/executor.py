@@ -267,7 +267,7 @@ def _close_all() -> None:
         if executor.forked:
             continue
         for handle in list(executor.handles):
-            handle.close()
+            handle.end_at_exit()
         executor.close()
 
 

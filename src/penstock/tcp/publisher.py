@@ -38,7 +38,8 @@ from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer
 if TYPE_CHECKING:
     import ssl
 
-    from penstock._core import Draft
+    from penstock._core import Batch, Draft, Message
+    from penstock.channel import Buffer
     from penstock.tcp.tls import Pump
 
 MAX_JOINING = 1024
@@ -134,7 +135,7 @@ class Publisher(PublisherContract):
 
     def publish(
         self,
-        data: Any,
+        data: Buffer,
         *,
         properties: Mapping[str, str] | None = None,
         vchan_id: int | None = None,
@@ -156,15 +157,22 @@ class Publisher(PublisherContract):
             drops=drops,
         )
 
-    def publish_many(self, batch: Iterable[Any]) -> int:
+    def publish_many(self, batch: Iterable[Buffer]) -> int:
         """Publish each of them, in order, gathered; gives how many."""
         return self._outlet.publish_many(batch)
 
-    def forward(self, batch: Any) -> int:
-        """Publish a batch as it is: ordinals, times, virtual channels and properties stay."""
-        return self._outlet.publish_many(batch, True)
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Publish messages as they are: ordinals, times, virtual channels and properties stay."""
+        if not isinstance(batch, list):
+            return self._outlet.publish_many(batch, True)
+        for message in batch:  # a list brings its bytes alone
+            self.publish(
+                message, properties=dict(message.properties) or None, vchan_id=message.vchan_id,
+                ordinal=message.ordinal, timestamp_ns=message.timestamp_ns,
+            )  # fmt: skip
+        return len(batch)
 
-    def send(self, data: Any) -> int:
+    def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> int:
         """``publish`` by the reference's name; a list of buffers is gathered to one message."""
         if not isinstance(data, list | tuple):
             return self._outlet.publish(data)
@@ -388,6 +396,10 @@ class Publisher(PublisherContract):
         for pump in list(self._pumps):
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
+
+    def end_at_exit(self) -> None:
+        """What was published is flushed for a moment."""
+        self.close()
 
     def __repr__(self) -> str:
         return f"<tcp.Publisher {self.address}, {self.subscriber_count} subscriber(s)>"

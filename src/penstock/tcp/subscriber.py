@@ -17,13 +17,13 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
-from penstock.channel import Ledger, check_timeout, choose
+from penstock.channel import Ledger, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
-from penstock.errors import CapacityError, ClosedError, InvalidArgument, StateError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
@@ -205,6 +205,11 @@ class Subscriber(SubscriberContract):
 
     # -- callbacks
 
+    def _there(self) -> Iterator[Message]:
+        come = self._inlet.come()
+        while not self._inlet.given(come) and (message := self._inlet.read(0)) is not None:
+            yield message
+
     def on_message(
         self, function: Callable[[Message], Any] | None, delivery: Delivery | str = Delivery.PROCESS_ALL
     ) -> None:
@@ -215,11 +220,13 @@ class Subscriber(SubscriberContract):
             super().on_message(function)
             before, self._delivery = self._delivery, Delivery.PROCESS_ALL if function is None else chosen
             if self._delivery is Delivery.PROCESS_ALL:
-                self._use_native_read()
+                if self._caller is None:
+                    self._use_native_read()
                 if before is not Delivery.PROCESS_ALL:
                     self.executor.unwatch(self._inlet.fileno())
             else:
-                vars(self)["read"] = vars(self)["read_many"] = _refuse_read
+                self._stop_watch()
+                vars(self)["read"] = vars(self)["read_many"] = refuse_read
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
         if function is None:
             with self._in_callback:  # one that runs in another thread ends before this returns
@@ -244,7 +251,7 @@ class Subscriber(SubscriberContract):
                 if message is None:
                     more = False
                     break
-                self._call(function, message)
+                self._call_quietly(function, message)
         with self._lock:
             if self._closing or self._delivery is Delivery.PROCESS_ALL:
                 return
@@ -262,7 +269,7 @@ class Subscriber(SubscriberContract):
             if not self._closing and self._delivery is not Delivery.PROCESS_ALL:
                 self.executor.call_later(FULL_RETRY_S, self._deliver)
 
-    def _call(self, function: Callable[[Message], Any], message: Message) -> None:
+    def _call_quietly(self, function: Callable[[Message], Any], message: Message) -> None:
         try:
             function(message)
         except BaseException:  # an exit too: the thread is the executor's
@@ -281,6 +288,13 @@ class Subscriber(SubscriberContract):
 
     def close(self) -> None:
         """End all sessions. A callback that runs is waited for, unless this is called inside it."""
+        self._end(wake_readers=True)
+
+    def end_at_exit(self) -> None:
+        """As ``close``, but a daemon thread that waits in ``read`` stays there: nobody could handle its error."""
+        self._end(wake_readers=False)
+
+    def _end(self, wake_readers: bool) -> None:
         if self._owner_pid != os.getpid():
             return  # a child's copy: nothing of it is ours to end
         with self._lock:
@@ -291,7 +305,8 @@ class Subscriber(SubscriberContract):
         self.executor.unwatch(self._inlet.fileno())
         for session in sessions:
             session.end_quietly()
-        self._inlet.close()
+        if wake_readers:
+            self._inlet.close()
         for session in sessions:
             session.close_sockets()
         with self._in_callback:
@@ -311,7 +326,3 @@ def _lost_of(subscriber: weakref.ref[Subscriber]) -> Callable[[int, int, str, in
             alive._lost(number, serial, reason, error, messages)
 
     return lost
-
-
-def _refuse_read(*_: Any, **__: Any) -> Any:
-    raise StateError("messages go to the function of on_message; unset it to read them")

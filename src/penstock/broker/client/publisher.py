@@ -12,7 +12,7 @@ from __future__ import annotations
 import ssl
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +26,9 @@ from penstock.channel import Ledger, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
-
-    from penstock._core import Batch, Draft
+    from penstock._core import Batch, Draft, Message
     from penstock.broker.client.dialogue import Pending, Properties
+    from penstock.channel import Buffer
 
 CHUNK = 8192  # messages of publish_many that are made ready at a time
 LOOK_S = 0.02  # how often wait_ready looks
@@ -90,8 +89,10 @@ class Publisher(channel.Publisher):
         """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
         return self._publish_all(batch, encode_many(properties))
 
-    def forward(self, batch: Batch) -> int:
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the properties they have; gives how many were published."""
+        if isinstance(batch, list):  # which brings its bytes alone
+            return self.publish_many(batch, properties=[message.properties for message in batch])
         return self._publish_all(batch, None)
 
     def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:

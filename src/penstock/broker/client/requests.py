@@ -16,7 +16,7 @@ from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
+    from penstock.channel import Buffer
 
 
 class Requests(ABC):

@@ -14,6 +14,7 @@ import ssl
 import time
 import uuid
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -167,6 +168,21 @@ class Subscriber(channel.Subscriber):
         found = batch if whole else batch[self._next : self._next + most]
         self._given(len(found))
         return found
+
+    def _there(self) -> Iterator[Message]:
+        self._check()
+        self._done()
+        self._advance()
+        try:
+            while self._dialogue.step(1024):  # all that was received is looked at
+                pass
+        except ProtocolError as error:
+            self._link.lost(error)
+        for _ in range(sum(map(len, self._batches)) - self._next):
+            message = self.read(0)
+            if message is None:
+                return
+            yield message
 
     def _given(self, count: int) -> None:
         self._next += count

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -89,14 +92,25 @@ def closing(result: dict[str, Any]) -> RenderableType:
         facts.append(
             ("quality", f"{found['missing']} missing, {found['duplicates']} twice, {found['out_of_order']} late")
         )
-        facts.append(("report", found["page"]))
-    if result["page"]:
-        facts.append(("page", f"{result['page']} was served until now; 'penstock monitor' serves it for anything"))
     facts.append(("memory", f"{show.bytes_text(result['most_memory_bytes'])} at most, all processes together"))
-    facts.append(("data", f"{result['data']}  (penstock play {result['data']}/recording --map '*=shm:/{{topic}}')"))
+    facts.append(("data", result["data"]))
     if result["missing_reaches"]:
         facts.append(("left out", f"{', '.join(result['missing_reaches'])}: not part of this build"))
     verdict = ("every message arrived", "bold green") if result["complete"] else ("NOT everything arrived", "bold red")
     for name, text in facts:
         lines.append(Text.assemble((f"{name:<10}", "bold"), text))
-    return Group("", *lines, Text.assemble("", verdict))
+    lines.append(Text(verdict[0], style=verdict[1]))
+    return Group("", *lines, "", *(Text(line) for line in _what_next(result)))
+
+
+def _what_next(result: dict[str, Any]) -> list[str]:
+    """What a newcomer may look at now."""
+    penstock = "penstock" if shutil.which("penstock") else os.path.relpath(sys.argv[0])
+    quality = result["spark"].get("quality")
+    found = [("the quality of every topic, a page", quality["page"])] if quality else []
+    found += [
+        ("publish the recording again", f"{penstock} play {result['data']}/recording --map '*=shm:/{{topic}}'"),
+        ("watch it, in another terminal", f"{penstock} monitor"),
+        ("ten minutes by hand", "docs/tutorial.md"),
+    ]
+    return ["what to look at next:", *(f"  {what:<36}{where}" for what, where in found)]

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
+from penstock.quantities import interval_s
 from penstock.spark import decode
 from penstock.spark.pipelines.align import align
-from penstock.spark.pipelines.interval import seconds
 from penstock.spark.pipelines.quality import quality
 from penstock.spark.pipelines.rollup import rollup
 from penstock.spark.pipelines.sessions import sessions
@@ -116,7 +116,9 @@ class Declared:
         if "partition_by" in self.sink:
             writer = writer.partitionBy(*self.sink["partition_by"])
         every = self.sink.get("every")
-        trigger = {"availableNow": True} if every is None else {"processingTime": f"{seconds(every):g} seconds"}
+        trigger: dict[str, Any] = {"availableNow": True}
+        if every is not None:
+            trigger = {"processingTime": f"{interval_s(every, '--every'):g} seconds"}
         writer = writer.trigger(**trigger).options(**_texts(self.sink.get("options", {})))
         return writer.start(self.sink.get("path"))
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.quantities import interval_s
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
@@ -62,13 +64,6 @@ def _columns(seconds: float) -> list[Column]:
     ]
 
 
-def seconds_of(window: str) -> float:
-    """How long an interval such as ``10 seconds`` or ``1 minute`` is."""
-    from penstock.spark.pipelines.interval import seconds
-
-    return seconds(window)
-
-
 def _shaped(grouped: DataFrame) -> DataFrame:
     from pyspark.sql import functions as F
 
@@ -108,7 +103,7 @@ def _by_neighbours(rows: DataFrame, window: str) -> DataFrame:
     fresh = F.coalesce((F.col("sequence") != F.lag("sequence").over(numbers)).cast("long"), F.lit(1))
     marked = marked.withColumn("fresh", fresh)
     extra = [F.sum("fresh").alias("distinct"), F.sum("late").alias("out_of_order")]
-    return _shaped(marked.groupBy(*group).agg(*_columns(seconds_of(window)), *extra))
+    return _shaped(marked.groupBy(*group).agg(*_columns(interval_s(window, "window")), *extra))
 
 
 def _by_arrays(rows: DataFrame, window: str) -> DataFrame:
@@ -117,7 +112,7 @@ def _by_arrays(rows: DataFrame, window: str) -> DataFrame:
 
     gathered = F.sort_array(F.collect_list(F.struct("arrival", "sequence")))
     grouped = rows.groupBy("topic", F.window("timestamp", window).alias("window")).agg(
-        *_columns(seconds_of(window)), gathered.alias("walk")
+        *_columns(interval_s(window, "window")), gathered.alias("walk")
     )
     start = F.struct(F.lit(None).cast("long").alias("most"), F.lit(0).cast("long").alias("late"))
     walked = F.aggregate(

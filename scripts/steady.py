@@ -1,0 +1,134 @@
+"""The tests under six conditions, one after the other: what a release must pass. ``make steady [PART=loaded]``.
+
+``quiet``: as they are. ``loaded``: beside four busy processes. ``one-core``: pinned to one. ``slow-disk``: every sync
+20 ms slower. ``shuffled``: in random order (the seed is in the log). ``other-user``: as nobody, when started by root.
+Arguments after the part's name go to pytest. Each part's output is kept in ``build/steady``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pwd
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+LOGS = ROOT / "build" / "steady"
+BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
+PATIENCE_S = "600"  # of one test; only one that hangs needs as long under any of the conditions
+
+#: What a condition adds: arguments of pytest and of ``subprocess.run``.
+Added = tuple[list[str], dict[str, Any]]
+
+
+class LeftOut(Exception):
+    """This condition cannot be had here; the text says why."""
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[Added]:
+    yield [], {}
+
+
+@contextlib.contextmanager
+def loaded() -> Iterator[Added]:
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(4)]
+    try:
+        yield [], {}
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[Added]:
+    if not hasattr(os, "sched_setaffinity"):
+        raise LeftOut("this system cannot pin a process to a core")
+    core = min(os.sched_getaffinity(0))
+    yield [], {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
+
+
+@contextlib.contextmanager
+def slow_disk() -> Iterator[Added]:
+    if sys.platform != "linux":
+        raise LeftOut("the preloaded library is for Linux")
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/slow_sync.so"
+        source = ROOT / "scripts" / "slow_sync.c"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
+        before = os.environ.get("LD_PRELOAD", "")
+        yield [], {"env": {**os.environ, "LD_PRELOAD": f"{library}:{before}".rstrip(":")}}
+
+
+@contextlib.contextmanager
+def shuffled() -> Iterator[Added]:
+    yield ["--shuffle"], {}
+
+
+@contextlib.contextmanager
+def other_user() -> Iterator[Added]:
+    if os.geteuid() != 0:
+        raise LeftOut("only root can become another user; the other parts were run as one")
+    user = pwd.getpwnam("nobody")
+    with tempfile.TemporaryDirectory() as home:
+        os.chown(home, user.pw_uid, user.pw_gid)
+        environment = {**os.environ, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
+        options = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "env": environment, "cwd": ROOT}
+        try:
+            probe = [sys.executable, "-c", "import penstock, pytest"]
+            subprocess.run(probe, check=True, capture_output=True, **options)
+        except (OSError, subprocess.CalledProcessError):
+            raise LeftOut(f"nobody cannot run {sys.executable} or read {ROOT}") from None
+        yield ["-p", "no:cacheprovider", "--basetemp", f"{home}/pytest"], options
+
+
+PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Added]]] = {
+    "quiet": quiet, "loaded": loaded, "one-core": one_core, "slow-disk": slow_disk, "shuffled": shuffled,
+    "other-user": other_user,
+}  # fmt: skip
+
+
+def run(part: str, arguments: list[str]) -> bool:
+    """One part; whether it passed (or had to be left out). A line says how it went, and each failed test is named."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    log = LOGS / f"{part}.log"
+    command = [sys.executable, "-m", "pytest", "--ignore", "tests/stress", "--timeout", PATIENCE_S, "-rf"]
+    began = time.monotonic()
+    try:
+        with PARTS[part]() as (added, options), log.open("w") as file:
+            done = subprocess.run(
+                [*command, *added, *arguments], check=False, stdout=file, stderr=subprocess.STDOUT,
+                **{"cwd": ROOT, **options},
+            )  # fmt: skip
+    except LeftOut as reason:
+        print(f"{part:<10}  left out: {reason}", flush=True)
+        return True
+    text = log.read_text(errors="replace")
+    summary = ([line for line in text.splitlines() if re.search(r" in [\d.]+s", line)] or ["no summary"])[-1]
+    verdict = "passed" if done.returncode == 0 else f"FAILED ({done.returncode})"
+    print(f"{part:<10}  {verdict} after {time.monotonic() - began:.0f} s: {summary.strip('= ')}  [{log}]", flush=True)
+    for line in re.findall(r"^(?:FAILED|ERROR) .*$", text, re.MULTILINE):
+        print(f"            {line}", flush=True)
+    return done.returncode == 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("part", choices=["all", *PARTS])
+    chosen, arguments = parser.parse_known_args()
+    parts = list(PARTS) if chosen.part == "all" else [chosen.part]
+    passed = [run(part, arguments) for part in parts]
+    sys.exit(0 if all(passed) else 1)
+
+
+if __name__ == "__main__":
+    main()

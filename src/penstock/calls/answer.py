@@ -1,0 +1,364 @@
+"""The server: requests come in, each gets exactly one answer.
+
+With a function, threads of the server call it: ``function(payload)``, or ``function(payload, request)`` where it takes
+two arguments; what it gives is the answer, what it raises is told to the client as text. Without one, iterate:
+``for request in server: request.reply(...)``.
+
+Rules:
+
+- One thread receives. With one worker it also runs the function: no hop on the way of a request.
+- A request whose time is over, or whose client has cancelled it, before it was begun is not begun, and is counted.
+- ``Request.reply`` and ``fail`` may be called by any thread, one of them once. A request that is forgotten without an
+  answer fails when it is collected.
+- ``close`` may be called by any thread; requests without an answer get none, their clients are told at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock._core import Counters
+from penstock.address import without_secrets
+from penstock.calls.envelope import Envelope, Kind, pack, text_of
+from penstock.calls.lanes import open_server
+from penstock.channel import Ledger
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, StateError
+
+if TYPE_CHECKING:
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+logger = logging.getLogger("penstock.calls")
+MAX_BACKLOG = 1024  # requests taken in while a function asked whether it was cancelled
+TURN_S = 0.2  # how long the receiving thread waits before it looks whether the server was closed
+
+
+class Request:
+    """One request. ``payload`` is what the client sent."""
+
+    __slots__ = ("__weakref__", "_cancelled", "_deadline", "_done", "_origin", "_server", "_way", "number", "payload")
+
+    def __init__(self, server: Server, way: Any, envelope: Envelope) -> None:
+        self._server = server
+        self._way = way
+        self._origin = envelope.origin
+        self._done = False
+        self._deadline = time.monotonic() + envelope.left_ns / 1e9 if envelope.left_ns else None
+        self._cancelled = False
+        self.number = envelope.number  #: of the call, as its client counts them
+        self.payload: bytes = envelope.payload
+
+    def reply(self, data: Buffer) -> bool:
+        """Answer with ``data``; False where the client no longer waits for it."""
+        if isinstance(data, str):
+            raise TypeError("an answer is bytes, not str; encode it: text.encode()")
+        payload = data if isinstance(data, bytes) else bytes(memoryview(data))
+        return self._server._answer(self, Kind.ANSWER, payload)
+
+    def fail(self, text: str) -> bool:
+        """Answer with an error: the client's call raises ``CallFailed`` with this text."""
+        return self._server._answer(self, Kind.FAILURE, text.encode("utf-8", "replace"))
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the client no longer waits: it has cancelled the call, or its time is over."""
+        if not self._cancelled and not self._done:
+            self._server._look_for_cancellations()
+        return self._cancelled or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds that the client still waits; None: it waits for ever."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+    def __del__(self) -> None:
+        if not getattr(self, "_done", True) and not self._server.closed:
+            self._server._forgotten(self._way, self._origin, self.number)
+
+    def __repr__(self) -> str:
+        return f"<calls.Request {self.number} of {len(self.payload)} bytes{', answered' if self._done else ''}>"
+
+
+class Server:
+    """Answers the calls to one address."""
+
+    def __init__(
+        self, address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any
+    ) -> None:
+        if function is not None and not callable(function):
+            raise TypeError(f"a server takes a function or None, not {type(function).__name__}")
+        if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
+            raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
+        self.address = without_secrets(address)
+        self._function = function
+        self._takes_request = function is not None and _takes_two(function)
+        self._lane = open_server(address, options)
+        scheme, _, name = self.address.partition(":")
+        self._counters = Counters(scheme, "server", name.removeprefix("//"))
+        self._open: weakref.WeakValueDictionary[tuple[bytes, int], Request] = weakref.WeakValueDictionary()
+        self._backlog: deque[Request] = deque()
+        self._lock = threading.RLock()  # a finaliser may run inside a call of its own thread
+        self._receiver = threading.get_ident()
+        self._closed = threading.Event()
+        self._final: Ledger | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._slots = threading.Semaphore(workers)
+        self._pool = ThreadPoolExecutor(workers, "penstock calls") if function is not None and workers > 1 else None
+        self._thread: threading.Thread | None = None
+        if function is not None:
+            self._thread = threading.Thread(target=self._serve, name=f"penstock calls {self.address}", daemon=True)
+            self._thread.start()
+
+    @property
+    def port(self) -> int | None:
+        """The port that it listens at, where it has one."""
+        return self._lane.port
+
+    # --- receiving
+
+    def __iter__(self) -> Iterator[Request]:
+        """Requests as they come, until closed."""
+        if self._function is not None:
+            raise StateError("this server has a function that answers; open it without one to iterate")
+        while not self._closed.is_set():
+            try:
+                request = self._next()
+            except ClosedError:
+                return
+            if request is not None:
+                yield request
+                del request
+
+    def receive(self, timeout: float | None = None) -> Request | None:
+        """The next request, or None when the time is over."""
+        if self._function is not None:
+            raise StateError("this server has a function that answers; open it without one to receive")
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._closed.is_set():
+                raise ClosedError(f"the server of {self.address} was closed")
+            left = TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - time.monotonic()))
+            request = self._next(left)
+            if request is not None or (deadline is not None and time.monotonic() >= deadline):
+                return request
+
+    def _next(self, timeout: float = TURN_S) -> Request | None:
+        """The next request that is worth beginning."""
+        self._receiver = threading.get_ident()
+        request = self._backlog.popleft() if self._backlog else self._receive(timeout)
+        if request is None:
+            return None
+        if request._cancelled or (request._deadline is not None and time.monotonic() >= request._deadline):
+            self._drop(request)
+            return None
+        return request
+
+    def _receive(self, timeout: float) -> Request | None:
+        try:
+            found = self._lane.receive(timeout)
+        except ProtocolError as error:
+            self._counters.add("errors")
+            logger.warning("%s: %s", self.address, error)
+            return None
+        if found is None:
+            return None
+        way, envelope = found
+        if envelope.kind is Kind.CANCEL:
+            with self._lock:
+                request = self._open.get((envelope.origin, envelope.number))
+            if request is not None:
+                request._cancelled = True
+            self._lane.drop(way)
+            return None
+        if envelope.kind is not Kind.REQUEST:
+            self._lane.drop(way)
+            return None
+        request = Request(self, way, envelope)
+        with self._lock:
+            self._open[envelope.origin, envelope.number] = request
+        self._counters.add("matched")
+        self._counters.add("bytes", len(envelope.payload))
+        return request
+
+    def _look_for_cancellations(self) -> None:
+        """Take in what has come. Only the receiving thread may; where another one receives, it takes them in anyway."""
+        if threading.get_ident() != self._receiver or self._pool is not None:
+            return
+        while len(self._backlog) < MAX_BACKLOG and not self._closed.is_set():
+            before = self._counters.get("matched")
+            request = self._receive(0.0)
+            if request is not None:
+                self._backlog.append(request)
+            elif self._counters.get("matched") == before:
+                return
+
+    # --- answering
+
+    def _serve(self) -> None:
+        while not self._closed.is_set():
+            try:
+                request = self._next()
+            except ClosedError:
+                return
+            except (PenstockError, OSError) as error:
+                if self._closed.is_set():
+                    return
+                self._counters.add("errors")
+                logger.warning("%s: %s", self.address, error)
+                self._closed.wait(0.1)
+                continue
+            if request is None:
+                continue
+            if self._pool is None:
+                self._run(request)
+            else:
+                self._slots.acquire()  # what waits for a worker waits at the client: that is the back-pressure
+                self._pool.submit(self._run_in_pool, request)
+            del request
+
+    def _run_in_pool(self, request: Request) -> None:
+        try:
+            self._run(request)
+        finally:
+            self._slots.release()
+
+    def _run(self, request: Request) -> None:
+        assert self._function is not None
+        try:
+            more = (request,) if self._takes_request else ()
+            result = self._function(request.payload, *more)
+            if inspect.isawaitable(result):
+                asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
+                return
+            self._reply(request, result)
+        except Exception as error:
+            self._fail(request, error)
+
+    async def _finish(self, request: Request, result: Any) -> None:
+        try:
+            self._reply(request, await result)
+        except Exception as error:
+            self._fail(request, error)
+
+    def _reply(self, request: Request, result: Any) -> None:
+        if request._done:
+            return  # the function has answered by itself
+        request.reply(b"" if result is None else result)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        self._counters.add("errors")
+        logger.info("%s: the function raised", self.address, exc_info=error)
+        if not request._done and not self._closed.is_set():
+            with contextlib.suppress(PenstockError):  # closed meanwhile
+                self._answer(request, Kind.FAILURE, text_of(error))
+
+    def _event_loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that runs coroutines of the function, made when the first one comes."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(target=self._loop.run_forever, name="penstock calls loop", daemon=True).start()
+        return self._loop
+
+    def _answer(self, request: Request, kind: Kind, payload: bytes) -> bool:
+        with self._lock:
+            if request._done:
+                raise StateError(f"request {request.number} was answered already; a call gets one answer")
+            if self._closed.is_set():
+                raise ClosedError(f"the server of {self.address} was closed")
+            request._done = True
+            self._open.pop((request._origin, request.number), None)
+        data = pack(kind, request.number, 0, request._origin, payload)
+        if not request._cancelled and self._lane.answer(request._way, data):
+            self._counters.add("delivered")
+            return True
+        if request._cancelled:
+            self._lane.drop(request._way)
+        self._counters.drop("filtered" if request._cancelled else "closed")
+        return False
+
+    def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
+        """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
+        data = pack(Kind.FAILURE, number, 0, origin, b"the server gave no answer")
+        self._counters.drop("error")
+
+        def tell() -> None:
+            with contextlib.suppress(PenstockError, OSError):  # closed meanwhile: its client was told
+                self._lane.answer(way, data)
+
+        threading.Thread(target=tell, name="penstock calls forgotten", daemon=True).start()
+
+    def _drop(self, request: Request) -> None:
+        """Do not begin it: its client has cancelled it, or its time is over."""
+        with self._lock:
+            request._done = True
+            self._open.pop((request._origin, request.number), None)
+        self._lane.drop(request._way)
+        if request._cancelled:
+            self._counters.drop("filtered")
+        else:
+            self._counters.add("expired")
+
+    # --- the end
+
+    @property
+    def ledger(self) -> Ledger:
+        """Requests: matched = answered (delivered) + too late to begin (expired) + dropped by reason + under way.
+
+        The reasons: ``closed`` the client has gone, or this server closed first; ``filtered`` the client cancelled.
+        """
+        return self._final or Ledger.of(self._counters.snapshot())
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed.is_set()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Tell the clients and give everything back. Waits ``timeout`` seconds at most for a function that runs."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            pending = list(self._open.values())
+            self._open.clear()
+        for request in pending:
+            request._done = True
+            self._counters.drop("closed")
+        self._lane.close(pack(Kind.GOODBYE, 0, 0, bytes(16)))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        self._final = Ledger.of(self._counters.snapshot())
+        self._counters.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<calls.Server {self.address!r}{', closed' if self.closed else ''}>"
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Whether it wants the request beside the payload."""
+    try:
+        inspect.signature(function).bind(None)
+        return False
+    except ValueError:  # a builtin that does not say
+        return False
+    except TypeError:
+        return True

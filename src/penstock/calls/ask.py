@@ -1,0 +1,429 @@
+"""The client: calls, many of them under way at a time, from any number of threads and from asyncio.
+
+Rules:
+
+- Every call ends exactly once: with its answer, or with an error that says why there is none.
+- No thread of its own. Of the threads that wait, one reads and hands the others their answers; when it leaves, it wakes
+  the next. Calls awaited in an event loop are read by that loop, unless a thread reads just then.
+- While calls are under way somebody looks every ``LOOK_S`` whether their servers still live.
+- Any thread may call any method.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import threading
+import time
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock._core import Counters
+from penstock.address import without_secrets
+from penstock.calls.envelope import Envelope, Kind, pack
+from penstock.calls.lanes import open_client
+from penstock.channel import Ledger, check_timeout
+from penstock.errors import CallFailed, ClosedError, InvalidArgument, PeerGone, PenstockError, RefusedError
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Buffer  # type: ignore[attr-defined]
+
+LOOK_S = 0.05  # how often the servers of calls under way are looked at
+
+
+class _Call:
+    """One call under way."""
+
+    __slots__ = ("answer", "done", "error", "future", "loop", "number", "peer", "started_ns", "wake")
+
+    def __init__(self, number: int, loop: asyncio.AbstractEventLoop | None) -> None:
+        self.number = number
+        self.peer: Hashable = None
+        self.done = False
+        self.answer = b""
+        self.error: Exception | None = None
+        self.started_ns = time.monotonic_ns()
+        self.loop = loop
+        self.future: asyncio.Future[None] | None = None if loop is None else loop.create_future()
+        self.wake = threading.Lock()  # released by whoever has something for this call
+        self.wake.acquire()
+
+
+class Client:
+    """Calls the servers of one address."""
+
+    def __init__(self, address: str, *, max_calls: int = 32, **options: Any) -> None:
+        if isinstance(max_calls, bool) or not isinstance(max_calls, int) or not 1 <= max_calls <= 4096:
+            raise InvalidArgument(f"max_calls={max_calls!r} must be 1 to 4096 calls under way at a time")
+        self.address = without_secrets(address)
+        self._origin = os.urandom(16)
+        self._lane = open_client(address, options, self._origin, max_calls)
+        scheme, _, name = self.address.partition(":")
+        self._counters = Counters(scheme, "client", name.removeprefix("//"))
+        self._counters.set("capacity", max_calls)
+        self._numbers = itertools.count(1)
+        self._room = threading.Semaphore(max_calls)
+        self._calls: dict[int, _Call] = {}
+        self._lock = threading.Lock()  # of the table of calls
+        self._reading = threading.Lock()  # held by whoever receives
+        self._watched: asyncio.AbstractEventLoop | None = None  # the loop that has the descriptor
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self._final: Ledger | None = None
+
+    # --- calling
+
+    def call(self, data: Buffer, timeout: float | None = None) -> bytes:
+        """The server's answer to ``data``.
+
+        ``TimeoutError``: none came in time, and the server was told so. ``PeerGone``: the server has died or closed, or
+        there is none. ``CallFailed``: the server's function raised; the text says what.
+        """
+        deadline = self._deadline(timeout)
+        payload = _payload(data)
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        if not self._room.acquire(timeout=-1 if left is None else left):
+            raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
+        call = self._register(None)
+        try:
+            self._send(call, payload, deadline)
+            self._await(call, deadline)
+        except BaseException as error:
+            self._give_up(call, error)
+            raise
+        finally:
+            self._room.release()
+        return self._result(call)
+
+    async def call_async(self, data: Buffer, timeout: float | None = None) -> bytes:
+        """``call`` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the call."""
+        import asyncio
+
+        deadline = self._deadline(timeout)
+        payload = _payload(data)
+        loop = asyncio.get_running_loop()
+        await self._room_async(deadline)
+        call = self._register(loop)
+        try:
+            await self._send_async(loop, call, payload, deadline)
+            self._watch(loop)
+            assert call.future is not None
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            async with asyncio.timeout(left):
+                await call.future
+        except TimeoutError as error:
+            self._give_up(call, error)
+            raise TimeoutError(f"{self.address}: no answer within {timeout:g} s") from None
+        except BaseException as error:
+            self._give_up(call, error)
+            raise
+        finally:
+            self._room.release()
+        return self._result(call)
+
+    async def _send_async(
+        self, loop: asyncio.AbstractEventLoop, call: _Call, payload: bytes, deadline: float | None
+    ) -> None:
+        """Send at once where there is room; else another thread waits for it."""
+        import asyncio
+
+        if not self._lane.durable:
+            left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
+            data = pack(Kind.REQUEST, call.number, left, self._origin, payload)
+            try:
+                call.peer = self._lane.send(data, 0.0)
+                return
+            except TimeoutError:
+                pass
+        sending = loop.run_in_executor(None, self._send, call, payload, deadline)
+        try:
+            await asyncio.shield(sending)
+        except asyncio.CancelledError:
+            # The request may be on its way already; once that is known, the server is told.
+            sending.add_done_callback(lambda _: self._tell_cancelled(call))
+            raise
+
+    async def _room_async(self, deadline: float | None) -> None:
+        """Room for one more call; the loop goes on while there is none."""
+        import asyncio
+
+        while not self._room.acquire(blocking=False):
+            if self._closed:
+                raise ClosedError(f"the client of {self.address} was closed")
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
+            await asyncio.sleep(0.001)
+
+    def wait_ready(self, servers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many servers are there; False when the time is over."""
+        timeout = check_timeout(timeout)
+        self._check()
+        return self._lane.wait_ready(servers, timeout)
+
+    def _deadline(self, timeout: float | None) -> float | None:
+        timeout = check_timeout(timeout)
+        self._check()
+        return None if timeout is None else time.monotonic() + timeout
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the client of {self.address} was closed")
+
+    def _register(self, loop: asyncio.AbstractEventLoop | None) -> _Call:
+        call = _Call(next(self._numbers), loop)
+        with self._lock:
+            self._calls[call.number] = call
+        self._counters.add("matched")
+        return call
+
+    def _send(self, call: _Call, payload: bytes, deadline: float | None) -> None:
+        left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
+        call.peer = self._lane.send(pack(Kind.REQUEST, call.number, left, self._origin, payload), deadline)
+
+    def _result(self, call: _Call) -> bytes:
+        if call.error is not None:
+            raise call.error
+        return call.answer
+
+    # --- waiting
+
+    def _await(self, call: _Call, deadline: float | None) -> None:
+        """Until the call is done, reading for all calls where nobody else reads."""
+        try:
+            while not call.done:
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise TimeoutError(f"{self.address}: no answer in time")
+                if self._reading.acquire(blocking=False):
+                    try:
+                        self._read_once(LOOK_S if left is None else min(LOOK_S, left))
+                    finally:
+                        self._reading.release()
+                else:
+                    call.wake.acquire(timeout=-1 if left is None else left)
+        finally:
+            self._hand_over()
+
+    def _read_once(self, timeout: float) -> bool:
+        """Take one envelope in; the caller holds ``_reading``. Looks at the servers when none came."""
+        try:
+            found = self._lane.receive(timeout)
+        except PeerGone as error:
+            self._fail_all(str(error))
+            return False
+        if found is None:
+            if timeout:
+                self._look()
+            return False
+        self._take(found)
+        return True
+
+    def _take(self, envelope: Envelope) -> None:
+        if envelope.kind is Kind.GOODBYE:
+            peer = envelope.payload.decode("utf-8", "replace")
+            self._fail_calls_of(peer, f"{self.address}: the server has closed before it answered")
+            return
+        with self._lock:
+            call = self._calls.pop(envelope.number, None) if envelope.origin == self._origin else None
+        if call is None:
+            return  # answered late: its caller was told already
+        if envelope.kind is Kind.ANSWER:
+            self._counters.add("delivered")
+            self._counters.add("bytes", len(envelope.payload))
+            self._counters.note_latency(time.monotonic_ns() - call.started_ns)
+            self._settle(call, envelope.payload, None)
+            return
+        text = envelope.payload.decode("utf-8", "replace")
+        if envelope.kind is Kind.REFUSAL:
+            self._counters.drop("refused")
+            self._settle(call, b"", RefusedError(f"{self.address}: {text}"))
+        else:
+            self._counters.drop("error")
+            self._counters.add("errors")
+            self._settle(call, b"", CallFailed(text))
+
+    def _settle(self, call: _Call, answer: bytes, error: Exception | None) -> None:
+        """Tell the one who waits. The call is out of the table already, so this happens once."""
+        self._lane.settled(call.peer)
+        call.answer, call.error, call.done = answer, error, True
+        if call.loop is None:
+            with self._lock:
+                _wake(call)
+        else:
+            _call_soon(call.loop, _wake_future, call.future)
+
+    def _look(self) -> None:
+        """Tell the calls whose server has gone."""
+        with self._lock:
+            peers = {call.peer for call in self._calls.values() if call.peer is not None}
+        for peer in peers:
+            if self._lane.gone(peer):
+                self._fail_calls_of(peer, f"{self.address}: the server has died before it answered")
+
+    def _fail_calls_of(self, peer: Hashable, reason: str) -> None:
+        with self._lock:
+            calls = [self._calls.pop(call.number) for call in list(self._calls.values()) if call.peer == peer]
+        for call in calls:
+            self._counters.drop("closed")
+            self._settle(call, b"", PeerGone(reason))
+
+    def _fail_all(self, reason: str) -> None:
+        with self._lock:
+            peers = {call.peer for call in self._calls.values() if call.peer is not None}
+        for peer in peers:
+            self._fail_calls_of(peer, reason)
+
+    def _hand_over(self) -> None:
+        """The reader leaves: wake another call, which reads next. A loop is asked to look."""
+        with self._lock:
+            self._wake_next()
+            awaited = any(call.loop is not None for call in self._calls.values())
+        if awaited and self._watched is not None:
+            _call_soon(self._watched, self._pump)
+
+    def _wake_next(self) -> None:
+        """Wake one thread that waits for a call: it finds that nobody reads. The caller holds ``_lock``."""
+        waiting = next((call for call in self._calls.values() if call.loop is None), None)
+        if waiting is not None:
+            _wake(waiting)
+
+    def _give_up(self, call: _Call, error: BaseException) -> None:
+        """The caller no longer waits: forget the call, count it, and tell the server."""
+        with self._lock:
+            pending = self._calls.pop(call.number, None)
+        if pending is None:
+            return
+        if isinstance(error, PeerGone):
+            self._counters.drop("closed")
+        elif isinstance(error, TimeoutError):
+            self._counters.add("expired")
+        elif isinstance(error, PenstockError | OSError):
+            self._counters.drop("refused")
+        else:
+            self._counters.drop("filtered")  # cancelled by the caller
+        self._tell_cancelled(call)
+
+    def _tell_cancelled(self, call: _Call) -> None:
+        """Tell the server that nobody waits for this call; a broker is told by another thread than the loop's."""
+        if call.peer is None or self._closed:
+            return
+        self._lane.settled(call.peer)
+        data = pack(Kind.CANCEL, call.number, 0, self._origin)
+        if call.loop is not None and self._lane.durable:
+            call.loop.run_in_executor(None, self._lane.cancel, call.peer, data)
+        else:
+            self._lane.cancel(call.peer, data)
+
+    # --- asyncio
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._watched is not loop:
+            if self._watched is not None and not self._watched.is_closed():
+                raise InvalidArgument(f"{self.address}: one client serves one event loop; open a client for each")
+            self._watched = loop
+            loop.add_reader(self._lane.fileno(), self._pump)
+        if self._timer is None:
+            self._tick()
+        else:
+            self._pump()
+
+    def _pump(self) -> None:
+        """Read what is there, inside the loop. A thread that reads just now does it instead, and calls this after."""
+        if self._closed or not self._reading.acquire(blocking=False):
+            return
+        try:
+            while self._read_once(0):
+                pass
+        except (PenstockError, OSError) as error:
+            self._fail_all(f"{self.address}: {error}")
+        finally:
+            self._reading.release()
+        with self._lock:
+            self._wake_next()
+
+    def _tick(self) -> None:
+        """Look at the servers while calls are awaited; nothing runs when there are none."""
+        self._timer = None
+        if self._closed or self._watched is None:
+            return
+        self._pump()
+        self._look()
+        with self._lock:
+            awaited = any(call.loop is not None for call in self._calls.values())
+        if awaited:
+            self._timer = self._watched.call_later(LOOK_S, self._tick)
+        else:
+            self._watched.remove_reader(self._lane.fileno())
+            self._watched = None
+
+    # --- the end
+
+    @property
+    def ledger(self) -> Ledger:
+        """Calls: matched = answered (delivered) + no answer in time (expired) + dropped by reason + under way.
+
+        The reasons: ``closed`` the server has gone, ``error`` it raised, ``refused``, ``filtered`` cancelled here.
+        """
+        return self._final or Ledger.of(self._counters.snapshot())
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Give everything back. Calls under way end by ``ClosedError``."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            calls = list(self._calls.values())
+            self._calls.clear()
+        for call in calls:
+            self._counters.drop("closed")
+            self._settle(call, b"", ClosedError(f"the client of {self.address} was closed meanwhile"))
+        if self._watched is not None and not self._watched.is_closed():
+            loop, self._watched = self._watched, None
+            _call_soon(loop, loop.remove_reader, self._lane.fileno())
+        self._lane.close()
+        self._final = Ledger.of(self._counters.snapshot())
+        self._counters.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<calls.Client {self.address!r}{', closed' if self._closed else ''}>"
+
+
+def _payload(data: Buffer) -> bytes:
+    if isinstance(data, str):
+        raise TypeError("a call takes bytes, not str; encode it: text.encode()")
+    return data if isinstance(data, bytes) else bytes(memoryview(data))
+
+
+def _wake(call: _Call) -> None:
+    """Let the thread of this call look again, now or when it next waits. The caller holds the table's lock."""
+    if call.wake.locked():
+        call.wake.release()
+
+
+def _wake_future(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits in it
+        loop.call_soon_threadsafe(function, *arguments)

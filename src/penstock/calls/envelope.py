@@ -1,0 +1,75 @@
+"""The envelope: the 40 bytes in front of every request and answer, the same at every reach.
+
+::
+
+    0   1   version (1)
+    1   1   kind (``Kind``)
+    2   6   zero
+    8   8   number of the call, chosen by the client, unique among its calls
+    16  8   time left for the call in nanoseconds when it was sent; 0: no limit
+    24  16  identity of the client
+    40      payload: of a request or an answer; of a failure its text
+
+Pure functions over bytes; any thread.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from typing import NamedTuple
+
+from penstock.errors import ProtocolError
+
+VERSION = 1
+HEADER = struct.Struct("<BB6xQQ16s")
+MAX_TEXT_BYTES = 2000  #: of the text of a failure
+
+
+class Kind(enum.IntEnum):
+    """What an envelope says."""
+
+    REQUEST = 1
+    CANCEL = 2  #: the client no longer waits for this call
+    ANSWER = 3
+    FAILURE = 4  #: the function raised; the payload is the text
+    REFUSAL = 5  #: the server did not begin; the payload is the reason
+    GOODBYE = 6  #: the server closes: calls without an answer get none
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+class Envelope(NamedTuple):
+    """One envelope, taken apart."""
+
+    kind: Kind
+    number: int
+    left_ns: int
+    origin: bytes
+    payload: bytes
+
+
+def pack(kind: Kind, number: int, left_ns: int, origin: bytes, payload: bytes = b"") -> bytes:
+    """The envelope as bytes."""
+    return HEADER.pack(VERSION, kind, number, left_ns, origin) + payload
+
+
+def unpack(data: bytes) -> Envelope:
+    """The parts of ``data``; ``ProtocolError`` where it is no envelope."""
+    if len(data) < HEADER.size:
+        raise ProtocolError(f"{len(data)} bytes are no call: its header has {HEADER.size}")
+    version, kind, number, left_ns, origin = HEADER.unpack_from(data)
+    if version != VERSION or kind not in _KINDS:
+        raise ProtocolError(f"a call of version {version} and kind {kind} is not known; this is version {VERSION}")
+    return Envelope(_KINDS[kind], number, left_ns, origin, data[HEADER.size :])
+
+
+def aged(envelope: Envelope, waited_ns: int) -> Envelope:
+    """The envelope after it has waited so long on its way; a limit that is over leaves 1 ns, for 0 means none."""
+    return envelope._replace(left_ns=max(1, envelope.left_ns - waited_ns)) if envelope.left_ns else envelope
+
+
+def text_of(error: BaseException) -> bytes:
+    """What a client may know of an exception: its name and text, bounded."""
+    return f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_TEXT_BYTES]

@@ -1,0 +1,117 @@
+"""Lanes: how envelopes travel at one reach. A client and a server each have one; nothing else knows the reach.
+
+Rules:
+
+- ``receive`` of a lane is called by one thread at a time; everything else by any thread.
+- A lane's ``receive(0)`` that gave None has armed ``fileno()``: the descriptor becomes readable when there is more.
+- A client's ``send`` gives the peer that the request went to, so that ``gone(peer)`` can tell its death later.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from typing import Any
+
+from penstock.address import Address, check_options, convert, parse
+from penstock.calls.envelope import Envelope
+from penstock.errors import InvalidArgument
+
+
+class ClientLane(ABC):
+    """The client's side."""
+
+    #: Whether a request waits for a server that is not there.
+    durable = False
+
+    @abstractmethod
+    def send(self, data: bytes, deadline: float | None) -> Hashable:
+        """Send a request; gives its peer. ``PeerGone``: there is none. ``TimeoutError``: no room in time."""
+
+    @abstractmethod
+    def cancel(self, peer: Hashable, data: bytes) -> None:
+        """Send a cancellation to a peer if that can be done at once; it may be dead."""
+
+    @abstractmethod
+    def receive(self, timeout: float) -> Envelope | None:
+        """The next envelope, or None when the time is over. A goodbye's payload names the peer. ``PeerGone``: all
+        peers are gone."""
+
+    def settled(self, peer: Hashable) -> None:  # noqa: B027 - few lanes count
+        """A call to that peer is under way no more."""
+
+    @abstractmethod
+    def gone(self, peer: Hashable) -> bool:
+        """Whether that peer will never answer."""
+
+    @abstractmethod
+    def wait_ready(self, servers: int, timeout: float | None) -> bool:
+        """Wait until so many servers are there."""
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """A descriptor that is readable when something may have come."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give everything back; a ``receive`` under way ends by ``ClosedError``."""
+
+
+class ServerLane(ABC):
+    """The server's side. ``way`` is whatever the lane needs to answer that request."""
+
+    #: The port that it listens at, where it has one.
+    port: int | None = None
+
+    @abstractmethod
+    def receive(self, timeout: float | None) -> tuple[Any, Envelope] | None:
+        """The next envelope with its way back, or None when the time is over."""
+
+    @abstractmethod
+    def answer(self, way: Any, data: bytes) -> bool:
+        """Send an answer; False where nobody is there to take it. The request is settled."""
+
+    @abstractmethod
+    def drop(self, way: Any) -> None:
+        """The request gets no answer: nobody waits for one. It is settled."""
+
+    @abstractmethod
+    def close(self, goodbye: bytes) -> None:
+        """Say goodbye to the clients, then give everything back."""
+
+
+def address_of(text: str, options: dict[str, Any], function: Any) -> tuple[Address, dict[str, Any]]:
+    """The parsed address, and the options of the lane: those in the address and those given."""
+    address = parse(text)
+    found = {**convert(address.options, function, address.text), **options}
+    check_options(found, function, f"calls at {address.text!r}")
+    return address, found
+
+
+def module_of(text: str) -> Any:
+    """The module whose ``open_client`` and ``open_server`` open lanes of this address."""
+    import importlib
+
+    scheme = text.partition(":")[0] if isinstance(text, str) else ""
+    if scheme == "journal":
+        raise InvalidArgument(f"address {text!r}: a journal answers nobody; use bus:, shm:, tcp:// or broker://")
+    modules = {"bus": "paired", "shm": "paired", "tcp": "stream", "broker": "queued"}
+    if scheme not in modules:
+        parse(text)  # raises with the valid schemes
+    return importlib.import_module(f"penstock.calls.{modules[scheme]}")
+
+
+def open_client(text: str, options: dict[str, Any], origin: bytes, most: int) -> ClientLane:
+    """The client's lane for an address."""
+    function = module_of(text).open_client
+    address, found = address_of(text, options, function)
+    lane: ClientLane = function(address, origin, most, **found)
+    return lane
+
+
+def open_server(text: str, options: dict[str, Any]) -> ServerLane:
+    """The server's lane for an address."""
+    function = module_of(text).open_server
+    address, found = address_of(text, options, function)
+    lane: ServerLane = function(address, **found)
+    return lane

@@ -1,0 +1,293 @@
+"""Lanes over two channels, for ``bus:`` and ``shm:``: a server has one for requests, a client one for answers.
+
+``shm:/plan`` is no channel itself: a server of it reads ``shm:/plan/@server-ID``, a client ``shm:/plan/@client-ID``. A
+client finds the servers by their names and takes the one with the fewest of its own calls under way.
+
+Rules: answers never wait. A client's channel has room for as many as it may have calls under way; one that cannot take
+an answer has died or breaks the rule, and is forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+import penstock
+from penstock.address import Address
+from penstock.calls.envelope import Envelope, aged, unpack
+from penstock.calls.lanes import ClientLane, ServerLane
+from penstock.channel import Publisher, Subscriber
+from penstock.errors import PeerGone, PenstockError
+
+MAX_CLIENTS = 1024  # publishers that a server keeps open
+REQUEST_SLOTS = 64
+SWEEP_S = 1.0  # how often a server that waits lets go of clients that are gone
+RESCAN_S = 1.0  # how old the client's list of servers may get
+
+_bus_servers: dict[str, set[str]] = {}
+_bus_lock = threading.Lock()
+
+
+class Place:
+    """The channels of one address: their names, and which servers live."""
+
+    def __init__(self, address: Address, spin_us: int = 0) -> None:
+        self.scheme = address.scheme
+        self.base = f"{address.scheme}:{address.name}"
+        self._shm = {"reliable": True, "spin_us": spin_us} if address.scheme == "shm" else {}
+
+    def server(self, identity: str) -> str:
+        """The channel of a server."""
+        return f"{self.base}/@server-{identity}"
+
+    def client(self, origin: bytes) -> str:
+        """The channel of a client."""
+        return f"{self.base}/@client-{origin.hex()}"
+
+    def reader(self, name: str, depth: int) -> Subscriber:
+        """The reading end of a channel."""
+        return penstock.subscriber(name, **(self._shm or {"depth": depth}))
+
+    def writer(self, name: str, slots: int | None) -> Publisher:
+        """The writing end of a channel; at shm it may make the slots."""
+        return penstock.publisher(name, **({**self._shm, "slots": slots, "timeout": 0.0} if self._shm else {}))
+
+    def publish(self, writer: Publisher, data: bytes, timeout: float) -> None:
+        """Publish within the time. A bus has room for every call that clients may have under way."""
+        if self._shm:
+            writer.publish(data, timeout=timeout)  # type: ignore[call-arg]
+        else:
+            writer.publish(data)
+
+    def servers(self) -> set[str]:
+        """The channels of servers that live."""
+        if not self._shm:
+            with _bus_lock:
+                return set(_bus_servers.get(self.base, ()))
+        return self._read_by_the_living(self.server(""))
+
+    def clients(self) -> set[str] | None:
+        """The channels of clients that live; None where nobody can tell and none outlives its handle."""
+        return self._read_by_the_living(self.client(b"")) if self._shm else None
+
+    def _read_by_the_living(self, prefix: str) -> set[str]:
+        from penstock import shm
+
+        prefix = prefix.removeprefix("shm:")
+        return {
+            f"shm:{channel.name}"
+            for channel in shm.channels()
+            if channel.name.startswith(prefix) and any(member.alive for member in channel.subscribers)
+        }
+
+    def announce(self, name: str) -> None:
+        """A server of a bus is there. In shared memory its channel says so itself."""
+        if not self._shm:
+            with _bus_lock:
+                _bus_servers.setdefault(self.base, set()).add(name)
+
+    def withdraw(self, name: str) -> None:
+        """A server of a bus has closed."""
+        if not self._shm:
+            with _bus_lock:
+                _bus_servers.get(self.base, set()).discard(name)
+                if not _bus_servers.get(self.base):
+                    _bus_servers.pop(self.base, None)
+
+
+def slots_for(most: int) -> int:
+    """Room for the answers of so many calls, those that came too late for their callers among them."""
+    return 2 * most + 16
+
+
+class PairedClient(ClientLane):
+    """The client's lane."""
+
+    def __init__(self, place: Place, origin: bytes, most: int) -> None:
+        self._place = place
+        self._origin = origin
+        self._name = place.client(origin)
+        self._most = most
+        self._answers = place.reader(self._name, slots_for(most))
+        self._writers: dict[str, Publisher] = {}
+        self._under_way: Counter[str] = Counter()
+        self._scanned = 0.0
+        self._lock = threading.Lock()  # of the writers: a handle is used by one thread at a time
+        self._counting = threading.Lock()
+        self._owner = place.writer(self._name, slots_for(most)) if place.scheme == "shm" else None  # makes the slots
+
+    def send(self, data: bytes, deadline: float | None) -> Hashable:
+        if not self._lock.acquire(timeout=_left(deadline)):
+            raise TimeoutError(f"{self._place.base}: other calls wait for room")
+        try:
+            while True:
+                name = self._choose()
+                try:
+                    self._place.publish(self._writers[name], data, min(0.05, max(0.0, _left(deadline, 0.05))))
+                except TimeoutError:
+                    if deadline is not None and time.monotonic() >= deadline:
+                        raise TimeoutError(f"{self._place.base}: the server is busy, no room for a request") from None
+                    self._scan()
+                    continue
+                with self._counting:
+                    self._under_way[name] += 1
+                return name
+        finally:
+            self._lock.release()
+
+    def _choose(self) -> str:
+        if time.monotonic() - self._scanned > RESCAN_S or not self._writers:
+            self._scan()
+        if not self._writers:
+            raise PeerGone(f"no server answers at {self._place.base}")
+        if len(self._writers) == 1:
+            return next(iter(self._writers))
+        return min(self._writers, key=self._under_way.__getitem__)
+
+    def _scan(self) -> None:
+        """Make the list of servers anew."""
+        living = self._place.servers()
+        self._scanned = time.monotonic()
+        for name in set(self._writers) - living:
+            self._writers.pop(name).close()
+            del self._under_way[name]
+        for name in living - set(self._writers):
+            self._writers[name] = self._place.writer(name, REQUEST_SLOTS)
+
+    def cancel(self, peer: Hashable, data: bytes) -> None:
+        with self._lock:
+            writer = self._writers.get(str(peer))
+            if writer is not None:
+                with contextlib.suppress(TimeoutError, PenstockError):  # no room: the time limit tells the server
+                    self._place.publish(writer, data, 0.0)
+
+    def receive(self, timeout: float) -> Envelope | None:
+        message = self._answers.read(timeout)
+        if message is None:
+            return None
+        data = bytes(message)
+        message.release()
+        return unpack(data)
+
+    def settled(self, peer: Hashable) -> None:
+        with self._counting:
+            if self._under_way[str(peer)] > 0:
+                self._under_way[str(peer)] -= 1
+
+    def gone(self, peer: Hashable) -> bool:
+        return peer not in self._place.servers()
+
+    def wait_ready(self, servers: int, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while len(self._place.servers()) < servers:
+            left = _left(deadline, 0.02)
+            if left <= 0:
+                return False
+            time.sleep(min(0.02, left))
+        return True
+
+    def fileno(self) -> int:
+        return self._answers.fileno()
+
+    def close(self) -> None:
+        self._answers.close()
+        with self._lock:
+            for writer in self._writers.values():
+                writer.close()
+            self._writers.clear()
+        if self._owner is not None:
+            self._owner.close()
+
+
+class PairedServer(ServerLane):
+    """The server's lane. The way back is the identity of the client."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._name = place.server(os.urandom(8).hex())
+        self._owner = place.writer(self._name, REQUEST_SLOTS) if place.scheme == "shm" else None  # makes the slots
+        self._requests = place.reader(self._name, 1 << 16)
+        self._writers: dict[bytes, Publisher] = {}
+        self._lock = threading.Lock()
+        self._swept = time.monotonic()
+        place.announce(self._name)
+
+    def receive(self, timeout: float | None) -> tuple[Any, Envelope] | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            message = self._requests.read(min(SWEEP_S, max(0.0, _left(deadline, SWEEP_S))))
+            if message is not None:
+                data, waited_ns = bytes(message), time.time_ns() - message.timestamp_ns
+                message.release()
+                envelope = aged(unpack(data), waited_ns)
+                return envelope.origin, envelope
+            self._sweep()
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+
+    def _sweep(self) -> None:
+        """Let go of the channels whose clients are gone: an open end would keep them in memory."""
+        if time.monotonic() - self._swept < SWEEP_S or not self._writers:
+            return
+        self._swept = time.monotonic()
+        living = self._place.clients()
+        if living is None:
+            return
+        with self._lock:
+            for origin in [origin for origin in self._writers if self._place.client(origin) not in living]:
+                self._writers.pop(origin).close()
+
+    def answer(self, way: Any, data: bytes) -> bool:
+        with self._lock:
+            writer = self._writers.get(way)
+            try:
+                if writer is None:
+                    writer = self._open(way)
+                self._place.publish(writer, data, 0.0)
+            except (TimeoutError, PenstockError, OSError):
+                if way in self._writers:
+                    self._writers.pop(way).close()
+                return False
+        return True
+
+    def _open(self, origin: bytes) -> Publisher:
+        if len(self._writers) >= MAX_CLIENTS:
+            self._writers.pop(next(iter(self._writers))).close()
+        writer = self._writers[origin] = self._place.writer(self._place.client(origin), None)
+        return writer
+
+    def drop(self, way: Any) -> None:
+        """Nothing was taken that could be given back."""
+
+    def close(self, goodbye: bytes) -> None:
+        self._place.withdraw(self._name)
+        self._requests.close()
+        with self._lock:
+            for writer in self._writers.values():
+                # Where it has no room, it sees soon that this server's channel has no reader.
+                with contextlib.suppress(TimeoutError, PenstockError, OSError):
+                    self._place.publish(writer, goodbye + self._name.encode(), 0.0)
+                writer.close()
+            self._writers.clear()
+        if self._owner is not None:
+            self._owner.close()
+
+
+def _left(deadline: float | None, otherwise: float = -1.0) -> float:
+    """Seconds to a deadline, 0 at least; ``otherwise`` without one."""
+    return otherwise if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def open_client(address: Address, origin: bytes, most: int, *, spin_us: int = 0) -> ClientLane:
+    """A client's lane at ``bus:NAME`` or ``shm:/NAME``. ``spin_us``: how long it looks before it sleeps (shm)."""
+    return PairedClient(Place(address, spin_us), origin, most)
+
+
+def open_server(address: Address, *, spin_us: int = 0) -> ServerLane:
+    """A server's lane at ``bus:NAME`` or ``shm:/NAME``."""
+    return PairedServer(Place(address, spin_us))

@@ -1,0 +1,194 @@
+"""Lanes through a broker: requests wait on disk for a server, answers go to a temporary queue of the client.
+
+Requests are messages of the address's topic; servers take them from one queue (``?queue=``, by default the topic): each
+one goes to one of them. Answers are messages of ``TOPIC.@answers.CLIENT``, cancellations of ``TOPIC.@cancels``, which
+every server sees. So rights of calls are rights of topics.
+
+Rules:
+
+- A request is acknowledged after its answer is on disk; a server that dies in between leaves it to the next one, and a
+  second answer finds nobody who waits.
+- A request that has a time limit carries it as time to live, so that the broker forgets it when nobody waits any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Hashable
+from typing import Any
+
+from penstock.address import Address
+from penstock.calls.envelope import Envelope, aged, unpack
+from penstock.calls.lanes import ClientLane, ServerLane
+from penstock.errors import PenstockError, ProtocolError
+
+ANSWER_TTL_S = 3600.0  # an answer that nobody took is forgotten
+
+
+def answers_topic(topic: str, origin: bytes) -> str:
+    """Where the answers for a client go."""
+    return f"{topic}.@answers.{origin.hex()}"
+
+
+def cancels_topic(topic: str) -> str:
+    """Where clients say which calls they no longer wait for."""
+    return f"{topic}.@cancels"
+
+
+class QueuedClient(ClientLane):
+    """The client's lane. Its peer is the broker, which outlives every server."""
+
+    durable = True
+
+    def __init__(self, address: Address, origin: bytes, queue: str, options: dict[str, Any]) -> None:
+        from penstock.broker import Client, Subscriber
+
+        port = address.port or 9876
+        self._topic = address.topic or "default"
+        self._client = Client(address.host, port, **options)
+        self._answers: Any = None
+        self._lock = threading.Lock()
+        try:
+            self._client.queue(queue or self._topic, create=True, topics=self._topic)
+            self._answers = Subscriber(
+                address.host, port, topics=answers_topic(self._topic, origin), ack="read", **options
+            )
+        except BaseException:
+            self._client.close()
+            raise
+
+    def send(self, data: bytes, deadline: float | None) -> Hashable:
+        left = None if deadline is None else max(0.001, deadline - time.monotonic())
+        with self._lock:
+            self._client.publish(self._topic, data, ttl_s=left)
+        return "broker"
+
+    def cancel(self, peer: Hashable, data: bytes) -> None:
+        # Where it does not arrive, the time to live of the request ends it.
+        with self._lock, contextlib.suppress(PenstockError, TimeoutError, OSError):
+            self._client.publish(cancels_topic(self._topic), data, ttl_s=60.0)
+
+    def receive(self, timeout: float) -> Envelope | None:
+        message = self._answers.read(timeout)
+        return None if message is None else unpack(bytes(message))
+
+    def gone(self, peer: Hashable) -> bool:
+        return False  # the request is on disk; a server may come
+
+    def wait_ready(self, servers: int, timeout: float | None) -> bool:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._client.peers(self._topic)[1] >= servers:
+                    return True
+            left = 0.02 if deadline is None else min(0.02, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+
+    def fileno(self) -> int:
+        return int(self._answers.fileno())
+
+    def close(self) -> None:
+        self._answers.close()
+        with self._lock:
+            self._client.close()
+
+
+class QueuedServer(ServerLane):
+    """The server's lane. The way back is the message that brought the request."""
+
+    def __init__(self, address: Address, queue: str, options: dict[str, Any]) -> None:
+        from penstock.broker import Client, Subscriber
+
+        port = address.port or 9876
+        self._topic = address.topic or "default"
+        self._client = Client(address.host, port, **options)
+        self._cancels: Any = None
+        try:
+            self._cancels = Subscriber(address.host, port, topics=cancels_topic(self._topic), ack="read", **options)
+            self._requests: Any = Subscriber(
+                address.host, port, queue=queue or self._topic, topics=self._topic, ack="manual", credit=64, **options
+            )
+        except BaseException:
+            if self._cancels is not None:
+                self._cancels.close()
+            self._client.close()
+            raise
+        self._answering = threading.Lock()
+        self._settled: list[Any] = []  # acknowledged by the receiving thread, which alone may use the subscriber
+        self._lock = threading.Lock()
+
+    def receive(self, timeout: float | None) -> tuple[Any, Envelope] | None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._acknowledge()
+            cancel = self._cancels.read(0)
+            if cancel is not None:
+                return None, unpack(bytes(cancel))
+            left = 0.05 if deadline is None else max(0.0, min(0.05, deadline - time.monotonic()))
+            message = self._requests.read(left)
+            if message is not None:
+                break
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+        try:
+            envelope = aged(unpack(bytes(message)), time.time_ns() - message.timestamp_ns)
+        except ProtocolError:
+            self._requests.ack(message)  # it would come again for ever
+            raise
+        return (message, envelope.origin), envelope
+
+    def _acknowledge(self) -> None:
+        with self._lock:
+            settled, self._settled = self._settled, []
+        for message in settled:
+            self._requests.ack(message)
+
+    def answer(self, way: Any, data: bytes) -> bool:
+        with self._answering:
+            self._client.publish(answers_topic(self._topic, way[1]), data, ttl_s=ANSWER_TTL_S)
+        self.drop(way)
+        return True
+
+    def drop(self, way: Any) -> None:
+        if way is not None:  # a cancellation has nothing to settle
+            with self._lock:
+                self._settled.append(way[0])
+
+    def close(self, goodbye: bytes) -> None:
+        """No goodbye: what was not answered goes to the next server."""
+        with contextlib.suppress(PenstockError, OSError):  # they come again, and a second answer finds nobody who waits
+            self._acknowledge()
+        self._requests.close()
+        self._cancels.close()
+        with self._answering:
+            self._client.close()
+
+
+def open_client(
+    address: Address,
+    origin: bytes,
+    most: int,
+    *,
+    queue: str = "",
+    token: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 30.0,
+) -> ClientLane:
+    """A client's lane through ``broker://HOST:PORT/TOPIC``; ``timeout`` is for the broker's own answers."""
+    return QueuedClient(address, origin, queue, {"token": token, "tls": tls, "timeout": timeout})
+
+
+def open_server(
+    address: Address,
+    *,
+    queue: str = "",
+    token: str | None = None,
+    tls: bool | str | None = None,
+    timeout: float = 30.0,
+) -> ServerLane:
+    """A server's lane at ``broker://HOST:PORT/TOPIC?queue=NAME``."""
+    return QueuedServer(address, queue, {"token": token, "tls": tls, "timeout": timeout})

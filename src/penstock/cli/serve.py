@@ -1,0 +1,93 @@
+"""``penstock serve``: answer each call by a process of a command.
+
+Rules: the command is split into words here and no shell sees it; a request reaches it by standard input alone; at most
+``--processes`` run at a time; one whose client no longer waits is killed, and so are all of them when this ends.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+import penstock
+from penstock.calls import Request
+from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.errors import InvalidArgument
+
+app = typer.Typer()
+LOOK_S = 0.05  # how often a running command's client is looked at
+MAX_ERROR_BYTES = 500
+
+
+class Failed(Exception):
+    """The command ended with another code than 0."""
+
+
+class Runner:
+    """Runs the command for one request at a time in each worker."""
+
+    def __init__(self, words: list[str], limit_s: float) -> None:
+        self._words = words
+        self._limit_s = limit_s
+
+    def __call__(self, payload: bytes, request: Request) -> bytes:
+        begun = time.monotonic()
+        process = subprocess.Popen(
+            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        )
+        data: bytes | None = payload
+        try:
+            while True:
+                try:
+                    output, errors = process.communicate(data, timeout=LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    data = None  # it has what it was given; communicate goes on with the rest
+                if request.cancelled:
+                    raise Failed("the client no longer waits")
+                if time.monotonic() - begun > self._limit_s:
+                    raise Failed(f"{self._words[0]} took longer than {self._limit_s:g} s (--limit)")
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        if process.returncode:
+            said = errors.decode("utf-8", "replace").strip()[-MAX_ERROR_BYTES:]
+            raise Failed(f"{self._words[0]} ended with code {process.returncode}{': ' if said else ''}{said}")
+        return output
+
+
+@app.command()
+def serve(
+    address: AddressArgument,
+    command: Annotated[str, typer.Argument(help="The command; it reads a request from its standard input.")],
+    processes: Annotated[int, typer.Option(min=1, max=256, help="How many may run at a time.")] = 4,
+    limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which a command is killed.")] = 60.0,
+    option: OptionList = None,
+) -> None:
+    """Answer calls: each request runs the command once; what it prints is the answer.
+
+    A command that ends with another code than 0 makes the call fail with what it said on standard error. No shell is
+    involved: quote as you would for exec.
+
+    Example: [green]penstock serve shm:/upper 'tr a-z A-Z'[/], then [green]penstock call shm:/upper hello[/]
+    """
+    words = shlex.split(command)
+    if not words or shutil.which(words[0]) is None:
+        raise InvalidArgument(f"{words[0] if words else command!r} is no command that can be run")
+    runner = Runner(words, limit)
+    with penstock.server(with_options(address, option), runner, workers=processes) as server:
+        where = server.address if server.port is None else f"{server.address} (port {server.port})"
+        print(f"answering calls at {where}; Ctrl-C ends", file=sys.stderr, flush=True)
+        try:
+            while True:
+                time.sleep(3600)
+        finally:
+            ledger = server.ledger
+            print(f"answered {ledger.delivered} of {ledger.matched} calls", file=sys.stderr)

@@ -1,0 +1,70 @@
+"""``penstock call`` and ``penstock serve``, as a user types them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.conformance.reaches import unique
+
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+@contextmanager
+def serving(address: str, command: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen([*PENSTOCK, "serve", address, command, *options], stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "answering calls" in process.stderr.readline()
+        yield process
+    finally:
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+        assert "Traceback" not in told
+
+
+def call(*words: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*PENSTOCK, "call", *words], input=data, capture_output=True, timeout=100, check=False)
+
+
+def test_a_command_answers() -> None:
+    address = f"shm:/{unique()}"
+    with serving(address, "tr a-z A-Z"):
+        found = call(address, "hello; echo $HOME", "--wait", "30")
+        assert (found.returncode, found.stdout) == (0, b"HELLO; ECHO $HOME")
+        found = call(address, "-", data=b"from a pipe\n" * 20_000)
+        assert (found.returncode, found.stdout) == (0, b"FROM A PIPE\n" * 20_000)
+
+
+def test_a_command_that_fails_says_so() -> None:
+    address = f"shm:/{unique()}"
+    with serving(address, "sh -c 'echo broken >&2; exit 3'"):
+        found = call(address, "x", "--wait", "30")
+        assert found.returncode == 1
+        assert b"code 3: broken" in found.stderr and b"Traceback" not in found.stderr
+
+
+def test_a_command_that_takes_too_long_is_killed() -> None:
+    address = f"shm:/{unique()}"
+    with serving(address, "sleep 600", "--limit", "0.3"):
+        found = call(address, "x", "--wait", "30")
+        assert found.returncode == 1 and b"--limit" in found.stderr
+
+
+def test_time_over_and_nobody_there() -> None:
+    address = f"shm:/{unique()}"
+    found = call(address, "x")
+    assert found.returncode == 1 and b"no server answers" in found.stderr
+    with serving(address, "sleep 600"):
+        found = call(address, "x", "--wait", "30", "--timeout", "0.2")
+        assert found.returncode == 3
+
+
+def test_no_such_command() -> None:
+    found = subprocess.run(
+        [*PENSTOCK, "serve", "shm:/x", "no-such-command-here"], capture_output=True, timeout=100, check=False
+    )
+    assert found.returncode == 2 and b"no-such-command-here" in found.stderr

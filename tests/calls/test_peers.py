@@ -1,0 +1,327 @@
+"""Servers and clients that die, share the load, or are not what they should be."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.calls import Request, Server
+from tests.broker.test_security import certificate
+from tests.conformance.reaches import unique
+
+SERVER = """
+import os, sys, time, penstock
+def function(payload):
+    if payload == b"hang":
+        print("hanging", flush=True)
+        time.sleep(600)
+    return b"%d " % os.getpid() + payload
+with penstock.server(sys.argv[1], function) as server:
+    print("ready", server.port, flush=True)
+    time.sleep(600)
+"""
+
+
+def start(address: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", SERVER, address], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.first = process.stdout.readline().split()  # type: ignore[attr-defined]
+    assert process.first[0] == "ready"  # type: ignore[attr-defined]
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.fixture(params=["shm", "tcp"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server in a process of its own, and its address."""
+    shm = request.param == "shm"
+    address = f"shm:/{unique('calls')}" if shm else "tcp://127.0.0.1:0"
+    process = start(address)
+    try:
+        yield address if shm else f"tcp://127.0.0.1:{process.first[1]}", process  # type: ignore[attr-defined]
+    finally:
+        end(process)
+
+
+def test_a_server_that_is_killed_is_told_at_once(served: tuple[str, subprocess.Popen[str]]) -> None:
+    address, process = served
+    assert process.stdout is not None
+    with penstock.client(address) as client:
+        assert client.wait_ready(1, timeout=30)
+        errors: list[BaseException] = []
+
+        def ask() -> None:
+            try:
+                client.call(b"hang")  # no time limit: only the death can end it
+            except BaseException as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        assert process.stdout.readline() == "hanging\n"
+        os.kill(process.pid, signal.SIGKILL)
+        thread.join(60)
+        assert [type(error) for error in errors] == [penstock.PeerGone]
+        with pytest.raises(penstock.PeerGone):
+            client.call(b"x")
+        assert client.ledger.dropped["closed"] == 2 and client.ledger.balanced
+
+
+def test_a_server_that_closes_is_told_at_once() -> None:
+    for address in (f"bus:{unique()}", f"shm:/{unique()}", "tcp://127.0.0.1:0"):
+        begun, go_on = threading.Event(), threading.Event()
+
+        def function(payload: bytes, begun: threading.Event = begun, go_on: threading.Event = go_on) -> bytes:
+            begun.set()
+            go_on.wait(60)
+            return payload
+
+        server = penstock.server(address, lambda payload: function(payload))
+        where = address if server.port is None else f"tcp://127.0.0.1:{server.port}"
+        with penstock.client(where) as client:
+
+            def close(begun: threading.Event = begun, server: Server = server) -> None:
+                begun.wait(60)
+                server.close(0.0)
+
+            closer = threading.Thread(target=close)
+            closer.start()
+            with pytest.raises(penstock.PeerGone):
+                client.call(b"x")
+            go_on.set()
+            closer.join(60)
+
+
+def test_nobody_there_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: refused
+        for address in (f"bus:{unique()}", f"shm:/{unique()}", f"tcp://127.0.0.1:{taken.getsockname()[1]}"):
+            with penstock.client(address) as client:
+                assert not client.wait_ready(1, timeout=0)
+                with pytest.raises(penstock.PeerGone, match="no server answers"):
+                    client.call(b"x")
+
+
+def test_a_client_goes_on_with_the_next_server() -> None:
+    address = f"shm:/{unique()}"
+    with penstock.client(address) as client:
+        for round in (b"first", b"second"):
+            with penstock.server(address, lambda payload: payload):
+                assert client.wait_ready(1, timeout=30)
+                assert client.call(round, timeout=30) == round
+
+
+@pytest.mark.parametrize("scheme", ["bus:", "shm:/"])
+def test_several_servers_share_the_load(scheme: str) -> None:
+    address = scheme + unique()
+    inside = threading.Barrier(2, timeout=60)
+
+    def function(payload: bytes) -> bytes:
+        inside.wait()  # both servers must be inside at once, or this breaks
+        return payload
+
+    with penstock.server(address, function), penstock.server(address, function), penstock.client(address) as client:
+        assert client.wait_ready(2, timeout=30)
+        found: list[bytes] = []
+        threads = [threading.Thread(target=lambda n=n: found.append(client.call(b"%d" % n, 60))) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(found) == [b"0", b"1"]
+
+
+def test_workers_run_side_by_side() -> None:
+    address = f"shm:/{unique()}"
+    inside = threading.Barrier(3, timeout=60)
+
+    def function(payload: bytes) -> bytes:
+        inside.wait()
+        return payload
+
+    with penstock.server(address, function, workers=3), penstock.client(address) as client:
+        found: list[bytes] = []
+        threads = [threading.Thread(target=lambda n=n: found.append(client.call(b"%d" % n, 60))) for n in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert sorted(found) == [b"0", b"1", b"2"]
+
+
+def test_a_client_that_dies_leaves_nothing() -> None:
+    from penstock import shm
+
+    address = f"shm:/{unique()}"
+    code = f"import os, penstock; c = penstock.client({address!r}); c.call(b'x', 30); os.kill(os.getpid(), 9)"
+    with penstock.server(address, lambda payload: payload):
+        assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == -9
+        deadline = time.monotonic() + 60
+        name = address.removeprefix("shm:")
+        while any(channel.name.startswith(f"{name}/@client") for channel in shm.channels()):
+            shm.clean()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def test_requests_that_are_too_late_are_not_begun() -> None:
+    address = f"shm:/{unique()}"
+    seen: list[bytes] = []
+    go_on, begun = threading.Event(), threading.Event()
+
+    def function(payload: bytes) -> bytes:
+        seen.append(payload)
+        begun.set()
+        if payload == b"first":
+            go_on.wait(60)
+        return payload
+
+    with penstock.server(address, function) as server, penstock.client(address) as client:
+        thread = threading.Thread(target=lambda: client.call(b"first", 60))
+        thread.start()
+        assert begun.wait(60)
+        with pytest.raises(TimeoutError):
+            client.call(b"late", timeout=0.05)
+        go_on.set()
+        thread.join(60)
+        assert client.call(b"last", 60) == b"last"
+        assert seen == [b"first", b"last"]
+        server.close()
+        assert server.ledger.balanced and server.ledger.lost + server.ledger.expired == 1
+
+
+def test_tokens_are_proved() -> None:
+    with penstock.server("tcp://127.0.0.1:0", lambda payload: payload, token="secret") as server:
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", token="secret") as client:
+            assert client.call(b"x", 30) == b"x"
+        for wrong in ({"token": "wrong"}, {}):
+            with penstock.client(f"tcp://127.0.0.1:{server.port}", **wrong) as client, pytest.raises(penstock.RefusedError, match="token"):
+                client.call(b"x", 30)
+
+
+def test_off_loopback_wants_a_token() -> None:
+    with pytest.raises(penstock.RefusedError, match="token"):
+        penstock.server("tcp://0.0.0.0:0", lambda payload: payload)
+
+
+def test_garbage_ends_its_own_connection_alone() -> None:
+    with penstock.server("tcp://127.0.0.1:0", lambda payload: payload) as server:
+        assert server.port is not None
+        with penstock.client(f"tcp://127.0.0.1:{server.port}") as client:
+            assert client.call(b"x", 30) == b"x"
+            for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), os.urandom(4096), b"\xff" * 64):
+                with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+                    stranger.settimeout(30)
+                    stranger.sendall(garbage)
+                    stranger.shutdown(socket.SHUT_WR)
+                    try:
+                        while stranger.recv(4096):
+                            pass
+                    except ConnectionResetError:
+                        pass
+            assert client.call(b"y", 30) == b"y"
+            assert client.ledger.delivered == 2
+
+
+def test_a_publisher_is_no_server() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0") as publisher:  # noqa: SIM117 - its port is needed
+        with penstock.client(f"tcp://127.0.0.1:{publisher.port}") as client, pytest.raises((penstock.PeerGone, TimeoutError)):  # type: ignore[attr-defined]
+            client.call(b"x", timeout=0.5)
+
+
+def test_more_than_is_allowed_is_refused() -> None:
+    with penstock.server("tcp://127.0.0.1:0", lambda payload: payload, max_message_bytes=1000) as server:
+        with penstock.client(f"tcp://127.0.0.1:{server.port}") as client, pytest.raises(penstock.PeerGone):
+            client.call(bytes(2000), 30)
+            assert client.call(b"small", 30) == b"small"
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", max_message_bytes=100) as client, pytest.raises(ValueError, match="max_message_bytes"):
+            client.call(bytes(2000), 30)
+
+
+def test_tls(tmp_path: Path) -> None:
+    made = certificate(tmp_path)
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server_side.load_cert_chain(*made)
+    client_side = ssl.create_default_context(cafile=made[0])
+    with penstock.server("tcp://127.0.0.1:0", lambda payload: payload * 2, tls=server_side) as server:
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=client_side) as client:
+            assert client.call(b"ab", 30) == b"abab"
+            assert client.call(bytes(1 << 20), 30) == bytes(1 << 21)
+        with penstock.client(f"tcp://127.0.0.1:{server.port}", tls=ssl.create_default_context()) as client, pytest.raises(penstock.PeerGone, match=r"(?i)certificate"):
+            client.call(b"x", 30)
+
+
+def test_a_broker_keeps_requests_until_a_server_comes(tmp_path: Path) -> None:
+    from penstock.broker import Server as Broker
+
+    with Broker(tmp_path / "broker", 0).start() as broker:
+        address = f"broker://127.0.0.1:{broker.port}/plan"
+        with penstock.client(address) as client:
+            found: list[bytes] = []
+            thread = threading.Thread(target=lambda: found.append(client.call(b"early", 60)))
+            thread.start()
+            with penstock.server(address, lambda payload: payload.upper()):
+                thread.join(60)
+            assert found == [b"EARLY"]
+
+
+def test_a_request_goes_to_the_next_server_when_one_dies(tmp_path: Path) -> None:
+    from penstock.broker import Server as Broker
+
+    with Broker(tmp_path / "broker", 0).start() as broker:
+        address = f"broker://127.0.0.1:{broker.port}/plan"
+        process = start(address)
+        try:
+            with penstock.client(address) as client:
+                found: list[bytes] = []
+                thread = threading.Thread(target=lambda: found.append(client.call(b"hang", 60)))
+                thread.start()
+                assert process.stdout is not None
+                assert process.stdout.readline() == "hanging\n"
+                process.kill()
+                with penstock.server(address, lambda payload: b"the next one"):
+                    thread.join(60)
+                assert found == [b"the next one"]
+        finally:
+            end(process)
+
+
+def test_no_calls_at_a_journal(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="journal"):
+        penstock.server(f"journal:{tmp_path}/log#x", lambda payload: payload)
+    with pytest.raises(ValueError, match="scheme"):
+        penstock.client("http://x")
+    with pytest.raises(ValueError, match="spin_us"):
+        penstock.client("shm:/x", spin=3)
+
+
+def test_a_request_knows_its_time() -> None:
+    address = f"bus:{unique()}"
+    left: list[float | None] = []
+
+    def function(payload: bytes, request: Request) -> bytes:
+        left.append(request.time_left)
+        return b""
+
+    with penstock.server(address, function), penstock.client(address) as client:
+        client.call(b"", timeout=50)
+        client.call(b"")
+    assert left[0] is not None and 0 < left[0] <= 50
+    assert left[1] is None

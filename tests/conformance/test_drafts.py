@@ -1,0 +1,162 @@
+"""The natural zero-copy lines, on every reach: what is written is published, and nobody writes afterwards."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from typing import Any
+
+import numpy
+import pytest
+
+import penstock
+from tests.conformance.reaches import Reach
+
+LONG = 30
+
+
+def read(subscriber: penstock.Subscriber) -> bytes:
+    message = subscriber.read(LONG)
+    assert message is not None
+    return bytes(message)
+
+
+def test_an_array_that_has_a_name(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for number in (7, 8):
+        with publisher.reserve(12) as draft:
+            image = draft.array((3, 4))
+            image[:] = number
+        assert read(subscriber) == bytes([number]) * 12
+        assert not image.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            image[0, 0] = 1
+
+
+def test_an_array_without_a_shape(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(8)
+    numbers = draft.array(dtype="uint16")
+    numbers[:] = 0x4141
+    draft.publish()
+    assert read(subscriber) == b"A" * 8 and numbers.tolist() == [0x4141] * 4
+
+
+def test_a_view_without_a_name(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for _ in range(3):
+        draft = publisher.reserve(4)
+        draft.view()[:] = b"good"
+        draft.publish()
+        assert read(subscriber) == b"good"
+
+
+def test_a_view_ends_with_publishing(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(10)
+    view = draft.view()
+    view[:4] = b"good"
+    draft.publish(4)
+    assert read(subscriber) == b"good"
+    with pytest.raises(ValueError, match="released"):
+        view[0] = 1
+
+
+def test_a_with_block_that_publishes_itself(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    with publisher.reserve(10) as draft:
+        draft.view()[:4] = b"good"
+        draft.publish(4)
+    assert read(subscriber) == b"good"
+
+
+def slices(draft: Any, kind: str) -> Any:
+    if kind == "slice of an array":
+        return draft.array((4,))[1:]
+    if kind == "slice of a named array":
+        array = draft.array((2, 2))
+        return array, array.T
+    if kind == "slice of a view":
+        return draft.view()[1:]
+    return memoryview(draft)
+
+
+@pytest.mark.parametrize("kind", ["slice of an array", "slice of a named array", "slice of a view", "memoryview"])
+def test_who_could_still_write_stops_the_publishing(reach: Reach, kind: str) -> None:
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(4)
+    draft.write(b"good")
+    alive = slices(draft, kind)
+    for _ in range(2):
+        with pytest.raises(BufferError, match="nothing was published"):
+            draft.publish()
+        assert draft.open and subscriber.read(0) is None
+    del alive
+    draft.publish()
+    assert read(subscriber) == b"good"
+
+
+@pytest.mark.parametrize("end", ["publish", "cancel"])
+def test_a_with_block_with_a_slice_leaves_the_draft(reach: Reach, end: str) -> None:
+    publisher, subscriber = reach.pair()
+    with pytest.raises(BufferError, match="nothing was published"), publisher.reserve(4) as draft:
+        row = draft.array((2, 2))[0]
+        draft.write(b"good")
+    assert draft.open
+    del row
+    if end == "publish":
+        draft.publish()
+        assert read(subscriber) == b"good"
+    else:
+        draft.cancel()
+    publisher.publish(b"next")
+    assert read(subscriber) == b"next"
+
+
+def test_an_array_is_readable_as_long_as_it_lives(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    with publisher.reserve(1 << 16) as draft:
+        array = draft.array()
+        array[:] = 5
+    assert read(subscriber) == b"\5" * (1 << 16)
+    del draft
+    gc.collect()
+    assert int(numpy.asarray(array[:100]).sum()) == 500
+    publisher.close()
+    gc.collect()
+    assert array.shape == (1 << 16,) and int(array[-1]) == 5
+
+
+def forget_with_a_view(draft: Any) -> Any:
+    return draft.view()
+
+
+def forget_with_an_array(draft: Any) -> Any:
+    return draft.array((4,))
+
+
+@pytest.mark.parametrize("look", [forget_with_a_view, forget_with_an_array])
+def test_a_forgotten_draft_is_collected(reach: Reach, look: Any) -> None:
+    publisher, subscriber = reach.pair()
+    for _ in range(100):
+        draft = publisher.reserve(4)
+        gone = weakref.ref(draft)
+        alive = look(draft)
+        del draft, alive
+        assert gone() is None
+    publisher.publish(b"next")
+    assert read(subscriber) == b"next"
+
+
+def test_a_draft_in_a_cycle_is_collected(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    box: dict[str, Any] = {}
+    box["draft"] = publisher.reserve(4)
+    box["view"] = box["draft"].view()
+    box["box"] = box
+    gone = weakref.ref(box["draft"])
+    del box
+    gc.collect()
+    assert gone() is None
+    publisher.publish(b"next")
+    assert read(subscriber) == b"next"

@@ -1,0 +1,158 @@
+"""Functions that are called with messages: process_all, and on_message= with a thread of its own, on every reach."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import channel
+
+from .reaches import Reach
+from .reading import LONG, read_all
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def called(reach: Reach, function: Callable[[Any], Any]) -> tuple[penstock.Publisher, penstock.Subscriber]:
+    for_publisher, for_subscriber = reach.lossless()
+    return reach.pair((for_publisher, {**for_subscriber, "on_message": function}))
+
+
+def test_process_all_leaves_what_came_meanwhile(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    calls = []
+
+    def again(message: Any) -> None:
+        calls.append(bytes(message))
+        assert len(calls) < 100, "process_all does not return while its function publishes"
+        publisher.publish(b"again")
+        del message
+        time.sleep(0.02)  # for reaches whose messages need a moment to arrive
+
+    subscriber.on_message(again)
+    publisher.publish(b"first")
+    assert subscriber.wait(LONG)
+    assert subscriber.process_all() == 1
+    assert calls == [b"first"]
+    assert subscriber.wait(LONG), "what came meanwhile is told of"
+    subscriber.on_message(None)
+    assert read_all(subscriber, 1) == [b"again"]
+
+
+def test_process_all_ends_beside_a_fast_publisher(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    stop = threading.Event()
+
+    def flood() -> None:
+        while not stop.is_set():
+            publisher.publish(b"x" * 100)
+
+    count = 0
+
+    def note(_: Any) -> None:
+        nonlocal count
+        count += 1
+
+    subscriber.on_message(note)
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        for _ in range(5):
+            assert subscriber.wait(LONG)
+            assert subscriber.process_all() > 0
+    finally:
+        stop.set()
+        deadline = time.monotonic() + LONG
+        while thread.is_alive() and time.monotonic() < deadline:  # it may wait for room
+            subscriber.process_all()
+            thread.join(0.01)
+    assert not thread.is_alive()
+    assert count > 0
+
+
+def test_a_function_given_at_opening_is_called(reach: Reach) -> None:
+    found: list[tuple[bytes, int]] = []
+    publisher, subscriber = called(reach, lambda message: found.append((bytes(message), threading.get_ident())))
+    publisher.publish_many([b"%d" % i for i in range(50)])
+    until(lambda: len(found) == 50, f"{len(found)} of 50 came")
+    assert [data for data, _ in found] == [b"%d" % i for i in range(50)]
+    threads = {thread for _, thread in found}
+    assert len(threads) == 1 and threading.get_ident() not in threads
+    with pytest.raises(penstock.StateError):
+        subscriber.read(0)
+    with pytest.raises(penstock.StateError):
+        subscriber.read_many(1, 0)
+    subscriber.close()
+    assert threads.isdisjoint(thread.ident for thread in threading.enumerate())
+    assert subscriber.ledger.balanced
+
+
+def test_what_a_function_raises_is_counted_and_logged(reach: Reach, caplog: pytest.LogCaptureFixture) -> None:
+    found: list[bytes] = []
+
+    def fail(message: Any) -> None:
+        found.append(bytes(message))
+        if bytes(message) == b"bad":
+            raise ValueError("this one is bad")
+
+    with caplog.at_level(logging.ERROR, "penstock"):
+        publisher, subscriber = called(reach, fail)
+        publisher.publish_many([b"1", b"bad", b"2"])
+        until(lambda: len(found) == 3, f"only {found} came")
+        until(lambda: subscriber.errors == 1, "the failure was not counted")
+    assert found == [b"1", b"bad", b"2"]
+    assert "this one is bad" in caplog.text
+
+
+def test_a_function_may_close_its_subscriber(reach: Reach) -> None:
+    found: list[bytes] = []
+    box: list[penstock.Subscriber] = []
+    opened = threading.Event()
+
+    def once(message: Any) -> None:
+        assert opened.wait(LONG)
+        found.append(bytes(message))
+        box[0].close()
+
+    publisher, subscriber = called(reach, once)
+    box.append(subscriber)
+    opened.set()
+    publisher.publish(b"1")
+    until(lambda: subscriber.closed, "it was not closed")
+    assert found == [b"1"]
+
+
+def test_a_function_that_nobody_calls_is_told_of(
+    reach: Reach, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "UNPROCESSED_S", 0.01)
+    _, subscriber = reach.pair()
+    with caplog.at_level(logging.WARNING, "penstock"):
+        subscriber.on_message(print)
+        until(lambda: "process_all" in caplog.text, "nobody was told")
+        assert caplog.text.count("process_all()") == 1
+
+
+def test_a_function_that_is_called_is_not_told_of(
+    reach: Reach, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channel, "UNPROCESSED_S", 3600.0)
+    _, subscriber = reach.pair()
+    subscriber.on_message(print)
+    watch = subscriber._unprocessed
+    assert watch is not None and watch.is_alive()
+    subscriber.process_all()
+    watch.join(LONG)
+    assert not watch.is_alive() and subscriber._unprocessed is None
+    assert "process_all" not in caplog.text

@@ -1,0 +1,48 @@
+"""The player: what is due together travels together, in the order of the recording."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from penstock.carry import due
+from penstock.journal import Entry, Journal
+from penstock.recording.player import Player
+
+
+def test_flat_out_into_a_journal_commits_by_the_batch(tmp_path: Path) -> None:
+    with Journal(tmp_path / "from") as journal:
+        journal.commit(Entry("ab"[n % 2], b"%d" % n, {"n": str(n)}, timestamp_ns=1000 + n) for n in range(3000))
+    commits = 0
+    with contextlib.ExitStack() as stack:
+        recorded = stack.enter_context(Journal(tmp_path / "from", mode="read"))
+        player = Player(stack, {name: f"journal:{tmp_path}/to#{name}" for name in "ab"}, 0, 0.0)
+        target: Any = player._publishers["a"].journal  # type: ignore[attr-defined]
+        commit = target.commit
+
+        def counted(entries: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            return commit(entries)
+
+        target.commit = counted
+        assert player.play(iter(recorded.read_many(1, 3000)), 0, lambda count: None) == 3000
+        assert player.counts == {"a": 1500, "b": 1500}
+    assert commits == 3
+    with Journal(tmp_path / "to", mode="read") as played:
+        found = played.read_many(1, 3000)
+        assert [(m.channel, bytes(m), m.timestamp_ns, dict(m.properties)) for m in found] == [
+            ("ab"[n % 2], b"%d" % n, 1000 + n, {"n": str(n)}) for n in range(3000)
+        ]
+
+
+def test_each_is_given_when_its_time_has_come() -> None:
+    now = [100.0]
+    given = []
+    times_ns = [0, 0, 10**9, 3 * 10**9, 3 * 10**9]
+    for group in due(times_ns, int, lambda _: 1, 2.0, lambda: now[0], lambda s: now.__setitem__(0, now[0] + s)):
+        given.append((now[0], group))
+        if len(given) == 2:
+            now[0] += 60  # a slow sink: what became due meanwhile comes together
+    assert given == [(100.0, [0, 0]), (100.5, [10**9]), (160.5, [3 * 10**9, 3 * 10**9])]
