@@ -229,13 +229,13 @@ def test_garbage_ends_its_own_connection_alone() -> None:
             for garbage in (b"GET / HTTP/1.1\r\n\r\n", bytes(100), os.urandom(4096), b"\xff" * 64):
                 with socket.create_connection(("127.0.0.1", server.port)) as stranger:
                     stranger.settimeout(30)
-                    stranger.sendall(garbage)
-                    stranger.shutdown(socket.SHUT_WR)
                     try:
+                        stranger.sendall(garbage)
+                        stranger.shutdown(socket.SHUT_WR)
                         while stranger.recv(4096):
                             pass
-                    except ConnectionResetError:
-                        pass
+                    except OSError:
+                        pass  # cut already, which is what it deserves
             assert client.call(b"y", 30) == b"y"
             assert client.ledger.delivered == 2
 

@@ -187,6 +187,7 @@ class Server:
             self._open[envelope.origin, envelope.number] = request
         self._counters.add("matched")
         self._counters.add("bytes", len(envelope.payload))
+        self._counters.set("last_ns", time.time_ns())
         return request
 
     def _look_for_cancellations(self) -> None:

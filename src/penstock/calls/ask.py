@@ -233,6 +233,7 @@ class Client:
             self._counters.add("delivered")
             self._counters.add("bytes", len(envelope.payload))
             self._counters.note_latency(time.monotonic_ns() - call.started_ns)
+            self._counters.set("last_ns", time.time_ns())
             self._settle(call, envelope.payload, None)
             return
         text = envelope.payload.decode("utf-8", "replace")
@@ -312,7 +313,8 @@ class Client:
         self._lane.settled(call.peer)
         data = pack(Kind.CANCEL, call.number, 0, self._origin)
         if call.loop is not None and self._lane.durable:
-            call.loop.run_in_executor(None, self._lane.cancel, call.peer, data)
+            # Not the loop's own executor: it may be shut down already.
+            threading.Thread(target=self._lane.cancel, args=(call.peer, data), daemon=True).start()
         else:
             self._lane.cancel(call.peer, data)
 

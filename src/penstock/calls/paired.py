@@ -50,8 +50,11 @@ class Place:
         return f"{self.base}/@client-{origin.hex()}"
 
     def reader(self, name: str, depth: int) -> Subscriber:
-        """The reading end of a channel."""
-        return penstock.subscriber(name, **(self._shm or {"depth": depth}))
+        """The reading end of a new channel that holds so many messages."""
+        if not self._shm:
+            return penstock.subscriber(name, depth=depth)
+        with self.writer(name, depth):  # a publisher says how many slots there are; the channel stays for its reader
+            return penstock.subscriber(name, **self._shm)
 
     def writer(self, name: str, slots: int | None) -> Publisher:
         """The writing end of a channel; at shm it may make the slots."""
@@ -119,7 +122,6 @@ class PairedClient(ClientLane):
         self._scanned = 0.0
         self._lock = threading.Lock()  # of the writers: a handle is used by one thread at a time
         self._counting = threading.Lock()
-        self._owner = place.writer(self._name, slots_for(most)) if place.scheme == "shm" else None  # makes the slots
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
         if not self._lock.acquire(timeout=_left(deadline)):
@@ -200,8 +202,6 @@ class PairedClient(ClientLane):
             for writer in self._writers.values():
                 writer.close()
             self._writers.clear()
-        if self._owner is not None:
-            self._owner.close()
 
 
 class PairedServer(ServerLane):
@@ -210,8 +210,7 @@ class PairedServer(ServerLane):
     def __init__(self, place: Place) -> None:
         self._place = place
         self._name = place.server(os.urandom(8).hex())
-        self._owner = place.writer(self._name, REQUEST_SLOTS) if place.scheme == "shm" else None  # makes the slots
-        self._requests = place.reader(self._name, 1 << 16)
+        self._requests = place.reader(self._name, REQUEST_SLOTS if place.scheme == "shm" else 1 << 16)
         self._writers: dict[bytes, Publisher] = {}
         self._lock = threading.Lock()
         self._swept = time.monotonic()
@@ -274,8 +273,6 @@ class PairedServer(ServerLane):
                     self._place.publish(writer, goodbye + self._name.encode(), 0.0)
                 writer.close()
             self._writers.clear()
-        if self._owner is not None:
-            self._owner.close()
 
 
 def _left(deadline: float | None, otherwise: float = -1.0) -> float:
