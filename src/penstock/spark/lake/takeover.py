@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FOLDER = "_penstock"
-MARK = "penstock archive version 1"
+MARK = "archive version 1"
 TASK_BYTES = 32 << 20
 
 
