@@ -7,11 +7,8 @@ import subprocess
 import sys
 import threading
 
+import boto3
 import pytest
-
-pytest.importorskip("deltalake")
-boto3 = pytest.importorskip("boto3")
-
 from deltalake import DeltaTable
 from tests.spark.journals import extend, make
 from tests.spark.test_lake import Died, as_made
