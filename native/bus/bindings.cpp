@@ -112,10 +112,12 @@ std::uint64_t publish_copy(BusObject *bus, PublisherObject *publisher, Allocator
     Header *header = copy_in(bus, allocator, id, item);
     if (!header) [[unlikely]] return 0;
     bool committed = true;
+    const std::uint32_t size = header->size;  // the header may be gone after it was published
     std::uint64_t ordinal = publish_header(bus, header, &committed);
     if (publisher && committed) {
         publisher->counters->matched.add();
         publisher->counters->delivered.add();
+        publisher->counters->bytes.add(size);
     }
     if (!ordinal && !committed) drop(header);
     return ordinal;

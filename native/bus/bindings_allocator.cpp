@@ -331,7 +331,11 @@ struct BusDraftOwner final : DraftOwner {
         bool committed = true;
         std::uint64_t ordinal = publish_header(bus, header, &committed);
         Py_DECREF(reinterpret_cast<PyObject *>(bus));
-        if (publisher && committed) publisher->counters->matched.add();
+        if (publisher && committed) {
+            publisher->counters->matched.add();
+            publisher->counters->delivered.add();
+            publisher->counters->bytes.add(static_cast<std::uint64_t>(size));
+        }
         if (ordinal) return PyLong_FromUnsignedLongLong(ordinal);
         draft->memory_held = !committed;
         return nullptr;

@@ -398,6 +398,7 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     const std::int64_t now_ns = realtime_ns();
     constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
     std::size_t taken = 0, count = 0;
+    std::uint64_t bytes = 0;
     Frame frame{bus};
     Gathered gathered;
     Py_INCREF(as_object(bus));
@@ -415,6 +416,7 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
         Py_DECREF(item);
         if (!header) [[unlikely]] break;
         ++taken;
+        bytes += header->size;
         if (direct) {
             gathered.headers[gathered.count++] = header;
             // Handlers must have each message before the next one is copied; a queue may have them together.
@@ -444,6 +446,7 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     if (publisher) {
         publisher->counters->matched.add(count);
         publisher->counters->delivered.add(count);
+        publisher->counters->bytes.add(bytes);
     }
     Py_DECREF(as_object(bus));
     Py_DECREF(iterator);

@@ -194,18 +194,21 @@ void Membership::choose_vchan() {
     if (is_publisher) mine.published.store(1);
 }
 
+// Who joins is refused where the slots that all are sure of, and those that subscribers hold beyond that, leave none for
+// the next message.
 void Membership::settle_most_held() {
     most_held = std::max(1u, options.most_held);
     if (!channel.tables) return;
     std::uint64_t others = held_by_others(), slots = channel.slot_count;
-    std::uint64_t left = slots > others + 1 ? slots - others - 1 : 0;
-    if (options.most_held == 0 && !is_publisher)
-        most_held = std::uint32_t(std::clamp<std::uint64_t>((left + 2) / 3, 1, 256));
-    if (most_held > left)
-        throw Error(Fault::capacity,
-                    describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
-                        " more cannot be held: " + who_holds_what() +
-                        "; use more slots, a smaller max_active_messages or max_reserved");
+    if (options.most_held == 0 && !is_publisher && slots > default_sure + 1 && !(joined_ && others + default_sure >= slots))
+        most_held = default_sure;
+    channel.header->sure.store(others + most_held);  // first: who claims more at this moment sees it
+    if (channel.claimed() < slots) return;
+    std::string text = describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
+                       " more cannot be kept for " + (is_publisher ? "a publisher: " : "a subscriber: ") + who_holds_what() +
+                       "; use more slots, a smaller max_active_messages or max_reserved";
+    channel.header->sure.store(others);
+    throw Error(Fault::capacity, text);
 }
 
 void Membership::take_place() {

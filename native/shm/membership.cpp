@@ -142,6 +142,7 @@ bool Membership::try_join() {
         throw;
     }
     joined_ = true;
+    count_sure();
     return true;
 }
 
@@ -164,16 +165,26 @@ std::uint64_t Membership::held_by_others() const {
     return sum;
 }
 
+// Anew under the file lock whenever somebody has come or gone.
+void Membership::count_sure() const { channel.header->sure.store(held_by_others() + (joined_ ? self().most_held : 0)); }
+
 std::string Membership::who_holds_what() const {
     std::string text;
-    auto add = [&](const char *kind, const Member *members, std::uint32_t capacity) {
-        for (std::uint32_t i = 0; i < capacity && text.size() < 800; ++i)
-            if (members[i].taken.load())
-                text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
-                        std::to_string(members[i].pid) + ") may hold " + std::to_string(members[i].most_held);
+    auto add = [&](const char *kind, const Member &member, std::uint32_t i, const std::string &what) {
+        if (!member.taken.load() || text.size() > 800) return;
+        text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
+                std::to_string(member.pid) + ") " + what;
     };
-    add("publisher", channel.publishers, channel.publisher_capacity);
-    add("subscriber", channel.subscribers, channel.subscriber_capacity);
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
+        add("publisher", channel.publishers[i], i, "may reserve " + std::to_string(channel.publishers[i].most_held));
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i) {
+        if (!channel.subscribers[i].taken.load()) continue;
+        std::uint32_t held = 0;
+        for (std::uint32_t s = 0; channel.tables && s < channel.slot_count; ++s)
+            held += channel.holder_word(s, i / 64).load() >> (i % 64) & 1;
+        add("subscriber", channel.subscribers[i], i,
+            "holds " + std::to_string(held) + " and is sure of " + std::to_string(channel.subscribers[i].most_held));
+    }
     return text.empty() ? "nobody is there" : text;
 }
 
@@ -211,6 +222,7 @@ bool Membership::recover_locked() {
             channel.subscribers[i].taken.store(0);
             any = true;
         }
+    if (any) count_sure();
     if (any && joined_) {
         wake_publishers();
         wake_readers(-1);  // a publisher may have died between publishing and waking
@@ -263,6 +275,7 @@ void Membership::leave() noexcept {
             PENSTOCK_STEP("leave.after_taken");
         }
         recover_locked();
+        count_sure();
         if (!anyone_left()) {
             if (has_name(control_file_)) remove_files();
         } else {

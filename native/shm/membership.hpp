@@ -19,6 +19,7 @@ namespace penstock::shm {
 inline constexpr std::uint32_t default_slots = 64;
 inline constexpr std::uint64_t default_slot_size = 4096;
 inline constexpr std::uint32_t default_capacity = 64;
+inline constexpr std::uint32_t default_sure = 2;  // messages that a subscriber may hold at once, whoever else is there
 inline constexpr std::uint32_t not_given = 0xffffffff;
 
 struct Options {
@@ -28,7 +29,7 @@ struct Options {
     bool reliable = false;
     std::uint32_t slots = 0;      // 0: what the channel has, or the default
     std::uint64_t slot_size = 0;  // 0: likewise
-    std::uint32_t most_held = 0;  // reserved or active messages; 0: a fair part
+    std::uint32_t most_held = 0;  // reserved or active messages; 0: sure of a few, and of more while slots are free
     std::string type;
     std::uint32_t metadata_size = not_given;
     bool fixed_size = false;
@@ -100,7 +101,7 @@ class Membership {
     // For who polls the descriptor: from now on it becomes readable when the member is woken.
     void arm_descriptor();
 
-    // "publisher 0 (pid 17) may hold 1, ..." for errors
+    // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is sure of 2, ..." for errors
     std::string who_holds_what() const;
     std::string describe() const;
 
@@ -121,6 +122,7 @@ class Membership {
     void choose_vchan();
     void take_place();
     void settle_most_held();
+    void count_sure() const;
     std::uint32_t count_members(bool publishers) const;
     std::uint64_t held_by_others() const;
     bool recover_locked();

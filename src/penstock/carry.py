@@ -24,7 +24,7 @@ from penstock.errors import CapacityError, ClosedError, InvalidArgument, Refused
 if TYPE_CHECKING:
     from penstock._core import Counters
 
-__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held"]
+__all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "total_bytes"]
 
 Item = TypeVar("Item")
 
@@ -51,6 +51,12 @@ MOST = 1024
 MOST_BYTES = 8 << 20
 
 logger = logging.getLogger("penstock.carry")
+
+
+def total_bytes(batch: Any) -> int:
+    """The size of all of them together."""
+    known = getattr(batch, "total_bytes", None)
+    return known if known is not None else sum(memoryview(item).nbytes for item in batch)
 
 
 def not_held(source: str, sink: str, brings: Iterable[str] = ()) -> list[str]:
@@ -152,4 +158,5 @@ class Carry:
                 raise
         else:
             self._counters.add("delivered", count - refused)
+        self._counters.add("bytes", total_bytes(batch))
         self._counters.set("last_ns", time.time_ns())

@@ -29,7 +29,7 @@ SOURCES = [
 ]  # fmt: skip
 ACTIONS = [
     "publish", "reliable_publish", "cancel", "grow", "leave_publisher", "join_publisher", "join_subscriber",
-    "join_reliable", "read", "reliable_read", "leave_subscriber", "sleep",
+    "join_reliable", "read", "read_and_hold", "reliable_read", "leave_subscriber", "sleep",
 ]  # fmt: skip
 LONG = 30.0
 _numbers = itertools.count(1)
@@ -241,7 +241,7 @@ def test_a_helper_that_dies_too(victim: Path) -> None:
 
 def test_a_dead_reliable_subscriber_holds_a_publisher_only_until_it_is_found(victim: Path) -> None:
     name = f"/victim/dead/{os.getpid()}"
-    with shm.Publisher(name, slots=4, reliable=True, timeout=LONG) as publisher:
+    with shm.Publisher(name, slots=8, reliable=True, timeout=LONG) as publisher:
         process = subprocess.Popen(
             [victim, name, "reliable_read", "kill", "pin.after_check", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

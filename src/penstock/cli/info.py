@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.ls import as_record
 from penstock.cli.target import AddressArgument
-from penstock.errors import describe
+from penstock.errors import PenstockError, describe
 from penstock.observe import decode
 from penstock.observe.latency import spread
 from penstock.observe.memory import seen
@@ -47,18 +48,19 @@ def _latency(block: Block) -> str:
     found = spread(block.latency_counts)
     if found is None:
         return "not measured"
-    p50, p99, last = (show.seconds_text(at_ns / 1e9) for at_ns in (found.p50_ns, found.p99_ns, block.latency_ns))
+    p50, p99 = show.latency_text(found.p50_ns), show.latency_text(found.p99_ns)
+    last = show.seconds_text(block.latency_ns / 1e9)
     return f"p50 {p50}, p99 {p99} of {show.count_text(found.measured)} measured, the last {last}"
 
 
 def room_facts(parts: addresses.Address) -> dict[str, Any]:
-    """What a room's own ``describe(address)`` says about an address, where the room has such a function."""
+    """What the room's ``explain.describe`` says about an address, where the room has such a function."""
     try:
-        facts = getattr(addresses.room(parts.scheme), "describe", None)
+        facts = getattr(importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain"), "describe", None)
         return dict(facts(parts)) if facts is not None else {}
     except ImportError as error:
         return {"error": str(error)}
-    except OSError as error:
+    except (OSError, PenstockError) as error:
         return {"error": describe(error)}
 
 

@@ -72,6 +72,9 @@ class Meter:
         if publishers:
             self.role = f"{len(publishers)} publisher{'s' * (len(publishers) != 1)}"
             return publishers
+        if writers := [block for block in blocks if block.kind == "writer"]:
+            self.role = f"{len(writers)} writer{'s' * (len(writers) != 1)}"
+            return writers
         self.role = "a subscriber (no publisher on this machine)" if blocks else "nobody"
         return sorted(blocks, key=flow)[-1:]
 

@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from penstock.observe.latency import BOUNDS_NS
 from penstock.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-__all__ = ["bytes_text", "console", "count_text", "print_json", "rate_text", "seconds_text", "table"]
+__all__ = ["bytes_text", "console", "count_text", "latency_text", "print_json", "rate_text", "seconds_text", "table"]
 
 _PREFIXES = ("", "k", "M", "G", "T")
 
@@ -80,6 +81,13 @@ def bytes_text(count: float, per: str = "") -> str:
     value, prefix = _scaled(float(count), 1000)
     number = f"{value:.0f}" if value >= 100 or not prefix else f"{value:.3g}"
     return f"{number} {prefix}B{per}"
+
+
+def latency_text(latency_ns: float) -> str:
+    """A latency out of the counts by size, whose last bucket has no end."""
+    if latency_ns >= BOUNDS_NS[-1]:
+        return f"> {BOUNDS_NS[-1] / 1e9:.0f} s"
+    return seconds_text(latency_ns / 1e9)
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -122,7 +122,7 @@ def _row(look: Look) -> tuple[str, ...]:
         show.count_text(flow(block)),
         show.count_text(block.lost),
         f"{block.depth}/{block.capacity}" if block.capacity else str(block.depth),
-        show.seconds_text(latency.p50_ns / 1e9) if latency else "-",
-        show.seconds_text(latency.p99_ns / 1e9) if latency else "-",
+        show.latency_text(latency.p50_ns) if latency else "-",
+        show.latency_text(latency.p99_ns) if latency else "-",
         f"[{colour}]{verdict.word}{escape(printable(why))}[/]",
     )

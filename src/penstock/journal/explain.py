@@ -6,16 +6,19 @@ import difflib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from penstock import address as addresses
 from penstock import topics
 from penstock.finding import Finding
+from penstock.quantities import iso_time
 
-__all__ = ["explain"]
+__all__ = ["describe", "explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
     from penstock.journal import Journal
+    from penstock.journal.commands import info
     from penstock.journal.layout import MARKER_NAME
 
     directory = Path(parts.name)
@@ -32,5 +35,28 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4) or sorted(known)[:3]
             yield Finding(f"no topic {topic!r} in {directory}", f"it has {', '.join(near) or 'none yet'}")
         else:
-            yield Finding(f"{journal.frontier - journal.first} messages are kept there", grave=False)
+            kept = sum(found.messages for found in info(directory).topics if topics.matches(topic, found.name))
+            yield Finding(f"{kept} messages of {topic} are kept there", grave=False)
             yield Finding("a reader that begins with new messages does not see those", "--from 1", grave=False)
+
+
+def describe(parts: addresses.Address) -> dict[str, Any]:
+    """What is kept of an address: of its topic, or where it names none, of all."""
+    from penstock.journal.commands import info
+    from penstock.journal.layout import MARKER_NAME
+
+    directory = Path(parts.name)
+    if not (directory / MARKER_NAME).exists():
+        return {}
+    known = info(directory)
+    found = [topic for topic in known.topics if not parts.topic or topics.matches(parts.topic, topic.name)]
+    facts: dict[str, Any] = {"journal": str(directory.resolve()), "messages": sum(topic.messages for topic in found)}
+    if len(found) == 1 and found[0].messages:
+        facts["ordinals"] = f"{found[0].least_ordinal} to {found[0].greatest_ordinal}"
+    if last_ns := max((topic.greatest_time_ns for topic in found), default=0):
+        facts["last stored"] = iso_time(last_ns)
+    facts["topics"] = ", ".join(topic.name for topic in found[:8]) + (" ..." if len(found) > 8 else "") or "none"
+    if not parts.topic:
+        facts["bytes"] = known.bytes
+    facts["writer"] = "none" if known.writer_pid is None else f"process {known.writer_pid}"
+    return facts

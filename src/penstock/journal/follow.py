@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
+from penstock.carry import total_bytes
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import presence
@@ -180,21 +180,19 @@ class JournalPublisher(Publisher):
         """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
         self._check_open()
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
-        self._count(1)
+        self._count(1, total_bytes((data,)))
         return ordinal
 
     def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
         """Store them in order as one atomic batch; ``properties`` has those of each message."""
         self._check_open()
+        items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
         if properties is not None:
-            pairs = zip(batch, properties, strict=True)
-            stored = self._journal.commit(Entry(self.topic, data, one) for data, one in pairs)
-            count = 0 if stored is None else stored[1] - stored[0] + 1
-            self._count(count)
-            return count
-        first, last = self._journal.append_many(self.topic, batch)
-        self._count(last - first + 1)
-        return last - first + 1
+            self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
+        else:
+            self._journal.append_many(self.topic, items)
+        self._count(len(items), total_bytes(items))
+        return len(items)
 
     def forward(self, batch: Iterable[Message]) -> int:
         """Store messages of any reach, with their times and properties, as one atomic batch."""
@@ -208,13 +206,18 @@ class JournalPublisher(Publisher):
             Entry(to.topic, message, dict(message.properties) or None, timestamp_ns=message.timestamp_ns or None)
             for to, message in pairs
         )
-        for publisher, count in Counter(publisher for publisher, _ in pairs).items():
-            publisher._count(count)
+        by_publisher: dict[JournalPublisher, list[int]] = {}
+        for publisher, message in pairs:
+            by_publisher.setdefault(publisher, []).append(message.size)
+        for publisher, sizes in by_publisher.items():
+            publisher._count(len(sizes), sum(sizes))
         return len(pairs)
 
-    def _count(self, messages: int) -> None:
+    def _count(self, messages: int, size: int) -> None:
         self._counters.add("matched", messages)
         self._counters.add("delivered", messages)
+        self._counters.add("bytes", size)
+        self._counters.set("last_ns", time.time_ns())
 
     def reserve(self, size: int) -> Draft:
         """A buffer that ``draft.publish`` stores."""

@@ -97,7 +97,7 @@ def _readers(readers: list[Block]) -> Iterator[Finding]:
     for block in readers:
         who = f"the {block.kind} in process {block.pid} ({block.program})"
         quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
-        if block.state.lower().startswith(STANDSTILL):
+        if block.state.lower().startswith(STANDSTILL) and quiet_s > 1:
             yield Finding(f"{who} says: {block.state}")
         if block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing for {quiet_s:.0f} s"
@@ -112,7 +112,9 @@ def _readers(readers: list[Block]) -> Iterator[Finding]:
             else:
                 yield Finding(f"the filter of {who} matched none of {filtered} messages", "look at its filter")
         if block.lost:
-            yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", grave=False)
+            remedy = "read faster, give the channel more slots, or open both sides with reliable=True"
+            grave = block.room == "shm" and not block.delivered
+            yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", remedy if grave else "", grave=grave)
 
 
 def _reasons(block: Block) -> str:

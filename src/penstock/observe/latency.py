@@ -39,7 +39,7 @@ def quantile(counts: Sequence[int], part: float) -> float:
     for bucket, count in enumerate(counts):
         if count and below + count >= wanted:
             low = BOUNDS_NS[bucket - 1] if bucket else 0
-            high = BOUNDS_NS[bucket] if bucket < len(BOUNDS_NS) else low
+            high = BOUNDS_NS[bucket] if bucket < len(BOUNDS_NS) else low  # no end: said as "> 34 s"
             return low + (high - low) * (wanted - below) / count
         below += count
     return 0.0

@@ -1,7 +1,9 @@
-"""Shared-memory channels as seen from outside, joined to the counters of those who use them.
+"""The counters of every process, joined to what can be seen beside them.
 
 A handle of shared memory counts messages; how many slots it holds, how far behind it is and when the channel was last
-written stands in the channel itself, which is read here without joining it. Any thread.
+written stands in the channel itself, which is read here without joining it. What a subscriber is behind by more than
+the channel has slots is lost, whether it has noticed yet or not. A gateway's source counts nothing itself: its links
+do. Who does not count its peers has those that are open on this machine. Any thread.
 """
 
 from __future__ import annotations
@@ -10,22 +12,58 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from penstock.observe.rates import PRODUCERS, READERS
 from penstock.observe.snapshot import Block, Key, live
 
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member
 
-__all__ = ["seen", "with_memory"]
+__all__ = ["seen", "with_memory", "with_peers", "with_sources"]
+
+#: Reaches whose handles are all on this machine, so that they can be counted from here.
+LOCAL = ("bus", "shm", "journal")
 
 
 def seen() -> list[Block]:
-    """Every block of every live process, those of shared memory with what their channels tell."""
+    """Every block of every live process, with all that is known beside its counters."""
     blocks = live()
-    if not any(block.room == "shm" for block in blocks):
-        return blocks
-    from penstock import shm
+    if any(block.room == "shm" for block in blocks):
+        from penstock import shm
 
-    return with_memory(blocks, shm.channels())
+        blocks = with_memory(blocks, shm.channels())
+    return with_peers(with_sources(blocks))
+
+
+def with_sources(blocks: list[Block]) -> list[Block]:
+    """A module of a gateway that receives nothing, but sends: with what the busiest of its links took from it."""
+    sent: dict[tuple[int, str], tuple[int, int]] = {}
+    for block in blocks:
+        if (block.room, block.kind) == ("gateway", "link"):
+            key = (block.pid, block.name.partition(" -> ")[0])
+            sent[key] = max(sent.get(key, (0, 0)), (block.matched, block.last_ns))
+
+    def joined(block: Block) -> Block:
+        count, last_ns = sent.get((block.pid, block.name), (0, 0))
+        if (block.room, block.kind, block.matched) != ("gateway", "module", 0) or not count:
+            return block
+        return replace(block, matched=count, delivered=count, last_ns=last_ns)
+
+    return [joined(block) for block in blocks]
+
+
+def with_peers(blocks: list[Block]) -> list[Block]:
+    """Those that count no peers with how many handles of the other side are open at their address."""
+    sides: dict[tuple[str, bool], int] = {}
+    for block in blocks:
+        if block.kind in (*PRODUCERS, *READERS):
+            side = (block.address.partition("?")[0], block.kind in PRODUCERS)
+            sides[side] = sides.get(side, 0) + 1
+    return [
+        replace(block, peers=sides.get((block.address.partition("?")[0], block.kind not in PRODUCERS), 0))
+        if not block.peers and block.kind in (*PRODUCERS, *READERS) and block.room in LOCAL
+        else block
+        for block in blocks
+    ]
 
 
 def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
@@ -61,6 +99,12 @@ def _joined(block: Block, channel: Channel, member: Member) -> Block:
             block, depth=used, capacity=channel.slots, memory_bytes=channel.memory_bytes,
             last_ns=max(block.last_ns, channel.last_ns if block.matched else 0),
         )  # fmt: skip
-    lag = max(0, channel.published + 1 - member.next_ordinal)
-    last_ns = channel.last_ns if block.delivered and not lag else block.last_ns
-    return replace(block, depth=member.held, capacity=member.most_held, lag=lag, last_ns=max(block.last_ns, last_ns))
+    behind = max(0, channel.published + 1 - member.next_ordinal)
+    # Of a virtual channel's ordinals nothing says how many of those behind are its own.
+    lost = max(0, behind - channel.slots) if member.vchan_id is None and not member.reliable else 0
+    last_ns = channel.last_ns if block.delivered and not behind else block.last_ns
+    dropped = {**block.dropped, "overflow": block.dropped.get("overflow", 0) + lost} if lost else block.dropped
+    return replace(
+        block, depth=member.held, capacity=member.most_held, lag=behind - lost, last_ns=max(block.last_ns, last_ns),
+        matched=block.matched + lost, dropped=dropped,
+    )  # fmt: skip

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from penstock.observe.snapshot import Block, Key
 
-__all__ = ["Rate", "between", "flow"]
+__all__ = ["PRODUCERS", "READERS", "Rate", "between", "flow"]
 
 PRODUCERS = ("publisher", "source")
+#: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
+READERS = ("subscriber", "callback", "fifo")
 
 
 @dataclass(frozen=True, slots=True)

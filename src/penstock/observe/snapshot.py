@@ -6,6 +6,8 @@ process; reading it costs that process nothing. Any thread may call this.
 
 from __future__ import annotations
 
+import fnmatch
+import os
 import re
 import time
 from collections.abc import Iterable, Mapping
@@ -77,7 +79,7 @@ class Block:
     @property
     def waiting(self) -> int:
         """Messages that wait to be taken. The depth of a reader of shared memory is what it holds, not what waits."""
-        return self.lag if self.room == "shm" else self.depth
+        return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
 
     @property
     def ledger(self) -> Ledger:
@@ -94,7 +96,7 @@ class Block:
     @property
     def idle_s(self) -> float | None:
         """Seconds since its last message; None when there was none."""
-        return (self.read_ns - self.last_ns) / 1e9 if self.last_ns else None
+        return max(0.0, (self.read_ns - self.last_ns) / 1e9) if self.last_ns else None
 
 
 def address_of(room: str, name: str) -> str:
@@ -106,7 +108,7 @@ def address_of(room: str, name: str) -> str:
     if room in ("tcp", "broker"):
         return f"{room}://{name}" if re.search(r":\d+(/|\?|$)", name) else ""
     if room in ("bus", "journal"):
-        return f"{room}:{name}"
+        return absolute(f"{room}:{name}")
     return ""
 
 
@@ -119,11 +121,28 @@ def live() -> list[Block]:
 
 
 def matching(blocks: Iterable[Block], address: str) -> list[Block]:
-    """The blocks that belong to an address: the same, or below it; options of the address do not matter."""
-    wanted = address.partition("?")[0].rstrip("/#")
+    """The blocks that belong to an address: the same, or below it; options of the address do not matter.
+
+    ``*`` and ``?`` stand for any characters and any one; what is no address (``cam``) is a part of one.
+    """
+    scheme, colon, _ = address.partition(":")
+    if not colon or scheme not in ROOMS:
+        return [b for b in blocks if fnmatch.fnmatchcase(b.address or f"{b.room}:{b.name}", f"*{address}*")]
+    if "*" in address:
+        return [b for b in blocks if fnmatch.fnmatchcase(b.address.partition("?")[0], address)]
+    wanted = absolute(address.partition("?")[0].rstrip("/#"))
     return [
         b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))
     ]
+
+
+def absolute(address: str) -> str:
+    """An address with the directory of a journal as it is from any working directory."""
+    scheme, _, rest = address.partition(":")
+    if scheme != "journal":
+        return address
+    directory, hash_, topic = rest.partition("#")
+    return f"journal:{os.path.realpath(directory)}{hash_}{topic}"
 
 
 def _block(fields: Mapping[str, Any], now: int) -> Block:

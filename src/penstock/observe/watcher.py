@@ -18,16 +18,12 @@ from penstock.observe import health
 from penstock.observe.history import History
 from penstock.observe.latency import Spread, Windows
 from penstock.observe.memory import seen
-from penstock.observe.rates import Rate, between, flow
+from penstock.observe.rates import READERS, Rate, between, flow
 from penstock.observe.snapshot import Block, Key
 
 __all__ = ["Look", "State", "Watcher"]
 
 log = logging.getLogger("penstock.monitor")
-
-#: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
-READERS = ("subscriber", "callback", "fifo")
-
 
 def reads(block: Block) -> bool:
     """Whether messages end here."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from penstock import address as addresses
 from penstock.finding import QUIET_S, Finding
@@ -11,7 +12,7 @@ from penstock.quantities import iso_time
 from penstock.shm.directory import Channel, Member, channels
 from penstock.system import who
 
-__all__ = ["explain"]
+__all__ = ["describe", "explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -42,6 +43,7 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     name = who(member.pid)
     if not member.alive:
         yield Finding(f"the {member.kind} {name} died; the next one who needs its slots takes them", grave=False)
+    yield from _blocked(channel, member, name)
     if not member.held:
         return
     now_ns = time.time_ns()
@@ -56,3 +58,34 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
         yield Finding(said, remedy)
     elif age_s > QUIET_S:
         yield Finding(said, grave=False)
+
+
+def _blocked(channel: Channel, member: Member, name: str) -> Iterator[Finding]:
+    """A reliable subscriber that does not read keeps reliable publishers waiting once the channel is full."""
+    behind = channel.published + 1 - member.next_ordinal
+    waits = any(publisher.reliable and publisher.alive for publisher in channel.publishers)
+    reads = member.kind == "subscriber" and member.reliable and member.alive and member.vchan_id is None
+    if reads and waits and not channel.free_slots and behind >= channel.live_slots:
+        yield Finding(
+            f"the channel is full: {behind} messages wait for the reliable subscriber {name}, and reliable publishers "
+            "wait for it",
+            f"read there, or end {member.pid}",
+        )
+
+
+def describe(parts: addresses.Address) -> dict[str, Any]:
+    """The channel's memory, and who is there."""
+    wanted = parts.options.get("mux") or parts.name
+    channel = next((c for c in channels() if c.name == wanted), None)
+    if channel is None:
+        return {}
+    facts: dict[str, Any] = {
+        "slots": f"{channel.slots} of {channel.slot_size} bytes: {channel.free_slots} free, {channel.held_slots} held",
+        "published": channel.published,
+        "publishers": len(channel.publishers),
+        "subscribers": len(channel.subscribers),
+    }
+    optional = {"type": channel.type, "metadata": channel.metadata_size, "problem": channel.problem}
+    if channel.vchans:
+        optional["virtual channels"] = ", ".join(list(channel.vchans.values())[:8])
+    return {**facts, **{name: value for name, value in optional.items() if value}}

@@ -8,6 +8,7 @@ is no subscriber. Unreliable: never waits, overwrites the oldest message that no
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,10 @@ class Publisher(native.Publisher, channel.Publisher):
             mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         remember(self)
-        if activation:
-            self._activate()
+        #: Whether the activation message was published; False too where none was asked for.
+        self.activated = activation and self._activate()
+        if activation and not self.activated:
+            warnings.warn(f"channel {name!r}: the activation message found no slot and was not published", stacklevel=2)
 
     def forward(self, batch: Any) -> int:
         """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
@@ -97,9 +100,13 @@ class Publisher(native.Publisher, channel.Publisher):
 
     @property
     def ledger(self) -> Ledger:
-        """What was published: in this reach it is delivered to the channel when it is published."""
-        published, _ = self._counts()
-        return Ledger(matched=published, delivered=published)
+        """What was published: in this reach it is delivered to the channel when it is published.
+
+        An unreliable publisher's message that gave way to what reliable subscribers had not read is dropped: overflow.
+        """
+        published, given_up = self._counts()
+        dropped = {"overflow": given_up} if given_up else {}
+        return Ledger(matched=published + given_up, delivered=published, dropped=dropped)
 
     def __repr__(self) -> str:
         return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from penstock import address as addresses
 from penstock.finding import Finding
 
-__all__ = ["explain"]
+__all__ = ["describe", "explain"]
+
+ANSWER_S = 2.0
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -32,3 +35,20 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         yield Finding(f"{where} cannot be reached: {error.strerror or error}")
     else:
         yield Finding(f"somebody listens at {where}", grave=False)
+
+
+def describe(parts: addresses.Address) -> dict[str, Any]:
+    """What a publisher anywhere tells in the greeting: subscribes for that moment, where somebody listens."""
+    from penstock.tcp import open_subscriber
+
+    if any(finding.grave for finding in explain(parts)):
+        return {}
+    options = addresses.convert(parts.options, open_subscriber, parts.text)
+    with open_subscriber(parts, **options) as subscriber:
+        session = subscriber.sessions[0]
+        if not session.wait_connected(ANSWER_S):
+            return {"publisher": f"listens, and does not answer as one: {session.last_error or 'no greeting'}"}
+        facts: dict[str, Any] = {"publisher": session.publisher}
+        if session.clock_offset_ns is not None:
+            facts["its clock"] = f"{session.clock_offset_ns / 1e6:+.3f} ms from this one's, the way included"
+        return facts

@@ -22,6 +22,7 @@ from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, publish_options
+from penstock.carry import total_bytes
 from penstock.channel import Ledger, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 
@@ -122,6 +123,7 @@ class Publisher(channel.Publisher):
         self._under_way.append(pending)
         self._count += pending.count
         self._counters.add("matched", pending.count)
+        self._counters.add("bytes", total_bytes(items))
         self._client._link.send()
 
     def _settle(self, most: int) -> None:

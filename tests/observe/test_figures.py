@@ -1,0 +1,115 @@
+"""Figures are right: bytes of every publisher, losses at once, one journal by any path, reasons that hold."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.broker import Server
+from penstock.observe import health
+from penstock.observe.explain import explain
+from penstock.observe.memory import seen, with_sources
+from penstock.observe.rates import Rate
+from penstock.observe.snapshot import Block, matching
+
+from .test_watcher import block
+
+
+@contextmanager
+def reader(address: str, options: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that subscribes and never reads."""
+    program = f"import penstock, sys; s = penstock.subscriber({address!r}, {options}); print(1, flush=True); sys.stdin.read()"
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "1\n"
+        yield process
+    finally:
+        process.communicate()
+
+
+def of(address: str, kind: str) -> Block:
+    found = [b for b in matching(seen(), address) if b.kind == kind]
+    assert len(found) == 1, found
+    return found[0]
+
+
+def test_bytes_of_every_publisher(tmp_path: Path) -> None:
+    with Server(tmp_path / "broker", 0).start() as server:
+        for address in (
+            f"bus:bytes-{os.getpid()}", f"shm:/bytes-{os.getpid()}", f"journal:{tmp_path}/j#t",
+            f"broker://127.0.0.1:{server.port}/t",
+        ):  # fmt: skip
+            with penstock.publisher(address) as publisher:
+                publisher.publish(b"12345")
+                publisher.publish_many([b"1", b"22"])
+                with publisher.reserve(2) as draft:
+                    draft.write(b"ab")
+                assert of(address, "publisher").bytes == 10, address
+
+
+def test_relative_and_absolute_path_are_one_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with penstock.publisher("journal:j#t") as publisher, penstock.subscriber("journal:./j#t"):
+        publisher.publish(b"x")
+        for written in ("journal:j#t", f"journal:{tmp_path}/j#t", "journal:j"):
+            kinds = {b.kind for b in matching(seen(), written)}
+            assert {"publisher", "subscriber"} <= kinds, written
+        assert of("journal:j#t", "publisher").peers == 1 and of("journal:j#t", "subscriber").peers == 1
+        publisher.publish_many([b"y", b"z"])
+        with penstock.publisher("journal:j#other") as other:
+            other.publish(b"o")
+            assert any(f.text == "3 messages of t are kept there" for f in explain("journal:j#t"))
+
+
+def test_lag_beyond_the_slots_is_loss_at_once() -> None:
+    name = f"shm:/lag-{os.getpid()}"
+    with reader(name, "") as process, penstock.publisher(name, slots=8) as publisher:
+        publisher.publish_many([b"x"] * 1000)
+        found = of(name, "subscriber")
+        assert found.pid == process.pid and found.lost == 992 and found.waiting == 8
+        assert found.ledger.balanced or found.in_flight == 0
+        grave = [f.text for f in explain(name) if f.grave]
+        assert any("lost 992 messages" in text for text in grave), grave
+
+
+def test_a_reader_that_keeps_a_reliable_publisher_waiting_is_named() -> None:
+    name = f"shm:/full-{os.getpid()}"
+    with reader(name, "reliable=True") as process, penstock.publisher(name, slots=8, reliable=True) as publisher:
+        with pytest.raises(TimeoutError):
+            for _ in range(9):
+                publisher.publish(b"x", timeout=0.1)  # type: ignore[call-arg]
+        grave = [f.text for f in explain(name) if f.grave]
+        assert any("8 messages wait for the reliable subscriber" in t and str(process.pid) in t for t in grave), grave
+
+
+def test_what_moves_is_not_stuck() -> None:
+    queue = block(kind="queue", room="broker", state="no credit", depth=5)
+    assert health.judge(queue, Rate(messages_hz=100.0)).word != "stuck"
+    assert health.judge(queue, Rate()).word == "stuck"
+
+
+def test_an_age_is_never_negative() -> None:
+    ahead = block(last_ns=time.time_ns() + 10**12)
+    assert ahead.idle_s == 0.0
+
+
+def test_a_source_of_a_gateway_has_the_rate_of_its_links() -> None:
+    source = block(room="gateway", kind="module", name="camera")
+    links = [block(room="gateway", kind="link", name=f"camera -> {to}", matched=n) for to, n in (("a", 7), ("b", 9))]
+    assert with_sources([source, *links])[0].delivered == 9
+
+
+def test_addresses_match_by_part_and_by_wildcard() -> None:
+    blocks = [block(room="shm", name="/cam/front"), block(room="shm", name="/cam/rear"), block(room="bus", name="cam")]
+    assert len(matching(blocks, "cam")) == 3
+    assert len(matching(blocks, "shm:/cam/*")) == 2
+    assert len(matching(blocks, "shm:/cam/f*")) == 1
+    assert len(matching(blocks, "shm:/cam")) == 2
