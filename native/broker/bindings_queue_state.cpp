@@ -48,8 +48,9 @@ class BoundQueueState {
             counts.append(reinterpret_cast<const char *>(&deliveries), sizeof deliveries);
         }
         nb::object sent = nb::none();
+        if (kept.empty()) return nb::make_tuple(sent, nb::none(), expired);
         if (kept.size() == entries.size()) sent = nb::borrow(batch);
-        else if (!kept.empty()) sent = batch_over(std::move(kept), batch.ptr(), channels);
+        else sent = batch_over(std::move(kept), batch.ptr(), channels);
         return nb::make_tuple(sent, repeated ? nb::object(nb::bytes(counts.data(), counts.size())) : nb::none(), expired);
     }
 

@@ -132,6 +132,7 @@ struct SubscriberObject {
     std::uint8_t priority, sorted_priority;  // as set; as it was when added
     bool closed, finished;  // closed by its owner; its bus was closed
     bool armed, signalled;  // the descriptor: to be written at the next message; was written
+    bool interrupted;       // the next wait for a message ends at once
     int descriptor;
     std::int32_t max_public_id, max_peer_id, drop_above;
     std::uint32_t subscribed;  // how many ids

@@ -268,6 +268,10 @@ int wait_for_message(SubscriberObject *self, Deadline deadline, bool poll) {
             result = -1;
             break;
         }
+        if (self->interrupted) {
+            self->interrupted = false;
+            break;
+        }
         if (deadline.passed()) break;
         sleeper.rearm();
         if (!sleep_without_gil(&sleeper, deadline)) {

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core.broker import batch_names, message_ids
+from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
 from penstock.topics import MAX_NAME_BYTES
 
@@ -164,11 +165,10 @@ class JournalStore:
         if topics is None:
             return None
         if topics not in self._filters:
-            from penstock.journal.journal import topic_filter
-
             if len(self._filters) > 10_000:
                 self._filters.clear()
-            self._filters[topics] = topic_filter(topics)
+            # Checked before, where they were said. The broker's own may be longer than those of its users.
+            self._filters[topics] = None if ">" in topics else TopicFilter(list(topics))
         return self._filters[topics]
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
