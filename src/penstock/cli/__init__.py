@@ -14,13 +14,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["COMMANDS", "EXTRAS", "Entry", "load", "main"]
+__all__ = ["COMMANDS", "EXTRAS", "Entry", "benchmarks_folder", "load", "main"]
+
+
+def benchmarks_folder() -> Path | None:
+    """PENSTOCK_BENCHMARKS, or that of the source tree which this package runs from; a wheel has none."""
+    place = Path(os.environ.get("PENSTOCK_BENCHMARKS") or Path(__file__).parents[3] / "benchmarks")
+    return place if (place / "harness.py").is_file() else None
+
 
 FLOW, LOOK, KEEP, RUN, SETUP = "Messages", "What flows", "Recordings and logs", "Services", "Set-up"
 
@@ -35,10 +44,13 @@ class Entry:
     panel: str
     attribute: str = "app"
     extra: str = ""
+    runs_benchmarks: bool = False
 
     @property
     def installed(self) -> bool:
-        """Whether its module is part of this build of Penstock."""
+        """Whether its module, and what that runs, is part of this build of Penstock."""
+        if self.runs_benchmarks and benchmarks_folder() is None:
+            return False
         return importlib.util.find_spec(f"penstock.cli.{self.module}") is not None
 
 
@@ -68,7 +80,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
     Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
     Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
-    Entry("bench", "bench", "Measure penstock beside its peers, in one run.", SETUP, extra="bench"),
+    Entry("bench", "bench", "Measure penstock beside its peers.", SETUP, extra="bench", runs_benchmarks=True),
     Entry("torture", "torture", "Kill processes under load, then check every promise by count.", SETUP),
 )
 
