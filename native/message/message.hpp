@@ -137,6 +137,9 @@ struct DraftOwner {
     ~DraftOwner() = default;
 };
 
+// Of publish_many, with an error set: the error says (as `published`) how many messages went before it.
+void tell_published(std::size_t count);
+
 enum class DraftState : std::uint8_t { open, published, cancelled };
 
 struct Draft {
