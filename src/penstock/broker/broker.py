@@ -188,7 +188,9 @@ class Broker:
             position = message.position or 0
             key = Identifier(self._accounts.get(position, ""), topic, identifier)
             if not topic.startswith("$"):  # copies of the broker's own are nobody's duplicates
-                self.identifiers.note(key, position, (time.time_ns() - (message.stored_ns or message.timestamp_ns)) / 1e9)
+                self.identifiers.note(
+                    key, position, (time.time_ns() - (message.stored_ns or message.timestamp_ns)) / 1e9
+                )
         self._accounts.clear()
 
     # --- queues
