@@ -173,7 +173,11 @@ PyObject *counted(Py_ssize_t published) {
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *number = PyLong_FromSsize_t(published);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
+    PyObject *noted = number && PyObject_SetAttrString(value, "published", number) == 0
+                          ? PyObject_CallMethod(value, "add_note", "N", PyUnicode_FromFormat("%zd were published", published))
+                          : nullptr;
+    if (!noted) PyErr_Clear();
+    Py_XDECREF(noted);
     Py_XDECREF(number);
     PyErr_Restore(type, value, trace);
     return nullptr;
@@ -264,6 +268,13 @@ PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t siz
 
 void Lender::cancel(std::uint64_t token) noexcept {
     if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
+}
+
+void Lender::hold(std::uint64_t) noexcept {
+    if (publisher->handle) ++publisher->handle->looked_at;
+}
+void Lender::let_go(std::uint64_t) noexcept {
+    if (publisher->handle) publisher->handle->stop_looking();
 }
 
 PyObject *publisher_activate(PyObject *object, PyObject *) {
