@@ -169,13 +169,7 @@ bool read_keywords(PyObject *const *values, PyObject *names, PyObject *&timeout,
 // What publish_many gives: the number, which an error carries as its attribute `published`.
 PyObject *counted(Py_ssize_t published) {
     if (!PyErr_Occurred()) [[likely]] return PyLong_FromSsize_t(published);
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *number = PyLong_FromSsize_t(published);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
-    Py_XDECREF(number);
-    PyErr_Restore(type, value, trace);
+    tell_published(static_cast<std::size_t>(published));
     return nullptr;
 }
 
