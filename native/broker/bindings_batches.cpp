@@ -124,6 +124,33 @@ nb::object gather(nb::list messages) {
     return batch_over(std::move(entries), messages.ptr(), nb::tuple(channels).ptr());
 }
 
+bool is_own(PyObject *channels, std::uint32_t index) {
+    PyObject *name = channels && PyTuple_Check(channels) ? PyTuple_GET_ITEM(channels, index) : channels;
+    return name && PyUnicode_Check(name) && PyUnicode_GET_LENGTH(name) > 0 && PyUnicode_READ_CHAR(name, 0) == '$';
+}
+
+// The messages whose topics are not the broker's own ('$' in front), and the topics they have: number to name.
+nb::tuple public_part(nb::handle batch) {
+    const std::vector<Envelope> &entries = entries_of(batch);
+    PyObject *channels = batch_channels(batch.ptr());
+    nb::dict topics;
+    std::vector<Envelope> kept;
+    std::int64_t channel = -1;
+    bool own = false;
+    for (const Envelope &entry : entries) {
+        if (static_cast<std::int64_t>(entry.channel) != channel) {
+            channel = entry.channel;
+            own = is_own(channels, entry.channel);
+            if (!own && channels && PyTuple_Check(channels))
+                topics[nb::int_(entry.channel)] = nb::borrow(PyTuple_GET_ITEM(channels, entry.channel));
+        }
+        if (!own) kept.push_back(entry);
+    }
+    nb::object found = nb::borrow(batch);
+    if (kept.size() != entries.size()) found = batch_over(std::move(kept), batch.ptr(), channels);
+    return nb::make_tuple(found, topics);
+}
+
 }  // namespace
 
 nb::object text_of(std::string_view text) {
@@ -188,6 +215,7 @@ std::int64_t number_property(const Envelope &entry, std::string_view wanted) {
 
 void bind_batches(nb::module_ &module) {
     module.def("gather", &gather);
+    module.def("public_part", &public_part);
     module.def("ack_words", &ack_words);
     module.def("delivery_count", &delivery_count);
     module.def("kept", &kept);

@@ -36,7 +36,8 @@ class BoundQueueState {
                 continue;
             }
             const std::int64_t until = entry.properties_size ? number_property(entry, "$expires_ns") : 0;
-            if ((ttl_ns > 0 && entry.timestamp_ns + ttl_ns < now_ns) || (until > 0 && until < now_ns)) {
+            const std::int64_t since_ns = entry.stored_ns == Envelope::not_stored ? entry.timestamp_ns : entry.stored_ns;
+            if ((ttl_ns > 0 && since_ns + ttl_ns < now_ns) || (until > 0 && until < now_ns)) {
                 state_.pass(entry.position);
                 ++expired;
                 continue;
@@ -48,8 +49,9 @@ class BoundQueueState {
             counts.append(reinterpret_cast<const char *>(&deliveries), sizeof deliveries);
         }
         nb::object sent = nb::none();
+        if (kept.empty()) return nb::make_tuple(sent, nb::none(), expired);
         if (kept.size() == entries.size()) sent = nb::borrow(batch);
-        else if (!kept.empty()) sent = batch_over(std::move(kept), batch.ptr(), channels);
+        else sent = batch_over(std::move(kept), batch.ptr(), channels);
         return nb::make_tuple(sent, repeated ? nb::object(nb::bytes(counts.data(), counts.size())) : nb::none(), expired);
     }
 

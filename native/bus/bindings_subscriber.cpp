@@ -378,6 +378,14 @@ PyObject *subscriber_close(PyObject *object, PyObject *) {
     Py_RETURN_NONE;
 }
 
+PyObject *subscriber_interrupt(PyObject *object, PyObject *) {
+    SubscriberObject *self = as_subscriber(object);
+    self->interrupted = true;
+    self->readers.wake_all();
+    if (self->armed) signal_descriptor(self);
+    Py_RETURN_NONE;
+}
+
 PyObject *subscriber_failed(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     if (count == 2) PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(arguments[1])), arguments[1]);
     PyErr_WriteUnraisable(object);
@@ -467,6 +475,8 @@ PyMethodDef subscriber_methods[] = {
     {"fileno", subscriber_fileno, METH_NOARGS, "fileno()\n--\n\nA descriptor that is readable when a message may be there."},
     {"close", subscriber_close, METH_NOARGS,
      "close()\n--\n\nLeave the bus; what is queued is dropped and counted. Closing twice does nothing."},
+    {"interrupt", subscriber_interrupt, METH_NOARGS,
+     "interrupt()\n--\n\nEnd a wait for messages: who waits, or the next who would, gets nothing at once."},
     {"_set", FAST(subscriber_set), METH_FASTCALL, nullptr},
     {"_subscribed", subscriber_subscribed, METH_NOARGS, nullptr},
     {"_deliver", FAST(subscriber_deliver), METH_FASTCALL, nullptr},

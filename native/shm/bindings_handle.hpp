@@ -60,6 +60,7 @@ auto run_without_gil(Object *self, Function &&function) {
 template <typename Object, typename Function>
 bool wait_with(Object *self, Woken &woken, Function &&function) {
     for (;;) {
+        if (PyErr_CheckSignals() != 0) return false;  // before each sleep: a signal that came earlier interrupts none
         try {
             woken = run_without_gil(self, function);
         } catch (...) {
@@ -68,14 +69,16 @@ bool wait_with(Object *self, Woken &woken, Function &&function) {
         }
         if (woken == Woken::closed || self->handle->closed.load())
             return raise_error("ClosedError", "this %s was closed while it waited", Object::kind), false;
-        if (woken != Woken::interrupted) return true;
-        if (PyErr_CheckSignals() != 0) return false;
+        if (woken != Woken::look) return true;
     }
 }
 
-// wait(timeout, descriptor) as both have it: reads the arguments, then waits by function(deadline_ns, descriptor).
-template <typename Object, typename Function>
-PyObject *wait_method(Object *self, PyObject *arguments, PyObject *names, Function &&function) {
+inline std::int64_t spin_until(std::int64_t spin_ns) { return spin_ns > 0 ? monotonic_ns() + spin_ns : 0; }
+
+// wait(timeout, descriptor) as both have it: reads the arguments, then waits.
+template <typename Object>
+PyObject *wait_method(PyObject *object, PyObject *arguments, PyObject *names) {
+    auto *self = reinterpret_cast<Object *>(object);
     static const char *keywords[] = {"timeout", "descriptor", nullptr};
     PyObject *timeout = Py_None, *extra = Py_None;
     std::int64_t deadline;
@@ -93,7 +96,8 @@ PyObject *wait_method(Object *self, PyObject *arguments, PyObject *names, Functi
     }
     // No time at all is a look, at the other descriptor too.
     if (deadline == 0) deadline = monotonic_ns() + (descriptor >= 0);
-    if (!wait_with(self, woken, [&] { return function(deadline, descriptor); })) return nullptr;
+    std::int64_t until = spin_until(self->spin_ns);
+    if (!wait_with(self, woken, [&] { return handle->wait(deadline, until, descriptor); })) return nullptr;
     return PyBool_FromLong(woken == Woken::ready);
 }
 

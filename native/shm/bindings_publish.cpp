@@ -18,21 +18,25 @@ bool refuse_full(Publisher *handle, bool timed_out) {
     return false;
 }
 
-// The slow end of taking a slot: wait for readers, or say who holds everything.
-bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &place, PyObject *timeout) {
+// The slow end of taking a slot: wait for readers, or say who holds everything. False without an error: an unreliable
+// publisher finds nothing but what reliable subscribers still want, and may give its message up.
+bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &place, PyObject *timeout, bool may_give_up) {
     std::int64_t deadline = 0;
     if (timeout ? !read_timeout(timeout, deadline) : (deadline = default_deadline(self), false)) return false;
     try {
         if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
             run_without_gil(self, [&] { return handle->member.recover(); });
-            return usable(self) && (handle->reserve(place) == Taken::yes || refuse_full(handle, false));
+            if (!usable(self)) return false;
+            Taken taken = handle->reserve(place);
+            if (taken == Taken::unread && may_give_up) return handle->count_given_up(), false;
+            return taken == Taken::yes || refuse_full(handle, false);
         }
         for (;;) {
             handle->wake_readers();
             Woken woken = Woken::timeout;
             if (deadline != 0) {
-                std::int64_t spin_ns = self->spin_ns > short_spin_ns ? self->spin_ns : short_spin_ns;
-                if (!wait_with(self, woken, [&] { return handle->wait(deadline, spin_ns, -1); })) return false;
+                std::int64_t until = spin_until(self->spin_ns > short_spin_ns ? self->spin_ns : short_spin_ns);
+                if (!wait_with(self, woken, [&] { return handle->wait(deadline, until, -1); })) return false;
             } else {
                 run_without_gil(self, [&] { return handle->look_for_dead(); });
             }
@@ -52,7 +56,8 @@ bool grow_for(PyObject *self, Py_ssize_t size) {
     return done != nullptr;
 }
 
-inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publisher::Place &place, PyObject *timeout) {
+inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publisher::Place &place, PyObject *timeout,
+                 bool may_give_up) {
     try {
         while (std::uint64_t(size) > handle->slot_size()) [[unlikely]] {
             if (!grow_for(reinterpret_cast<PyObject *>(self), size)) return false;
@@ -63,7 +68,7 @@ inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publ
         raise_current();
         return false;
     }
-    return take_slowly(self, handle, place, timeout);
+    return take_slowly(self, handle, place, timeout, may_give_up);
 }
 
 bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
@@ -86,15 +91,17 @@ bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
     return fits;
 }
 
-// Publishes a reserved place; waits where a virtual channel's reliable reader must go on first. 0 with an error set.
+// Publishes a reserved place; waits where a reliable reader must go on first. 0 with an error set, or without where an
+// unreliable publisher has given its message up.
 std::uint64_t commit(PublisherObject *self, Publisher *handle, const Publisher::Place &place, std::uint64_t size,
                      std::int64_t now_ns, std::uint32_t flags = 0) {
     std::uint64_t ordinal = handle->publish(place, size, now_ns, flags);
     if (ordinal) [[likely]] return ordinal;
     std::int64_t deadline = default_deadline(self);
     while (!ordinal) {
-        if (!handle->writer.reliable)
+        if (!handle->writer.held_back)
             return raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str()), 0;
+        if (!handle->writer.reliable) return handle->count_given_up(), 0;
         if (deadline >= 0 && monotonic_ns() >= deadline) return refuse_full(handle, true), 0;
         run_without_gil(self, [] {
             timespec pause{0, 200'000};
@@ -121,7 +128,7 @@ inline bool copy_in(PublisherObject *self, std::uint8_t *to, const void *from, P
 std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void *data, Py_ssize_t size, PyObject *timeout,
                             PyObject *metadata, std::int64_t now_ns) {
     Publisher::Place place;
-    if (!take(self, handle, size, place, timeout)) return 0;
+    if (!take(self, handle, size, place, timeout, true)) return 0;
     bool filled = copy_in(self, place.data, data, size) &&
                   (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata));
     if (!filled) [[unlikely]] {
@@ -159,6 +166,19 @@ bool read_keywords(PyObject *const *values, PyObject *names, PyObject *&timeout,
     return true;
 }
 
+// What publish_many gives: the number, which an error carries as its attribute `published`.
+PyObject *counted(Py_ssize_t published) {
+    if (!PyErr_Occurred()) [[likely]] return PyLong_FromSsize_t(published);
+    tell_published(static_cast<std::size_t>(published));
+    return nullptr;
+}
+
+// None: given up.
+PyObject *ordinal_or_none(std::uint64_t ordinal) {
+    if (ordinal) [[likely]] return PyLong_FromUnsignedLongLong(ordinal);
+    return PyErr_Occurred() ? nullptr : Py_NewRef(Py_None);
+}
+
 }  // namespace
 
 PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -169,35 +189,40 @@ PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssi
     PyObject *timeout = nullptr, *metadata = nullptr;
     if (names && !read_keywords(arguments + 1, names, timeout, metadata, "publish")) return nullptr;
     std::uint64_t ordinal = publish_object(self, handle, arguments[0], timeout, metadata, realtime_ns());
-    return ordinal ? PyLong_FromUnsignedLongLong(ordinal) : nullptr;
+    return ordinal_or_none(ordinal);
 }
 
 PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
     PublisherObject *self = as_publisher(object);
     Publisher *handle = usable(self);
     if (!handle) return nullptr;
-    Py_ssize_t done = 0;
+    Py_ssize_t published = 0, tried = 0;
     std::int64_t now_ns = 0;
+    // After each message: whether to go on. Those that were published stay so: the error says how many.
+    auto goes_on = [&](std::uint64_t ordinal) {
+        published += ordinal != 0;
+        return ordinal || !PyErr_Occurred();
+    };
     if (batch_check(argument)) {
         BatchPin pin(argument);  // a full channel is waited for without the GIL
         if (!pin.entries()) return nullptr;
         for (const Envelope &entry : *pin.entries()) {
-            if (done++ % 16 == 0) now_ns = realtime_ns();
-            if (!publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns)) return nullptr;
+            if (tried++ % 16 == 0) now_ns = realtime_ns();
+            if (!goes_on(publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns))) break;
         }
-        return PyLong_FromSsize_t(done);
+        return counted(published);
     }
     PyObject *sequence = PySequence_Fast(argument, "publish_many() takes an iterable of bytes-like objects");
     if (!sequence) return nullptr;
-    for (; done < PySequence_Fast_GET_SIZE(sequence); ++done) {
-        if (done % 16 == 0) now_ns = realtime_ns();
-        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, done));  // the list may change while we wait
-        bool published = publish_object(self, handle, item, nullptr, nullptr, now_ns);
+    for (; tried < PySequence_Fast_GET_SIZE(sequence); ++tried) {
+        if (tried % 16 == 0) now_ns = realtime_ns();
+        PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, tried));  // the list may change while we wait
+        bool on = goes_on(publish_object(self, handle, item, nullptr, nullptr, now_ns));
         Py_DECREF(item);
-        if (!published) break;
+        if (!on) break;
     }
     Py_DECREF(sequence);
-    return PyErr_Occurred() ? nullptr : PyLong_FromSsize_t(done);
+    return counted(published);
 }
 
 PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
@@ -213,7 +238,7 @@ PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssi
         return raise_error("InvalidArgument", "%s: a size of %zd bytes cannot be reserved",
                            handle->member.describe().c_str(), size);
     Publisher::Place place;
-    if (!take(self, handle, size, place, timeout)) return nullptr;
+    if (!take(self, handle, size, place, timeout, false)) return nullptr;
     PyObject *draft = nullptr;
     if (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata))
         draft = draft_new(place.data, size, &self->lender, place.slot, object);
@@ -226,13 +251,20 @@ PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t siz
     if (!handle) return nullptr;
     Publisher::Place place{std::uint32_t(token), reinterpret_cast<Draft *>(draft)->data};
     std::uint64_t ordinal = commit(publisher, handle, place, std::uint64_t(size), realtime_ns());
-    if (!ordinal) return nullptr;
-    handle->wake_readers();
-    return PyLong_FromUnsignedLongLong(ordinal);
+    if (ordinal) handle->wake_readers();
+    else if (!PyErr_Occurred()) handle->cancel(place.slot);
+    return ordinal_or_none(ordinal);
 }
 
 void Lender::cancel(std::uint64_t token) noexcept {
     if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
+}
+
+void Lender::hold(std::uint64_t) noexcept {
+    if (publisher->handle) ++publisher->handle->looked_at;
+}
+void Lender::let_go(std::uint64_t) noexcept {
+    if (publisher->handle) publisher->handle->stop_looking();
 }
 
 PyObject *publisher_activate(PyObject *object, PyObject *) {
@@ -248,7 +280,8 @@ PyObject *publisher_activate(PyObject *object, PyObject *) {
     if (handle->metadata_size()) std::memset(handle->metadata(place.slot), 0, handle->metadata_size());
     if (!commit(self, handle, place, 0, realtime_ns(), message_activation)) {
         handle->cancel(place.slot);
-        return nullptr;
+        if (PyErr_Occurred()) return nullptr;
+        Py_RETURN_FALSE;
     }
     handle->wake_readers();
     Py_RETURN_TRUE;

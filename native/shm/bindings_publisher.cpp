@@ -25,13 +25,6 @@ PyObject *publisher_wait_ready(PyObject *object, PyObject *arguments, PyObject *
     return PyBool_FromLong(woken == Woken::ready);
 }
 
-PyObject *publisher_wait(PyObject *object, PyObject *arguments, PyObject *names) {
-    PublisherObject *self = as_publisher(object);
-    return wait_method(self, arguments, names, [self](std::int64_t deadline, int descriptor) {
-        return self->handle->wait(deadline, self->spin_ns, descriptor);
-    });
-}
-
 PyObject *publisher_retired(PyObject *object, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"timeout", nullptr};
     PublisherObject *self = as_publisher(object);
@@ -98,7 +91,7 @@ PyObject *publisher_grown_size(PyObject *object, PyObject *argument) {
 PyObject *publisher_counts(PyObject *object, PyObject *) {
     Publisher *handle = as_publisher(object)->handle;
     if (!handle) return raise_error("ClosedError", "this publisher is closed");
-    return Py_BuildValue("KK", handle->counters->matched.get(), handle->counters->bytes.get());
+    return Py_BuildValue("KK", handle->counters->delivered.get(), handle->counters->lost());
 }
 
 PyObject *get_slots(PyObject *object, void *) {
@@ -174,7 +167,7 @@ PyMethodDef methods[] = {
      "reserve(size, *, timeout=..., metadata=None)\n--\n\nA writable buffer in the channel itself."},
     {"wait_ready", method(publisher_wait_ready), METH_VARARGS | METH_KEYWORDS,
      "wait_ready(subscribers=1, timeout=None)\n--\n\nWait until so many subscribers are there."},
-    {"wait", method(publisher_wait), METH_VARARGS | METH_KEYWORDS,
+    {"wait", method(wait_method<PublisherObject>), METH_VARARGS | METH_KEYWORDS,
      "wait(timeout=None, descriptor=None)\n--\n\nWait until a slot may be had; False when the time is over or the other "
      "descriptor is readable."},
     {"retired", method(publisher_retired), METH_VARARGS | METH_KEYWORDS,

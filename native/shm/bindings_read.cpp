@@ -1,4 +1,7 @@
 // read, read_newest, read_many and find of penstock._core.shm.Subscriber, with nothing in the way.
+#include <algorithm>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "shm/bindings_subscriber.hpp"
@@ -14,10 +17,10 @@ constexpr std::int64_t linger_ns = 2'000;
 // Waits for a message. False with an error set.
 bool wait_message(SubscriberObject *self, std::int64_t deadline, Woken &woken, int patience = 4) {
     // Who has read a good many at once is in a stream: the next one is near. Who waits for each one sleeps at once.
-    std::int64_t spin_ns = self->spin_ns ? self->spin_ns : self->streak >= 32 ? short_spin_ns : 0;
+    std::int64_t until = spin_until(self->spin_ns ? self->spin_ns : self->streak >= 32 ? short_spin_ns : 0);
     self->streak = 0;
     if (self->spin_ns) patience = 1;
-    return wait_with(self, woken, [&] { return self->handle->wait(deadline, spin_ns, -1, patience); });
+    return wait_with(self, woken, [&] { return self->handle->wait(deadline, until, -1, patience); });
 }
 
 bool tell_dropped(SubscriberObject *self) {
@@ -34,35 +37,72 @@ bool tell_dropped(SubscriberObject *self) {
 // Nothing is there: prepares the descriptor of who polls it. False when there is something after all.
 bool nothing_now(SubscriberObject *self, Subscriber *handle) { return !self->watched || handle->arm(); }
 
+// A message over what was read; releases it and gives null with an error set when it cannot.
+PyObject *message_of(SubscriberObject *self, const Envelope &envelope) {
+    PyObject *message = message_new(envelope, &self->holder, self->channel, reinterpret_cast<PyObject *>(self));
+    if (!message) self->handle->release(std::uint32_t(envelope.token));
+    return message;
+}
+
+// All that may be held is held, and messages wait: waits for a release, or makes the descriptor wait for one. False with
+// an error set; `woken` is timeout when there is nothing to be had.
+bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t deadline, Woken &woken) {
+    woken = Woken::timeout;
+    if (deadline == 0) {
+        if (self->watched) handle->arm_release();
+        return true;
+    }
+    std::int64_t patience = monotonic_ns() + 10'000'000'000;
+    bool tells = !self->limit_told && (deadline < 0 || deadline > patience);
+    if (!wait_with(self, woken, [&] { return handle->wait_release(tells ? patience : deadline); })) return false;
+    if (woken != Woken::timeout || self->limit_told) return true;
+    self->limit_told = true;
+    if (tells) woken = Woken::ready;  // of the patience; the wait goes on
+    return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0;
+}
+
 PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber::*function)(View &)) {
     Subscriber *handle = usable(self);
     if (!handle) return nullptr;
-    View view;
     std::int64_t deadline = -2;
+    // Looked at where it is needed, or where it may be wrong: a plain float that is good costs a compare.
+    if (timeout && timeout != Py_None && !(PyFloat_CheckExact(timeout) && PyFloat_AS_DOUBLE(timeout) >= 0) &&
+        !read_timeout(timeout, deadline))
+        return nullptr;
+    Pending &pending = *self->pending;
+    View view;
     try {
         for (;;) {
+            if (pending.any()) [[unlikely]] {
+                if (!pending.messages.empty()) {
+                    Envelope envelope = pending.messages.front();
+                    pending.messages.pop_front();
+                    return message_of(self, envelope);
+                }
+                Error error = *std::exchange(pending.error, std::nullopt);
+                return raise(error);
+            }
             Found found = (handle->*function)(view);
             if (found == Found::message) [[likely]] {
                 ++self->streak;
                 handle->tell_publishers();
-                PyObject *message = message_of(self, view);
-                if (message && !tell_dropped(self)) Py_CLEAR(message);
-                return message;
+                if (!tell_dropped(self)) [[unlikely]] {
+                    pending.messages.push_back(envelope_of(view));
+                    return nullptr;
+                }
+                return message_of(self, envelope_of(view));
             }
             if (deadline == -2 && !read_timeout(timeout, deadline)) return nullptr;
-            if (found == Found::limit) {
-                if (deadline == 0) Py_RETURN_NONE;
-                return raise_error("CapacityError", "%s", handle->why_limit().c_str());
-            }
-            if (deadline == 0) {
+            if (found == Found::nothing && deadline == 0) {
                 if (!nothing_now(self, handle)) continue;
                 if (!tell_dropped(self)) return nullptr;
                 Py_RETURN_NONE;
             }
             Woken woken = Woken::timeout;
-            if (!wait_message(self, deadline, woken)) return nullptr;
+            if (found == Found::limit ? !wait_at_limit(self, handle, deadline, woken) : !wait_message(self, deadline, woken))
+                return nullptr;
             if (woken == Woken::timeout) {
-                if (!nothing_now(self, handle)) continue;
+                if (found == Found::nothing && !nothing_now(self, handle)) continue;
                 Py_RETURN_NONE;
             }
         }
@@ -80,19 +120,22 @@ bool one_timeout(PyObject *const *arguments, Py_ssize_t count, PyObject *names, 
     return true;
 }
 
-// Up to `most` messages that are there now, into `entries`.
+// Up to `most` messages that are there now, into `entries`. What goes wrong after the first one is told by the next read.
 Found gather(SubscriberObject *self, Subscriber *handle, std::size_t most, std::vector<Envelope> &entries) {
+    Pending &pending = *self->pending;
     View view;
     Found found = Found::message;
-    while (entries.size() < most && (found = handle->read(view)) == Found::message) {
-        if (!view.intact && !check_intact(self, view)) return found;
-        envelope_of(view, entries.emplace_back());
+    for (; entries.size() < most && !pending.messages.empty(); pending.messages.pop_front())
+        entries.push_back(pending.messages.front());
+    try {
+        if (pending.error && entries.empty()) throw Error(*std::exchange(pending.error, std::nullopt));
+        while (!pending.error && entries.size() < most && (found = handle->read(view)) == Found::message)
+            entries.push_back(envelope_of(view));
+    } catch (const Error &error) {
+        if (entries.empty()) throw;
+        pending.error = error;
     }
     return found;
-}
-
-void give_back(Subscriber *handle, const std::vector<Envelope> &entries) {
-    for (const Envelope &entry : entries) handle->release(std::uint32_t(entry.token));
 }
 
 }  // namespace
@@ -125,37 +168,35 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
     bool waited = false;
     try {
         for (;;) {
-            std::size_t room = handle->reader.most_held - std::min(handle->reader.held, handle->reader.most_held);
-            entries.reserve(std::min<std::size_t>(std::size_t(most), room));
-            Found found = gather(self, handle, std::size_t(most), entries);
-            if (PyErr_Occurred()) break;
-            if (!entries.empty() && !waited && self->busy && entries.size() < small_batch) {
+            std::size_t room = handle->prepare_batch(std::size_t(most));
+            entries.reserve(room);
+            Found found = gather(self, handle, room, entries);
+            if (!entries.empty() && !waited && self->busy && entries.size() < std::min(small_batch, room)) {
                 // Right behind a busy publisher: each look takes the lines that it is writing. Let some gather.
                 for (std::int64_t end = monotonic_ns() + linger_ns; monotonic_ns() < end;) relax();
-                gather(self, handle, std::size_t(most), entries);
-                if (PyErr_Occurred()) break;
+                gather(self, handle, room, entries);
             }
             if (!entries.empty()) {
                 self->streak += std::uint32_t(entries.size());
                 break;
             }
-            if (found == Found::limit) {
-                if (deadline == 0) break;
-                return raise_error("CapacityError", "%s", handle->why_limit().c_str());
-            }
             Woken woken = Woken::timeout;
             waited = true;
+            if (found == Found::limit) {
+                if (!wait_at_limit(self, handle, deadline, woken)) return nullptr;
+                if (woken == Woken::timeout) break;
+                continue;
+            }
             if (deadline != 0 && !wait_message(self, deadline, woken, batch_patience)) return nullptr;
             if (woken == Woken::timeout && nothing_now(self, handle)) break;
         }
     } catch (...) {
-        give_back(handle, entries);
         return raise_current();
     }
     self->busy = !waited;
     handle->tell_publishers();
-    if (PyErr_Occurred() || !tell_dropped(self)) {
-        give_back(handle, entries);
+    if (!tell_dropped(self)) {
+        self->pending->messages.insert(self->pending->messages.begin(), entries.begin(), entries.end());
         return nullptr;
     }
     return batch_new(std::move(entries), &self->holder, self->channel, object);
@@ -164,14 +205,18 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
 PyObject *subscriber_find(PyObject *object, PyObject *argument) {
     SubscriberObject *self = as_subscriber(object);
     Subscriber *handle = usable(self);
-    long long timestamp = PyLong_AsLongLong(argument);
-    if (!handle || (timestamp == -1 && PyErr_Occurred())) return nullptr;
+    if (!handle) return nullptr;
+    int overflow = 0;
+    long long timestamp = PyLong_AsLongLongAndOverflow(argument, &overflow);
+    if (timestamp == -1 && PyErr_Occurred()) return nullptr;
+    if (overflow > 0) Py_RETURN_NONE;  // no message is so late
+    if (overflow < 0) timestamp = std::numeric_limits<long long>::min();
     View view;
     try {
         Found found = handle->find(view, timestamp);
         if (found == Found::limit) return raise_error("CapacityError", "%s", handle->why_limit().c_str());
         if (found == Found::nothing) Py_RETURN_NONE;
-        return message_of(self, view);
+        return message_of(self, envelope_of(view));
     } catch (...) {
         return raise_current();
     }
@@ -202,7 +247,7 @@ PyObject *subscriber_again(PyObject *object, PyObject *arguments) {
         Found found = handle->again(view, slot, sequence);
         if (found == Found::limit) return raise_error("CapacityError", "%s", handle->why_limit().c_str());
         if (found == Found::nothing) Py_RETURN_NONE;
-        return message_of(self, view);
+        return message_of(self, envelope_of(view));
     } catch (...) {
         return raise_current();
     }

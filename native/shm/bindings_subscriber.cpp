@@ -8,10 +8,8 @@ namespace penstock::shm {
 namespace {
 
 PyObject *subscriber_wait(PyObject *object, PyObject *arguments, PyObject *names) {
-    SubscriberObject *self = as_subscriber(object);
-    return wait_method(self, arguments, names, [self](std::int64_t deadline, int descriptor) {
-        return self->handle->wait(deadline, self->spin_ns, descriptor);
-    });
+    if (as_subscriber(object)->pending->any() && usable(as_subscriber(object))) Py_RETURN_TRUE;
+    return wait_method<SubscriberObject>(object, arguments, names);
 }
 
 PyObject *subscriber_fileno(PyObject *object, PyObject *) {
@@ -56,7 +54,7 @@ PyObject *get_held(PyObject *object, void *) {
     return PyLong_FromUnsignedLong(handle ? handle->reader.held : 0);
 }
 PyObject *get_most_held(PyObject *object, void *) {
-    return read_property<SubscriberObject>(object, [](auto &h) { return PyLong_FromUnsignedLong(h.reader.most_held); });
+    return read_property<SubscriberObject>(object, [](auto &h) { return PyLong_FromUnsignedLong(h.may_hold()); });
 }
 PyObject *get_slots(PyObject *object, void *) {
     return read_property<SubscriberObject>(object, [](auto &h) {
@@ -92,11 +90,10 @@ int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
         !read_number(names, "spin_us", 0, 1'000'000'000, spin_us))
         return -1;
     self->spin_ns = spin_us * 1000;
-    self->refuse_broken = refuse_broken;
     self->channel = PyUnicode_FromStringAndSize(options.name.data(), Py_ssize_t(options.name.size()));
     if (!self->channel) return -1;
     try {
-        self->handle = without_gil([&] { return new Subscriber(options, activation, verify); });
+        self->handle = without_gil([&] { return new Subscriber(options, activation, verify, refuse_broken); });
     } catch (...) {
         raise_current();
         return -1;
@@ -107,7 +104,9 @@ int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
 
 PyObject *subscriber_new(PyTypeObject *type, PyObject *, PyObject *) {
     PyObject *object = type->tp_alloc(type, 0);
-    if (object) new (&as_subscriber(object)->holder) Holder;
+    if (!object) return nullptr;
+    new (&as_subscriber(object)->holder) Holder;
+    as_subscriber(object)->pending = new Pending;
     return object;
 }
 
@@ -115,6 +114,7 @@ void subscriber_dealloc(PyObject *object) {
     SubscriberObject *self = as_subscriber(object);
     PyTypeObject *type = Py_TYPE(object);
     destroy_handle(self);
+    delete self->pending;
     Py_CLEAR(self->channel);
     type->tp_free(object);
     Py_DECREF(type);
@@ -147,7 +147,7 @@ PyGetSetDef getset[] = {
     {"closed", get_closed<SubscriberObject>, nullptr, "Whether close() was called.", nullptr},
     {"vchan_id", get_vchan<SubscriberObject>, nullptr, "Id of the virtual channel, given or assigned; None elsewhere.", nullptr},
     {"held", get_held, nullptr, "Messages held now.", nullptr},
-    {"max_active_messages", get_most_held, nullptr, "Messages that may be held at once.", nullptr},
+    {"max_active_messages", get_most_held, nullptr, "Messages that may be held at once, as things stand.", nullptr},
     {"slots", get_slots, nullptr, "Number of slots; 0 before the first publisher.", nullptr},
     {"slot_size", get_slot_size, nullptr, "Bytes a slot has now; 0 before the first publisher.", nullptr},
     {"local", get_local, nullptr, "Whether the channel is not to leave this machine; False before the first publisher.", nullptr},

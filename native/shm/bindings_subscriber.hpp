@@ -1,6 +1,9 @@
 // The Python object of a subscriber, for the files that give it its methods.
 #pragma once
 
+#include <deque>
+#include <optional>
+
 #include "shm/bindings_handle.hpp"
 #include "shm/subscriber.hpp"
 
@@ -15,16 +18,24 @@ struct Holder final : Owner {
     }
 };
 
+// What an error kept from being handed out, for the next read: messages, held and counted, then the error of the next one.
+struct Pending {
+    std::deque<Envelope> messages;
+    std::optional<Error> error;
+    bool any() const { return error || !messages.empty(); }
+};
+
 struct SubscriberObject : HandleObject<Subscriber> {
     static constexpr const char *kind = "subscriber";
     Holder holder;
     PyObject *channel;  // str
+    Pending *pending;
     std::uint64_t drops_told;
     std::uint32_t streak;   // messages read without waiting since the last wait
     bool busy;              // the last read_many found something at once
     bool watched;        // somebody polls the descriptor
     bool tells_drops;    // self._tell_dropped(count) wants to know
-    bool refuse_broken;  // a wrong checksum raises
+    bool limit_told;     // that messages wait while it holds all it may
 };
 
 inline SubscriberObject *as_subscriber(PyObject *self) { return reinterpret_cast<SubscriberObject *>(self); }
@@ -37,7 +48,8 @@ PyObject *subscriber_find(PyObject *object, PyObject *argument);
 PyObject *subscriber_again(PyObject *object, PyObject *arguments);
 PyObject *subscriber_place_of(PyObject *object, PyObject *argument);
 
-inline void envelope_of(const View &view, Envelope &envelope) {
+inline Envelope envelope_of(const View &view) {
+    Envelope envelope;
     envelope.data = view.data;
     envelope.size = std::int64_t(view.size);
     envelope.ordinal = view.ordinal;
@@ -48,11 +60,8 @@ inline void envelope_of(const View &view, Envelope &envelope) {
     envelope.metadata_size = view.metadata_size;
     envelope.intact = view.checked ? view.intact : -1;
     envelope.activation = view.flags & message_activation;
+    return envelope;
 }
 
-// In bindings_message.cpp: a message over what was read; releases it and gives null with an error set when it cannot.
-PyObject *message_of(SubscriberObject *self, const View &view);
-// False with an error set where the checksum is wrong and the subscriber wants to know that by an error.
-bool check_intact(SubscriberObject *self, const View &view);
 
 }  // namespace penstock::shm

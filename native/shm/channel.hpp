@@ -25,6 +25,7 @@ struct Writer {
     std::int32_t vchan = -1;
     std::uint64_t floor = 0;  // every reliable subscriber has seen what is below it
     std::uint64_t ordinal = 0;  // of what was published last
+    bool held_back = false;     // what commit gave 0 for: a reliable subscriber must go on first
 };
 
 // A subscriber's private side.
@@ -37,7 +38,9 @@ struct Reader {
     std::int32_t vchan = -1;
     std::uint64_t cursor = 1;
     std::uint32_t held = 0;
-    std::uint32_t most_held = 1;
+    std::uint32_t most_held = 1;  // sure of these
+    std::uint32_t extra = 0;      // and may hold so many more
+    bool may_exceed = false;      // it may claim more while slots are free
     std::uint64_t lost = 0;  // sequences that were gone when looked at, since the cursor was first set
     std::vector<Pin> pins;   // by slot
 };
@@ -47,7 +50,8 @@ enum class Found { message, nothing, limit, damaged };
 
 struct Channel {
     Header *header = nullptr;
-    Word *reader_sleepers = nullptr, *publisher_sleepers = nullptr, *active = nullptr, *reliable = nullptr;
+    Word *reader_sleepers = nullptr, *publisher_sleepers = nullptr, *active = nullptr, *reliable = nullptr,
+         *exceeding = nullptr;
     Member *publishers = nullptr, *subscribers = nullptr;
     std::uint32_t publisher_capacity = 0, subscriber_capacity = 0;
     Tables *tables = nullptr;
@@ -70,6 +74,7 @@ struct Channel {
         publisher_sleepers = reinterpret_cast<Word *>(base + at.publisher_sleepers);
         active = reinterpret_cast<Word *>(base + at.active);
         reliable = reinterpret_cast<Word *>(base + at.reliable);
+        exceeding = reinterpret_cast<Word *>(base + at.exceeding);
         publishers = reinterpret_cast<Member *>(base + at.publishers);
         subscribers = reinterpret_cast<Member *>(base + at.subscribers);
         publisher_capacity = publishers_most;
@@ -117,6 +122,16 @@ struct Channel {
 
     std::uint64_t tail() const { return tables->tail.load() & sequence_mask; }
 
+    // The first sequence that the ring still names. A message before it may be in its slot, but nobody finds it any more.
+    std::uint64_t first_in_ring() const {
+        std::uint64_t end = tail();
+        return end > ring_size ? end - ring_size : 1;
+    }
+    std::uint64_t oldest() const {
+        std::uint64_t mark = tables->oldest.load() & sequence_mask, first = first_in_ring();
+        return mark > first ? mark : first;
+    }
+
     // Completes whatever was installed at the tail. Anyone may do it, any number of times.
     void help() {
         for (std::uint64_t turns = 0; turns < 2 * ring_size; ++turns) {
@@ -163,6 +178,48 @@ struct Channel {
         return false;
     }
 
+    // ------------------------------------------------------------------------------------------ who may hold how many
+
+    // What all members are sure of and what subscribers have claimed beyond that. Below slot_count, a publisher finds a slot.
+    std::uint64_t claimed() const {
+        std::uint64_t sum = header->sure.load();
+        for (std::uint32_t word = 0; word < subscriber_words(); ++word)
+            for (std::uint64_t bits = exceeding[word].load(); bits; bits &= bits - 1)
+                sum += subscribers[word * 64 + unsigned(std::countr_zero(bits))].extra.load();
+        return sum;
+    }
+    std::uint32_t unclaimed() const {
+        std::uint64_t sum = claimed();
+        return sum + 1 < slot_count ? std::uint32_t(slot_count - 1 - sum) : 0;
+    }
+
+    // So many slots more for the reader, or none. Of two who claim the same, each sees the other: never do both get them.
+    bool claim(Reader &reader, std::uint32_t more) {
+        Word &mine = subscribers[reader.index].extra;
+        std::uint64_t bit = 1ull << (reader.index % 64);
+        if (!(exceeding[reader.index / 64].load(std::memory_order_relaxed) & bit)) exceeding[reader.index / 64].fetch_or(bit);
+        PENSTOCK_STEP("claim.before_extra");
+        mine.store(reader.extra + more);
+        PENSTOCK_STEP("claim.after_extra");
+        bool fits = claimed() < slot_count;
+        if (fits) reader.extra += more;
+        else mine.store(reader.extra);
+        return fits;
+    }
+
+    // Gives back what was claimed and is not held.
+    void give_back_extra(Reader &reader) {
+        std::uint32_t needed = reader.held > reader.most_held ? reader.held - reader.most_held : 0;
+        if (needed >= reader.extra) return;
+        reader.extra = needed;
+        subscribers[reader.index].extra.store(needed, std::memory_order_release);
+    }
+
+    // Whether the reader may hold one more slot.
+    bool may_hold_more(Reader &reader) {
+        return reader.held < reader.most_held + reader.extra || (reader.may_exceed && claim(reader, 1));
+    }
+
     // ------------------------------------------------------------------------------------------ hints of free slots
 
     void hint_free(std::uint32_t s) {
@@ -196,10 +253,10 @@ struct Channel {
     }
 
     void rebuild_hints() {
-        std::uint64_t oldest = tables->oldest.load();
+        std::uint64_t first = oldest();
         for (std::uint32_t s = 0; s < slot_count; ++s) {
             std::uint64_t state = slots[s].state.load();
-            if (kind_of(state) == slot_free || (kind_of(state) == slot_live && sequence_of(state) < oldest)) hint_free(s);
+            if (kind_of(state) == slot_free || (kind_of(state) == slot_live && sequence_of(state) < first)) hint_free(s);
         }
     }
 
@@ -238,10 +295,12 @@ struct Channel {
         return false;
     }
 
+    // An unreliable publisher passes over what reliable subscribers still want of a reliable one, and over nothing else.
     bool may_overwrite(Writer &writer, std::uint64_t sequence, std::uint32_t s) {
-        if (!writer.reliable || sequence < writer.floor) return true;
-        writer.floor = reliable_floor();
+        if (!writer.reliable && !(slots[s].flags.load() & message_reliable)) return true;
         if (sequence < writer.floor) return true;
+        writer.floor = reliable_floor();
+        if (sequence < writer.floor || sequence < first_in_ring()) return true;
         return vchans && !is_wanted(sequence, slots[s].vchan.load());
     }
 
@@ -287,15 +346,13 @@ struct Channel {
             PENSTOCK_STEP("acquire.after_hint");
             // A hint may be stale: what the oldest mark has not passed is taken in its turn only.
             std::uint64_t state = slots[s].state.load();
-            if (kind_of(state) == slot_live && sequence_of(state) >= tables->oldest.load()) continue;
+            if (kind_of(state) == slot_live && sequence_of(state) >= oldest()) continue;
             Taken result = take(writer, s);
             if (result == Taken::yes) return taken_slot = s, result;
             if (result == Taken::held) pass_by(s);
             if (result == Taken::unread) lower_oldest(sequence_of(slots[s].state.load())), worst = result;
         }
-        std::uint64_t end = tail(), n = tables->oldest.load() & sequence_mask;
-        if (n + ring_size < end) n = end - ring_size;
-        for (; n < end; ++n) {
+        for (std::uint64_t end = tail(), n = oldest(); n < end; ++n) {
             std::uint64_t entry = entry_at(n).load();
             Taken result = Taken::none;
             std::uint32_t s = slot_in(entry);
@@ -303,8 +360,8 @@ struct Channel {
                 fetch_ahead(n);
                 result = take(writer, s);
                 if (result == Taken::unread) {
-                    if (!vchans) return result;
-                    worst = result;  // wanted by one virtual channel; what comes after it may be another's
+                    if (!vchans && writer.reliable) return result;
+                    worst = result;  // what comes after it may be another virtual channel's, or an unreliable publisher's
                     continue;
                 }
             }
@@ -343,10 +400,13 @@ struct Channel {
         }
     }
 
-    // Publishes an owned slot; gives its sequence. 0 when a reliable publisher must wait first: the ring's place still
-    // names a message that a reliable subscriber of another virtual channel has not seen.
+    // Publishes an owned slot; gives its sequence. 0 with held_back set: the ring's place still names a message that a
+    // reliable subscriber has not seen and that must not be passed over. What is stored in the slot here is stored with
+    // release: who sees it early (help() of another reads it for the tail) sees what went before it too.
     std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
         Slot &slot = slots[s];
+        writer.held_back = false;
+        slot.vchan.store(writer.vchan, std::memory_order_release);
         std::uint64_t owned = slot.state.load();
         for (std::uint64_t turns = 0; turns < (1ull << 32); ++turns) {
             std::uint64_t t = tail();
@@ -356,15 +416,20 @@ struct Channel {
                 if (tail() == t) return 0;  // nonsense in the ring
                 continue;
             }
-            if (writer.reliable && t > ring_size && t - ring_size >= writer.floor && slot_in(entry) < slot_count &&
-                slots[slot_in(entry)].state.load() == live(t - ring_size) &&
-                !may_overwrite(writer, t - ring_size, slot_in(entry)))
+            // What was passed over for so long that the ring's place still names it: never what the oldest mark has passed.
+            std::uint32_t old = slot_in(entry);
+            bool passed_over = t > ring_size && t - ring_size >= tables->oldest.load() && old < slot_count &&
+                               slots[old].state.load() == live(t - ring_size);
+            if (passed_over && !may_overwrite(writer, t - ring_size, old) &&
+                slots[old].state.load() == live(t - ring_size)) {  // so the flags were that message's
+                writer.held_back = true;
                 return 0;
+            }
             std::int64_t last = tables->last_timestamp_ns.load();
-            slot.timestamp_ns.store(now_ns > last ? now_ns : last, std::memory_order_relaxed);
+            slot.timestamp_ns.store(now_ns > last ? now_ns : last, std::memory_order_release);
             bool is_virtual = vchans && writer.vchan >= 0;
             std::uint64_t ordinal = is_virtual ? vchans[writer.vchan].tail.load() + 1 : t;
-            slot.ordinal.store(ordinal, std::memory_order_relaxed);
+            slot.ordinal.store(ordinal, std::memory_order_release);
             if (tail() != t) continue;
             PENSTOCK_STEP("commit.before_install");
             if (entry_at(t).compare_exchange_strong(entry, entry_of(t, s))) {
@@ -374,6 +439,7 @@ struct Channel {
                 PENSTOCK_STEP("commit.after_live");
                 writer.ordinal = ordinal;
                 help();
+                if (passed_over) [[unlikely]] hint_free(old);  // the ring names it no more
                 PENSTOCK_STEP("commit.after_help");
                 return t;
             }
@@ -444,6 +510,7 @@ struct Channel {
         if (mine.count == 0 || --mine.count) return false;
         --reader.held;
         unhold(s, holder_word(s, reader.index / 64), 1ull << (reader.index % 64));
+        if (reader.extra) [[unlikely]] give_back_extra(reader);
         return true;
     }
 
@@ -488,7 +555,7 @@ struct Channel {
                     continue;
                 }
             }
-            if (reader.held >= reader.most_held) {
+            if (!may_hold_more(reader)) [[unlikely]] {
                 std::uint64_t state = slots[s].state.load();
                 bool gone = state != live(n) && !(kind_of(state) == slot_claiming && sequence_of(state) == n) &&
                             !(kind_of(state) == slot_owned && sequence_of(state) < n);
@@ -505,24 +572,36 @@ struct Channel {
             ++n;
         }
         if (n != reader.cursor) move_cursor(reader, n);
+        if (reader.extra) [[unlikely]] give_back_extra(reader);
         return result;
     }
 
-    // Whether next() would find something; costs one load when there is nothing. Other virtual channels' messages are
-    // passed by on the way.
+    // Whether next() would find something; costs one load when there is nothing. On a virtual channel messages of others
+    // are passed by on the way, and so is what is gone, whosever it was: it is no message to be read.
     bool has_next(Reader &reader) {
         std::uint64_t n = reader.cursor;
         bool found = false;
-        for (std::uint64_t turns = 0; turns <= 2 * ring_size; ++turns, ++n) {
+        for (std::uint64_t turns = 0; turns <= 2 * ring_size; ++turns) {
             std::uint64_t entry = entry_at(n).load();
             if (lap_in(entry) < lap_of(n)) break;
             std::uint32_t s = slot_in(entry);
-            found = reader.vchan < 0 || lap_in(entry) > lap_of(n) || s >= slot_count;
+            found = reader.vchan < 0 || s >= slot_count;
             if (found) break;
+            if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
+                std::uint64_t end = tail();
+                n = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
+                continue;
+            }
             std::uint64_t state = slots[s].state.load();
-            if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
-            found = !is_foreign(reader, n, s);
-            if (found) break;
+            if (kind_of(state) == slot_owned && sequence_of(state) < n) {
+                help();
+                state = slots[s].state.load();
+            }
+            found = state == live(n) || (kind_of(state) == slot_claiming && sequence_of(state) == n) ||
+                    (kind_of(state) == slot_owned && sequence_of(state) < n);
+            if (found && !is_foreign(reader, n, s)) break;
+            found = false;
+            ++n;
         }
         if (n != reader.cursor) move_cursor(reader, n);
         return found;
@@ -601,6 +680,8 @@ struct Channel {
         active[index / 64].fetch_and(~bit);
         reliable[index / 64].fetch_and(~bit);
         PENSTOCK_STEP("recover.after_active");
+        subscribers[index].extra.store(0);
+        exceeding[index / 64].fetch_and(~bit);
         if (tables) {
             for (std::uint32_t s = 0; s < slot_count; ++s) holder_word(s, index / 64).fetch_and(~bit);
             rebuild_hints();

@@ -8,6 +8,7 @@
 //   NAME.tables.NONCE            Tables, Slot records, ring, hints, metadata   made by the first publisher
 //   NAME.vchans.NONCE            Vchan records                                 made by the first virtual member
 //   NAME.payload.NONCE.K         payloads, slot_size(K) bytes a slot           K-th size of the channel; readers map it read-only
+//   NAME.virtual.NONCE           empty: that name is a virtual channel of the multiplexer with that nonce
 //   NAME.wake.NONCE.p3.7         FIFO of member 3 (publisher), 7th taking      written to when its owner sleeps
 //
 // Words that decide something (each fact stands in exactly one of them):
@@ -23,6 +24,8 @@
 //   Tables::tail     next sequence; follows the ring, anyone may help it forward
 //   Member::cursor   next sequence that subscriber will look at
 //   active, reliable bit r: subscriber r is there, and holds reliable publishers back
+//   Header::sure     slots that the members are sure of, together; Member::extra what a subscriber has claimed beyond its
+//                    own, and exceeding: bit r: subscriber r has claimed some. Who claims says so first and looks then.
 //   Member::sleep    63..2 generation | 1 woken through its FIFO, else on this word | 0 asleep
 //
 // Hints, rebuilt by a scan: Tables::oldest, the bitmaps of maybe-free slots, Slot::skipped.
@@ -48,7 +51,7 @@ using Word = Atomic<std::uint64_t>;
 
 inline constexpr std::uint64_t control_magic = 0x314d4853'4b545350ull;  // "PSTKSHM1"
 inline constexpr std::uint64_t tables_magic = 0x31424154'4b545350ull;   // "PSTKTAB1"
-inline constexpr std::uint32_t layout_version = 2;
+inline constexpr std::uint32_t layout_version = 3;
 
 inline constexpr std::uint32_t max_slots = 1u << 20;
 inline constexpr std::uint32_t max_members = 4096;  // of each kind; 12 bits of Slot::state
@@ -74,6 +77,7 @@ constexpr std::uint64_t sequence_of(std::uint64_t state) { return state & sequen
 // flags of a message
 inline constexpr std::uint32_t message_activation = 1;
 inline constexpr std::uint32_t message_checksummed = 2;
+inline constexpr std::uint32_t message_reliable = 4;  // of a reliable publisher
 
 struct alignas(64) Slot {
     Word state;                              //  0
@@ -103,13 +107,13 @@ struct alignas(128) Member {
     Word taken;              //  0  0: free, else the number of the taking (names the FIFO); written under the file lock
     Word process;            //  8  liveness token
     std::uint32_t pid;       // 16
-    std::uint32_t most_held; // 20  slots it may hold at once
+    std::uint32_t most_held; // 20  slots it is sure of
     std::int32_t vchan;      // 24  -1: none (a subscriber then sees all)
     std::uint32_t flags;     // 28
     Word sleep;              // 32
     std::uint64_t joined_ns; // 40
     Word wanted_cursor;      // 48  a sleeping publisher: not worth waking before a reader has come so far (hint)
-    std::uint64_t none;      // 56
+    Word extra;              // 56  a subscriber: slots that it may hold beyond those
     alignas(64) Word cursor; // 64  a line of its own: written at each read
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80
@@ -149,7 +153,8 @@ struct alignas(64) Header {
     Atomic<std::uint32_t> vchans_ready;        // 400
     Atomic<std::uint32_t> segments;            // 404  how many there have been
     Word takings;                              // 408
-    std::uint64_t zero[12];                    // 416
+    Word sure;                                 // 416
+    std::uint64_t zero[11];                    // 424
     Segment segment[max_segments];             // 512
 };
 static_assert(sizeof(Header) == 1024 && offsetof(Header, segment) == 512 && offsetof(Header, type) == 256 &&
@@ -172,9 +177,10 @@ struct alignas(128) Vchan {
     Word tail;                               //   0  last ordinal
     Atomic<std::uint32_t> used;              //   8
     Atomic<std::uint32_t> published;         //  12  1: it has had a publisher, who has said what type it carries
-    char name[112];                          //  16
+    char name[104];                          //  16  stays when the id is given back, for who comes back
+    Word given_back;                         // 120  tail at that moment
     char type[120];                          // 128  written under the file lock
-    std::uint64_t zero;                      // 248
+    Word since;                              // 248  messages before that sequence were another name's
 };
 static_assert(sizeof(Vchan) == 256 && offsetof(Vchan, type) == 128);
 
@@ -189,13 +195,14 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t step) { retu
 
 // Where things stand in the control file, from the two capacities alone.
 struct ControlPlaces {
-    std::uint64_t reader_sleepers, publisher_sleepers, active, reliable, publishers, subscribers, total;
+    std::uint64_t reader_sleepers, publisher_sleepers, active, reliable, exceeding, publishers, subscribers, total;
     constexpr ControlPlaces(std::uint64_t publisher_capacity, std::uint64_t subscriber_capacity)
         : reader_sleepers(sizeof(Header)),
           publisher_sleepers(reader_sleepers + round_up(subscriber_capacity / 8, 64)),
           active(publisher_sleepers + round_up(publisher_capacity / 8, 64)),
           reliable(active + round_up(subscriber_capacity / 8, 64)),
-          publishers(round_up(reliable + round_up(subscriber_capacity / 8, 64), 128)),
+          exceeding(reliable + round_up(subscriber_capacity / 8, 64)),
+          publishers(round_up(exceeding + round_up(subscriber_capacity / 8, 64), 128)),
           subscribers(publishers + publisher_capacity * sizeof(Member)),
           total(subscribers + subscriber_capacity * sizeof(Member)) {}
 };

@@ -142,6 +142,7 @@ bool Membership::try_join() {
         throw;
     }
     joined_ = true;
+    count_sure();
     return true;
 }
 
@@ -164,16 +165,26 @@ std::uint64_t Membership::held_by_others() const {
     return sum;
 }
 
+// Anew under the file lock whenever somebody has come or gone.
+void Membership::count_sure() const { channel.header->sure.store(held_by_others() + (joined_ ? self().most_held : 0)); }
+
 std::string Membership::who_holds_what() const {
     std::string text;
-    auto add = [&](const char *kind, const Member *members, std::uint32_t capacity) {
-        for (std::uint32_t i = 0; i < capacity && text.size() < 800; ++i)
-            if (members[i].taken.load())
-                text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
-                        std::to_string(members[i].pid) + ") may hold " + std::to_string(members[i].most_held);
+    auto add = [&](const char *kind, const Member &member, std::uint32_t i, const std::string &what) {
+        if (!member.taken.load() || text.size() > 800) return;
+        text += (text.empty() ? "" : ", ") + std::string(kind) + " " + std::to_string(i) + " (pid " +
+                std::to_string(member.pid) + ") " + what;
     };
-    add("publisher", channel.publishers, channel.publisher_capacity);
-    add("subscriber", channel.subscribers, channel.subscriber_capacity);
+    for (std::uint32_t i = 0; i < channel.publisher_capacity; ++i)
+        add("publisher", channel.publishers[i], i, "may reserve " + std::to_string(channel.publishers[i].most_held));
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i) {
+        if (!channel.subscribers[i].taken.load()) continue;
+        std::uint32_t held = 0;
+        for (std::uint32_t s = 0; channel.tables && s < channel.slot_count; ++s)
+            held += channel.holder_word(s, i / 64).load() >> (i % 64) & 1;
+        add("subscriber", channel.subscribers[i], i,
+            "holds " + std::to_string(held) + " and is sure of " + std::to_string(channel.subscribers[i].most_held));
+    }
     return text.empty() ? "nobody is there" : text;
 }
 
@@ -211,6 +222,11 @@ bool Membership::recover_locked() {
             channel.subscribers[i].taken.store(0);
             any = true;
         }
+    if (any) {
+        count_sure();
+        if (!channel.vchans && channel.header->vchans_ready.load()) attach_vchans();
+        give_back_vchans();
+    }
     if (any && joined_) {
         wake_publishers();
         wake_readers(-1);  // a publisher may have died between publishing and waking
@@ -240,14 +256,19 @@ void Membership::linger() noexcept {
     wake_publishers();
 }
 
-// Mappings stay: views of messages may still look at them.
 void Membership::close_files() noexcept {
     bells.close();
     for (SegmentMap &segment : segments_) segment.file = File();
     control_file_ = File();
 }
 
-void Membership::leave() noexcept {
+void Membership::unmap() noexcept {
+    segments_.clear();
+    for (Mapping *memory : {&tables_memory_, &vchans_memory_, &control_}) *memory = Mapping();
+    channel = Channel();
+}
+
+void Membership::leave(bool somebody_looks) noexcept {
     if (!joined_) return;
     joined_ = false;
     if (!belongs_here()) return close_files();
@@ -263,6 +284,8 @@ void Membership::leave() noexcept {
             PENSTOCK_STEP("leave.after_taken");
         }
         recover_locked();
+        count_sure();
+        give_back_vchans();
         if (!anyone_left()) {
             if (has_name(control_file_)) remove_files();
         } else {
@@ -272,6 +295,7 @@ void Membership::leave() noexcept {
     } catch (const std::exception &) {  // the next participant finds us dead and does it
     }
     close_files();
+    if (!somebody_looks) unmap();
 }
 
 // ---------------------------------------------------------------------------------------------- waking

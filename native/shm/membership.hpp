@@ -19,6 +19,7 @@ namespace penstock::shm {
 inline constexpr std::uint32_t default_slots = 64;
 inline constexpr std::uint64_t default_slot_size = 4096;
 inline constexpr std::uint32_t default_capacity = 64;
+inline constexpr std::uint32_t default_sure = 2;  // messages that a subscriber may hold at once, whoever else is there
 inline constexpr std::uint32_t not_given = 0xffffffff;
 
 struct Options {
@@ -28,7 +29,7 @@ struct Options {
     bool reliable = false;
     std::uint32_t slots = 0;      // 0: what the channel has, or the default
     std::uint64_t slot_size = 0;  // 0: likewise
-    std::uint32_t most_held = 0;  // reserved or active messages; 0: a fair part
+    std::uint32_t most_held = 0;  // reserved or active messages; 0: sure of a few, and of more while slots are free
     std::string type;
     std::uint32_t metadata_size = not_given;
     bool fixed_size = false;
@@ -81,7 +82,9 @@ class Membership {
 
     // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
     bool recover();
-    void leave() noexcept;
+    // `somebody_looks`: at messages or arrays in its memory, which stays mapped then.
+    void leave(bool somebody_looks = false) noexcept;
+    void unmap() noexcept;
     // Closed with messages held: no reliable publisher waits for it, its holds stay.
     void linger() noexcept;
 
@@ -100,7 +103,7 @@ class Membership {
     // For who polls the descriptor: from now on it becomes readable when the member is woken.
     void arm_descriptor();
 
-    // "publisher 0 (pid 17) may hold 1, ..." for errors
+    // "publisher 0 (pid 17) may reserve 1, subscriber 0 (pid 18) holds 5 and is sure of 2, ..." for errors
     std::string who_holds_what() const;
     std::string describe() const;
 
@@ -119,8 +122,12 @@ class Membership {
     bool attach_tables(bool locked);
     void attach_vchans();
     void choose_vchan();
+    void check_name() const;
+    std::string virtual_name(const std::string &name) const;
+    void give_back_vchans() const;
     void take_place();
     void settle_most_held();
+    void count_sure() const;
     std::uint32_t count_members(bool publishers) const;
     std::uint64_t held_by_others() const;
     bool recover_locked();
@@ -166,6 +173,10 @@ struct ChannelView {
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };
 std::vector<ChannelView> list_channels();
+// Whether somebody who lives is in the channel with that file name.
+bool is_channel_in_use(const std::string &encoded);
+// The multiplexer of that virtual channel, where it is in use and not the one with that nonce; else empty.
+std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 
 // Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
 std::vector<std::string> clean_channels();

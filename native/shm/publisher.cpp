@@ -59,7 +59,7 @@ void Publisher::cancel(std::uint32_t slot) {
     if (!member.belongs_here() || !member.joined()) return;
     member.channel.cancel(writer, slot);
     if (reserved) --reserved;
-    if (retiring_ && !reserved) return member.leave();
+    if (retiring_ && !reserved) return member.leave(looked_at > 0);
     member.wake_publishers();
 }
 
@@ -78,11 +78,10 @@ bool Publisher::look_for_dead() {
     return member.recover();
 }
 
-Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra) {
-    std::int64_t looked_ns = monotonic_ns();
+Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra) {
     Wait wait;
     wait.deadline_ns = deadline_ns;
-    wait.spin_ns = spin_ns;
+    wait.spin_until_ns = spin_until_ns;
     wait.slice_ns = patience_ns;
     wait.extra = extra;
     wait.closed = &closed;
@@ -93,12 +92,7 @@ Woken Publisher::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra)
     member.self().wanted_cursor.store(unread ? channel.reliable_floor() + channel.slot_count / 8 : 0);
     return sleep_until(member, wait, [&] {
         if (could_reserve()) return true;
-        std::int64_t now = monotonic_ns();
-        if (now - looked_ns > patience_ns) {  // somebody who holds us up may be dead
-            looked_ns = now;
-            if (member.recover()) return could_reserve();
-        }
-        return false;
+        return look_for_dead() && could_reserve();  // somebody who holds us up may be dead
     });
 }
 
@@ -184,13 +178,14 @@ void Publisher::wake() { member.bells.wake_self(); }
 void Publisher::close(bool at_once) noexcept {
     closed.store(true);
     if (!at_once && reserved && member.belongs_here() && member.joined()) retiring_ = true;
-    else member.leave();
+    else member.leave(reserved || looked_at);
 }
 
 std::string Publisher::why_full() const {
     if (writer.reliable && !member.channel.any_subscriber())
         return member.describe() + " is reliable and has no subscriber yet";
-    return member.describe() + ": no slot is free; " + member.who_holds_what();
+    return member.describe() + ": no slot is free; " + member.who_holds_what() +
+           (writer.reliable ? "" : "; what reliable subscribers have not read of reliable publishers is not overwritten");
 }
 
 }  // namespace penstock::shm

@@ -28,6 +28,7 @@ class Publisher {
     const bool retirement;  // keep account of what was published, to tell what all have released
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
+    std::uint32_t looked_at = 0;  // published, but an array of this process still shows it
 
     struct Place {
         std::uint32_t slot = 0;
@@ -55,16 +56,17 @@ class Publisher {
     }
     std::uint32_t metadata_size() const { return metadata_size_; }
 
-    // The ordinal; 0: a reliable subscriber of another virtual channel must go on first.
+    // The ordinal. 0 with writer.held_back: a reliable subscriber must go on first; an unreliable publisher gives it up.
     std::uint64_t publish(const Place &place, std::uint64_t size, std::int64_t now_ns, std::uint32_t flags = 0) {
         Slot &slot = member.channel.slots[place.slot];
-        slot.size.store(size, std::memory_order_relaxed);
-        slot.vchan.store(writer.vchan, std::memory_order_relaxed);
+        slot.size.store(size, std::memory_order_release);
+        if (writer.reliable) flags |= message_reliable;
         if (checksums) {
             flags |= message_checksummed;
-            slot.checksum.store(checksum_of(place.data, size, metadata_size_ ? metadata(place.slot) : nullptr, metadata_size_), std::memory_order_relaxed);
+            const std::uint8_t *beside = metadata_size_ ? metadata(place.slot) : nullptr;
+            slot.checksum.store(checksum_of(place.data, size, beside, metadata_size_), std::memory_order_release);
         }
-        slot.flags.store(flags, std::memory_order_relaxed);
+        slot.flags.store(flags, std::memory_order_release);
         std::uint64_t sequence = member.channel.commit(writer, place.slot, now_ns);
         if (sequence == 0) [[unlikely]] return 0;
         --reserved;
@@ -78,10 +80,20 @@ class Publisher {
         return writer.ordinal;
     }
     void cancel(std::uint32_t slot);
+    // An unreliable publisher's message gives way to what reliable subscribers have not read.
+    void stop_looking() {
+        if (--looked_at == 0 && !member.joined()) member.unmap();
+    }
+    void count_given_up() {
+        counters->matched.add();
+        counters->drop(DropReason::overflow, 1);
+        Word &dropped = member.self().dropped;
+        dropped.store(dropped.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    }
     void wake_readers() { member.wake_readers(writer.vchan); }
 
     // Until a slot may be had (or there is no more sense in waiting).
-    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra);
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra);
     bool could_reserve();
     // For who never waits: looks for the dead that hold it up, at most every 50 ms. True when there were any.
     bool look_for_dead();

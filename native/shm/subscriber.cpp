@@ -4,11 +4,12 @@
 
 namespace penstock::shm {
 
-Subscriber::Subscriber(const Options &options, bool with_activation, bool with_verify)
+Subscriber::Subscriber(const Options &options, bool with_activation, bool with_verify, bool refuse)
     : member(false, options),
       counters(counters_take("shm", "subscriber", options.name)),
       pass_activation(with_activation),
-      verify(with_verify) {
+      verify(with_verify),
+      refuse_damaged(refuse) {
     reader.index = member.index;
     reader.vchan = member.vchan;
     reader.cursor = expected_ = member.start;
@@ -26,6 +27,7 @@ bool Subscriber::prepare() {
     const Channel &channel = member.channel;
     reader.pins.assign(channel.slot_count, {});
     reader.most_held = member.most_held;
+    reader.may_exceed = member.options.most_held == 0;
     metadata_size_ = std::min<std::uint32_t>(channel.header->metadata_size.load(), channel.metadata_stride);
     counters->capacity.set(channel.slot_count);
     return ready_ = true;
@@ -49,13 +51,9 @@ bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
     std::uint32_t segment = slot.segment.load(std::memory_order_relaxed);
     const std::uint8_t *data = member.payload(segment, s);
     std::uint64_t size = slot.size.load(std::memory_order_relaxed);
-    if (!data || size > member.segment_size(segment)) [[unlikely]] {
-        member.channel.unpin(reader, s);
-        counters->errors.add();
-        throw Error(Fault::corruption, member.describe() + ": message " + std::to_string(sequence) + " in slot " +
-                                           std::to_string(s) + " says it has " + std::to_string(size) +
-                                           " bytes in segment " + std::to_string(segment) + ", which cannot be");
-    }
+    if (!data || size > member.segment_size(segment)) [[unlikely]]
+        refuse_message(sequence, s, "says it has " + std::to_string(size) + " bytes in segment " + std::to_string(segment) +
+                                        ", which cannot be");
     view.data = data;
     view.size = size;
     view.ordinal = slot.ordinal.load(std::memory_order_relaxed);
@@ -73,13 +71,26 @@ bool Subscriber::fill(View &view, std::uint32_t s, std::uint64_t sequence) {
     return true;
 }
 
+// One bad message costs one message: it is counted, its slot given back, and the cursor is past it.
+void Subscriber::refuse_message(std::uint64_t sequence, std::uint32_t s, const std::string &why) {
+    release(s);
+    counters->errors.add();
+    throw Error(Fault::corruption, member.describe() + ": message " + std::to_string(sequence) + " in slot " +
+                                       std::to_string(s) + " " + why);
+}
+
 bool Subscriber::deliver(View &view, std::uint32_t s) {
     std::uint64_t sequence = reader.cursor - 1;
     if (reader.vchan < 0) {
         if (sequence != expected_) [[unlikely]] account(sequence);
         expected_ = sequence + 1;
     }
-    fill(view, s, sequence);
+    try {
+        fill(view, s, sequence);
+    } catch (...) {
+        if (reader.vchan < 0) drop(1, DropReason::error);  // else the gap in the ordinals counts it
+        throw;
+    }
     if (reader.vchan >= 0) {
         std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
         if (view.ordinal > from + 1) drop(view.ordinal - from - 1, DropReason::overflow);
@@ -91,6 +102,14 @@ bool Subscriber::deliver(View &view, std::uint32_t s) {
         drop(1, DropReason::filtered);
         release(s);
         return false;
+    }
+    if (!view.intact) [[unlikely]] {
+        if (!refuse_damaged) {
+            counters->errors.add();
+        } else {
+            drop(1, DropReason::error);
+            refuse_message(view.ordinal, s, "has a checksum that does not match its " + std::to_string(view.size) + " bytes");
+        }
     }
     std::uint64_t seen = reader.vchan < 0 ? expected_ : last_ordinal_;
     std::uint64_t first = reader.vchan < 0 ? member.joined_tail : member.start_ordinal;
@@ -111,7 +130,7 @@ Found Subscriber::read_newest(View &view) {
     if (!ready_ && !prepare()) return Found::nothing;
     Channel &channel = member.channel;
     channel.help();
-    if (at_limit()) return has_next() ? Found::limit : Found::nothing;
+    if (!channel.may_hold_more(reader)) return has_next() ? Found::limit : Found::nothing;
     std::uint64_t end = channel.tail();
     std::uint64_t low = std::max(reader.cursor, end > channel.ring_size ? end - channel.ring_size : 1);
     for (std::uint64_t n = end; n-- > low;) {
@@ -137,9 +156,15 @@ Found Subscriber::read_newest(View &view) {
 Found Subscriber::again(View &view, std::uint32_t s, std::uint64_t sequence) {
     if (!ready_ || s >= member.channel.slot_count) return Found::nothing;
     bool shared = reader.pins[s].count > 0;
-    if (!shared && at_limit()) return member.channel.slots[s].state.load() == live(sequence) ? Found::limit : Found::nothing;
-    if (!member.channel.pin(reader, sequence, s)) return Found::nothing;
+    if (!shared && !member.channel.may_hold_more(reader))
+        return member.channel.slots[s].state.load() == live(sequence) ? Found::limit : Found::nothing;
+    if (!member.channel.pin(reader, sequence, s)) {
+        member.channel.give_back_extra(reader);
+        return Found::nothing;
+    }
     fill(view, s, sequence);
+    if (!view.intact && refuse_damaged)
+        refuse_message(view.ordinal, s, "has a checksum that does not match its " + std::to_string(view.size) + " bytes");
     return Found::message;
 }
 
@@ -147,8 +172,8 @@ Found Subscriber::find(View &view, std::int64_t timestamp_ns) {
     if (!ready_ && !prepare()) return Found::nothing;
     Channel &channel = member.channel;
     channel.help();
-    std::uint64_t end = channel.tail();
-    std::uint64_t low = end > channel.ring_size ? end - channel.ring_size : 1;
+    std::uint64_t end = channel.tail(), low = channel.first_in_ring();
+    if (reader.vchan >= 0) low = std::max(low, channel.vchans[reader.vchan].since.load());
     for (int tries = 0; tries < 4; ++tries) {
         std::uint64_t best = 0;
         std::uint32_t best_slot = 0;
@@ -175,19 +200,45 @@ void Subscriber::release_many(const std::uint64_t *slots, std::size_t count) noe
     if (!member.belongs_here() || !member.joined()) return;
     bool freed = false;
     for (std::size_t i = 0; i < count; ++i) freed |= member.channel.unpin(reader, std::uint32_t(slots[i]));
-    if (!freed) return;
-    if (retiring_) return finish();
-    member.wake_publishers(reader.cursor);
+    if (freed) released();
 }
 
-Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience) {
+std::uint32_t Subscriber::prepare_batch(std::size_t most) {
+    if (!ready_ && !prepare()) return 1;
+    std::uint32_t half = std::max(1u, may_hold() / 2);
+    auto wanted = std::uint32_t(std::min<std::size_t>(most, half));
+    std::uint32_t sure = reader.most_held + reader.extra, room = sure > reader.held ? sure - reader.held : 0;
+    // Another may be claiming the same: whoever gets less takes less.
+    if (reader.may_exceed)
+        for (std::uint32_t more = wanted > room ? wanted - room : 0; more && !member.channel.claim(reader, more); more /= 2) {
+        }
+    return wanted;
+}
+
+Woken Subscriber::wait_release(std::int64_t deadline_ns) {
+    Wait wait;
+    wait.deadline_ns = deadline_ns;
+    wait.closed = &closed;
+    // Nobody rings for slots that another process gives back.
+    if (reader.may_exceed) wait.slice_ns = 10'000'000;
+    waits_for_release_.store(true);
+    Woken woken = sleep_until(member, wait, [&] { return !waits_for_release_.load(); });
+    return woken == Woken::look && reader.may_exceed ? Woken::ready : woken;
+}
+
+void Subscriber::wake_for_release() noexcept {
+    waits_for_release_.store(false);
+    member.bells.wake_self();
+}
+
+Woken Subscriber::wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra, int patience) {
     if (!has_next()) {
         member.wake_publishers();  // who waits for us to come further need not: we have nothing left
         waited_ = true;
     }
     Wait wait;
     wait.deadline_ns = deadline_ns;
-    wait.spin_ns = spin_ns;
+    wait.spin_until_ns = spin_until_ns;
     wait.patience = patience;
     wait.extra = extra;
     wait.closed = &closed;
@@ -199,6 +250,11 @@ bool Subscriber::arm() {
     member.wake_publishers();
     member.arm_descriptor();
     return !has_next();
+}
+
+void Subscriber::arm_release() {
+    waits_for_release_.store(true);
+    member.arm_descriptor();
 }
 
 void Subscriber::wake() { member.bells.wake_self(); }
@@ -223,7 +279,7 @@ void Subscriber::close(bool at_once) noexcept {
         member.linger();
         return;
     }
-    member.leave();
+    member.leave(reader.held > 0);
 }
 
 void Subscriber::update_counters() {
@@ -245,8 +301,9 @@ void Subscriber::update_counters() {
 }
 
 std::string Subscriber::why_limit() const {
-    return member.describe() + ": this subscriber holds " + std::to_string(reader.held) +
-           " messages, its max_active_messages; release some (message.release(), or let them go) or open it with more";
+    return member.describe() + ": this subscriber holds " + std::to_string(reader.held) + " messages and may hold no more (" +
+           member.who_holds_what() + "); release some (message.release(), or let them go)" +
+           (reader.may_exceed ? ", or use more slots" : " or open it with a larger max_active_messages");
 }
 
 }  // namespace penstock::shm

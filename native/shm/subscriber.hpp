@@ -31,14 +31,15 @@ struct View {
 
 class Subscriber {
    public:
-    Subscriber(const Options &options, bool pass_activation, bool verify);
+    // `refuse_damaged`: a message with a wrong checksum is an error and not handed out.
+    Subscriber(const Options &options, bool pass_activation, bool verify, bool refuse_damaged = false);
     ~Subscriber();
 
     Membership member;
     Reader reader;
     Counters *counters;
     const bool pass_activation;
-    const bool verify;
+    const bool verify, refuse_damaged;
     std::atomic<bool> closed{false};
 
     Found read(View &view) {
@@ -64,8 +65,7 @@ class Subscriber {
     void release(std::uint32_t slot) noexcept {
         if (!member.belongs_here() || !member.joined()) [[unlikely]] return;
         if (!member.channel.unpin(reader, slot)) return;
-        if (retiring_) [[unlikely]] return finish();
-        member.wake_publishers(reader.cursor);
+        released();
     }
     void release_many(const std::uint64_t *slots, std::size_t count) noexcept;
     // Another handle shares the reference to a slot that is held.
@@ -78,10 +78,18 @@ class Subscriber {
     void tell_publishers() { member.wake_publishers(reader.cursor); }
 
     bool has_next() { return (ready_ || prepare()) && member.channel.has_next(reader); }
-    bool at_limit() const { return reader.held >= reader.most_held; }
-    Woken wait(std::int64_t deadline_ns, std::int64_t spin_ns, int extra, int patience = 1);
+    // Messages that it may hold as things stand, and how many of them a batch may take: one batch leaves room for the next.
+    std::uint32_t may_hold() const {
+        return reader.most_held + reader.extra + (reader.may_exceed && ready_ ? member.channel.unclaimed() : 0);
+    }
+    std::uint32_t prepare_batch(std::size_t most);
+    Woken wait(std::int64_t deadline_ns, std::int64_t spin_until_ns, int extra, int patience = 1);
+    // At the limit: until a message is released, by another thread or by somebody who has claimed what was free.
+    Woken wait_release(std::int64_t deadline_ns);
     // For who polls the descriptor: arms the bell; false when there is something to read after all.
     bool arm();
+    // The same at the limit: a release rings it.
+    void arm_release();
     void wake();
     // Leaves, or lingers until the last held message is released.
     void close(bool at_once) noexcept;
@@ -91,6 +99,13 @@ class Subscriber {
     std::string why_limit() const;
 
    private:
+    void released() noexcept {
+        if (waits_for_release_.load(std::memory_order_relaxed)) [[unlikely]] wake_for_release();
+        if (retiring_) [[unlikely]] return finish();
+        member.wake_publishers(reader.cursor);
+    }
+    void wake_for_release() noexcept;
+    [[noreturn]] void refuse_message(std::uint64_t sequence, std::uint32_t slot, const std::string &why);
     bool prepare();
     bool deliver(View &view, std::uint32_t slot);
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
@@ -102,6 +117,7 @@ class Subscriber {
     bool ready_ = false;
     bool retiring_ = false;
     bool waited_ = false;  // the next message is measured
+    std::atomic<bool> waits_for_release_{false};
     std::uint32_t metadata_size_ = 0;
     std::uint64_t last_ordinal_ = 0;  // of the virtual channel
     std::uint64_t history_ = 0;       // delivered although published before joining

@@ -37,9 +37,9 @@ def test_a_confirm_covers_a_row(wire: Callable[[], Wire]) -> None:
     "line",
     [
         "SUB", "SUB q nonsense=1", "SUB q credit=-1", "SUB q credit=x", "SUB " + "n" * 300, "QUEUE q topics=a..b",
-        "QUEUE q topics=>.a", "QUEUE q topics=", "QUEUE $own", "ACK q 5", "NACK q 5", "PURGE none", "DELETE none",
+        "QUEUE q topics=>.a", "QUEUE q topics=", "QUEUE $own", "PURGE none", "DELETE none",
         "SEEK none from_position=1", "REDRIVE none", "PAUSE none", "RESUME none", "FETCH x 5", "FETCH 1", "FETCH 1 5 topics=$delayed", "COMMIT",
-        "COMMIT a b c", "UNSUB q", "CREDIT q 5", "PEERS *", "SUB q from_ordinal=1 topics=a.>", "SUB q ack=maybe",
+        "COMMIT a b c", "UNSUB q", "PEERS *", "SUB q from_ordinal=1 topics=a.>", "SUB q ack=maybe",
         "QUEUE q ttl_ms=99999999999999999999",
     ],
 )  # fmt: skip
@@ -63,7 +63,19 @@ def test_what_breaks_the_protocol_closes_with_a_reason(wire: Callable[[], Wire],
 
 
 def test_hello_of_another_version(wire: Callable[[], Wire]) -> None:
-    assert wire().send(b"HELLO 2\n").closed().startswith(b"ERR closing this broker speaks version 1")
+    assert wire().send(b"HELLO 2\n").line().startswith("HELLO 2 journal=")
+    assert wire().send(b"HELLO 3\n").closed().startswith(b"ERR closing this broker speaks versions 1 and 2")
+
+
+@pytest.mark.parametrize("line", ["ACK q 5", "ACK q 5-9 11", "NACK q 5", "CREDIT q 5"])
+def test_what_has_no_answer_has_none_when_there_is_nothing_to_do(wire: Callable[[], Wire], line: str) -> None:
+    assert wire().hello().send(line.encode() + b"\nPING\n").line() == "PONG"
+
+
+@pytest.mark.parametrize("line", ["ACK q x", "ACK q", "NACK q -1", "NACK q 1 delay=3", "CREDIT q", "CREDIT q x"])
+def test_what_has_no_answer_closes_when_it_is_malformed(wire: Callable[[], Wire], line: str) -> None:
+    told = wire().hello().send(line.encode() + b"\nPING\n").closed()
+    assert told.startswith(b"ERR closing ") and told.count(b"\n") == 1
 
 
 def test_too_large_is_refused_and_passed_over(serve: Callable[..., Server]) -> None:
@@ -146,10 +158,6 @@ ABSURD = "9223372036854775807"
         f"QUEUE new from_position={ABSURD}",
         f"QUEUE new from_time_ns={ABSURD}",
         f"SEEK q from_position={ABSURD}",
-        f"NACK q {ABSURD}",
-        f"NACK q 1 delay_ms={ABSURD}",
-        f"ACK q 1-{ABSURD}",
-        f"CREDIT q {ABSURD}",
         f"FETCH {ABSURD} 1",
         f"FETCH 1 {ABSURD}",
         f"PUB t 0 delay_ms={ABSURD}",
@@ -166,6 +174,15 @@ def test_absurd_numbers_and_names_are_refused_where_they_are_said(wire: Callable
     connection.send(line.encode() + b"\nPING\n")
     assert connection.line().startswith("ERR bad_")
     assert connection.line() == "PONG"
+
+
+@pytest.mark.parametrize(
+    "line", [f"NACK q {ABSURD}", f"NACK q 1 delay_ms={ABSURD}", f"ACK q 1-{ABSURD}", f"CREDIT q {ABSURD}"]
+)
+def test_absurd_numbers_close_where_there_is_no_answer(wire: Callable[[], Wire], line: str) -> None:
+    connection = wire().hello().send(b"SUB q\n")
+    assert connection.line() == "OK"
+    assert connection.send(line.encode() + b"\nPING\n").closed().startswith(b"ERR closing ")
 
 
 def test_the_largest_numbers_are_taken(wire: Callable[[], Wire]) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from penstock._core import counters_read
 from penstock.broker import Client, Server
+from penstock.broker.queue import Queue
 from penstock.errors import RefusedError
 
 from .conftest import LONG, until
@@ -76,10 +77,10 @@ def test_a_message_due_again_that_nobody_has_credit_for_costs_no_busy_loop(serve
     turns = 0
     pump = server.broker.pump
 
-    def counted(now_ns: int) -> None:
+    def counted(now_ns: int, over: Callable[[], bool]) -> list[Queue]:
         nonlocal turns
         turns += 1
-        pump(now_ns)
+        return pump(now_ns, over)
 
     with Client(port=server.port) as client:
         client.queue("q", topics="t")

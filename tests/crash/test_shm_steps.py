@@ -29,7 +29,7 @@ SOURCES = [
 ]  # fmt: skip
 ACTIONS = [
     "publish", "reliable_publish", "cancel", "grow", "leave_publisher", "join_publisher", "join_subscriber",
-    "join_reliable", "read", "reliable_read", "leave_subscriber", "sleep",
+    "join_reliable", "read", "read_and_hold", "reliable_read", "leave_subscriber", "sleep",
 ]  # fmt: skip
 LONG = 30.0
 _numbers = itertools.count(1)
@@ -141,14 +141,15 @@ def test_killed_at_every_step(victim: Path, action: str) -> None:
 
 def test_alone_and_killed_at_every_step_of_joining(victim: Path) -> None:
     """A half-created channel is repaired, and the name can be used again."""
-    for action in ("join_publisher", "join_subscriber"):
+    for action in ("join_publisher", "join_subscriber", "join_virtual"):
         name = f"/victim/alone/{os.getpid()}"
         listed = subprocess.run([victim, name, action, "list"], capture_output=True, text=True, check=True)
         for step in dict.fromkeys(listed.stdout.split()):
             for nth in (1, 2, 3):
                 done = subprocess.run([victim, name, action, "kill", step, str(nth)], capture_output=True)
                 assert done.returncode in (-signal.SIGKILL, 0), (action, step, done)
-                with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+                mux = f"{name}-mux" if action == "join_virtual" else None
+                with shm.Publisher(name, slots=8, mux=mux) as publisher, shm.Subscriber(name, mux=mux) as subscriber:
                     publisher.publish(b"x")
                     message = subscriber.read(0)
                     assert message is not None
@@ -241,7 +242,7 @@ def test_a_helper_that_dies_too(victim: Path) -> None:
 
 def test_a_dead_reliable_subscriber_holds_a_publisher_only_until_it_is_found(victim: Path) -> None:
     name = f"/victim/dead/{os.getpid()}"
-    with shm.Publisher(name, slots=4, reliable=True, timeout=LONG) as publisher:
+    with shm.Publisher(name, slots=8, reliable=True, timeout=LONG) as publisher:
         process = subprocess.Popen(
             [victim, name, "reliable_read", "kill", "pin.after_check", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )

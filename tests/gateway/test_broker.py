@@ -24,6 +24,7 @@ from penstock.gateway import (
     QueueOptions,
     RemoveLinkError,
 )
+from penstock.gateway.worker import Life
 from tests.gateway.conftest import Collector, Doubler, Failing, Passer, eventually
 
 
@@ -250,7 +251,7 @@ def test_an_error_in_a_queue_ends_that_worker_alone(broker: ModuleBroker) -> Non
 
     real, worker.queue = worker.queue, Broken()  # type: ignore[assignment]
     broken.gate.set()
-    eventually(lambda: worker.ended)
+    eventually(lambda: worker.life is Life.QUIET)
     assert told == [("broken", "queue")]
     worker.queue = real
     say(broker, source, b"2")
@@ -266,7 +267,7 @@ def test_no_message_can_imitate_the_quit_signal(broker: ModuleBroker) -> None:
         broker.publish(source, GatewayMessage(text.encode(), {text: text, "quit": broker.id}))
     say(broker, source, b"last")
     eventually(lambda: sink.got[-1:] == [b"last"])
-    assert not worker.ended
+    assert worker.life is Life.RUNNING
 
 
 # ---- back-pressure

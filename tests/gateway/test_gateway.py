@@ -44,6 +44,7 @@ def links(*pairs: str) -> list[dict[str, str]]:
 
 
 def say(gateway: Gateway, source: str, *contents: bytes) -> None:
+    gateway.start()  # nothing is received before
     for content in contents:
         gateway.module(source).publish(content)
 
@@ -201,6 +202,7 @@ def test_a_filter_on_a_link(gateway: Gateway) -> None:
     for name in ("a", "b"):
         gateway.add_module(name, Collector)
     gateway.add_link("a", "b", Filter({"kind": "warm"}))
+    gateway.start()
     for kind in ("cold", "warm"):
         gateway.module("a").publish(kind.encode(), {"kind": kind})
     eventually(lambda: gateway.module("b").got == [b"warm"])
@@ -250,7 +252,7 @@ def test_a_removal_that_cannot_drain_leaves_the_gateway_as_it_was(gateway: Gatew
     sink.gate.set()
     say(gateway, "a", b"2")
     eventually(lambda: sink.got == [b"1", b"2"])
-    assert sink.steps == ["create"]
+    assert sink.steps == ["create", "start"]
 
 
 # ---- the end

@@ -15,6 +15,7 @@ import pytest
 
 import penstock
 from penstock.gateway import Event, Gateway, GatewayMessage, Module, ModuleError, Policy, QueueOptions, Restart
+from penstock.gateway.worker import Life
 from tests.gateway.conftest import Collector, eventually
 
 HERE = "tests.gateway.test_process"
@@ -179,14 +180,44 @@ def test_with_a_restart_policy_raising_begins_anew(gateway: Gateway) -> None:
     assert len({content for content in sink.got if content.isdigit()}) == 2
 
 
-def test_without_a_policy_a_dead_process_fails_its_messages_and_nobody_hangs(gateway: Gateway) -> None:
-    add_echo(gateway)
+def test_never_made_anew_a_dead_process_loses_its_messages_and_each_is_counted(gateway: Gateway) -> None:
+    sink = add_echo(gateway, restart=Restart(Policy.NEVER))
     module = gateway.module("echo")
+    worker = gateway.broker.worker_of(module)
+    say(gateway, *[b"x"] * 100)
     os.kill(module.process.pid, signal.SIGKILL)
-    eventually(lambda: module.dead)
-    say(gateway, *[b"x"] * 3000)
-    eventually(lambda: gateway.broker.worker_of(module).idle)
-    assert gateway.broker.info(module).failed >= 1
+    say(gateway, *[b"x"] * 2000)
+    eventually(lambda: worker.life is Life.FAILED and worker.idle)
+    eventually(lambda: len(sink.got) - 1 + worker.lost == 2100)
+    assert gateway.supervisor("echo").restarts == 0
+
+
+def test_a_process_that_dies_is_started_again_where_nobody_chose(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    os.kill(gateway.module("echo").process.pid, signal.SIGKILL)
+    eventually(lambda: gateway.supervisor("echo").restarts == 1)
+    say(gateway, b"goes on")
+    eventually(lambda: sink.got[-1] == b"goes on")
+
+
+def test_a_process_that_hangs_is_told_killed_and_started_again(gateway: Gateway) -> None:
+    told: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_STUCK, lambda _, __, context, ___: told.append(context))
+    sink = add_echo(gateway, stuck_after_s=0.2)
+    worker = gateway.broker.worker_of(gateway.module("echo"))
+    say(gateway, b"hang", b"goes on")
+    eventually(lambda: sink.got[-1] == b"goes on")
+    assert told[0][0] == "echo"
+    assert worker.lost == 1, "the message in its hand"
+
+
+def test_a_stopped_process_does_not_keep_the_gateway_from_its_end(gateway: Gateway) -> None:
+    add_echo(gateway)
+    process = gateway.module("echo").process
+    os.kill(process.pid, signal.SIGSTOP)
+    say(gateway, b"never handled")
+    assert not gateway.destroy(1.0)
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_process_that_does_not_end_is_killed_after_its_grace_period(gateway: Gateway) -> None:

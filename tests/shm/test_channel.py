@@ -86,10 +86,9 @@ def test_the_limit_of_held_messages(name: str) -> None:
         assert first is not None and second is not None
         assert subscriber.held == 2
         assert subscriber.read(0) is None, "the third stays unread"
-        with pytest.raises(penstock.CapacityError, match="holds 2 messages"):
-            subscriber.read(1)
-        with pytest.raises(penstock.CapacityError, match="max_active_messages"):
-            subscriber.read_many(1)
+        with pytest.warns(RuntimeWarning, match=r"holds 2 messages.*subscriber 0 \(pid \d+\) holds 2.*max_active_messages"):
+            assert subscriber.read(0.01) is None, "nobody released one"
+        assert len(subscriber.read_many(1, 0.01)) == 0
         first.release()
         third = subscriber.read(0)
         assert third is not None and bytes(third) == b"3"
@@ -293,7 +292,7 @@ def test_checksums(name: str) -> None:
             at = file.read().index(b"to be broken")
             file.seek(at)
             file.write(b"T")
-        with pytest.raises(penstock.CorruptionError, match="checksum of message 2"):
+        with pytest.raises(penstock.CorruptionError, match=r"message 2 .* checksum"):
             strict.read(0)
         message = lenient.read(0)
         assert isinstance(message, shm.Message) and not message.intact
@@ -356,7 +355,7 @@ def test_limits(name: str) -> None:
 
 def test_capacity_is_refused_with_names(name: str) -> None:
     with shm.Publisher(name, slots=8), shm.Subscriber(name, max_active_messages=5):
-        with pytest.raises(penstock.CapacityError, match=r"8 slots.*publisher 0 \(pid \d+\) may hold 1, subscriber 0"):
+        with pytest.raises(penstock.CapacityError, match=r"8 slots.*publisher 0 \(pid \d+\) may reserve 1, subscriber 0 .* holds 0 and is sure of 5"):
             shm.Subscriber(name, max_active_messages=2)
 
 
@@ -466,19 +465,19 @@ def test_all_readers_see_the_messages_of_all_publishers_in_one_order(name: str) 
 
 def test_a_batch_that_is_released_while_it_is_published_again_keeps_its_messages(name: str) -> None:
     """By a callback, or by another thread while publishing waits."""
-    with shm.Publisher(name, slots=16, slot_size=256) as source, shm.Subscriber(name, max_active_messages=8) as reader:
+    with shm.Publisher(name, slots=32, slot_size=256) as source, shm.Subscriber(name, max_active_messages=16) as reader:
         sent = [bytes([i]) * 200 for i in range(8)]
         source.publish_many(sent)
         batch = reader.read_many(8, 0)
 
         def release(*_: object) -> None:
             batch.release()
-            for _ in range(32):
+            for _ in range(64):
                 source.publish(b"\xff" * 256)  # into every slot that is free
 
         other = f"{name}-again"
-        with shm.Publisher(other, slots=16, slot_size=64, on_resize=release) as publisher:
-            with shm.Subscriber(other, max_active_messages=8) as subscriber:
+        with shm.Publisher(other, slots=32, slot_size=64, on_resize=release) as publisher:
+            with shm.Subscriber(other, max_active_messages=16) as subscriber:
                 assert publisher.publish_many(batch) == 8
                 assert [bytes(message) for message in subscriber.read_many(8, 0)] == sent
         source.publish(b"")

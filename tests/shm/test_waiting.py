@@ -122,17 +122,17 @@ print("ready", flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    with shm.Publisher(name, slots=4, reliable=True) as publisher, shm.Subscriber(name):
+    with shm.Publisher(name, slots=8, reliable=True) as publisher, shm.Subscriber(name):
         dead = subprocess.Popen([sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert dead.stdout is not None and dead.stdout.readline() == b"ready\n"
-        publisher.publish_many([b"x"] * 4)
+        publisher.publish_many([b"x"] * 8)
         with pytest.raises(TimeoutError):
             publisher.publish(b"x", timeout=0)
         dead.communicate(b"\n", timeout=LONG)
         assert dead.returncode == -signal.SIGKILL
         for _ in range(1_000_000):
             try:
-                assert publisher.publish(b"x", timeout=0) == 5
+                assert publisher.publish(b"x", timeout=0) == 9
                 break
             except TimeoutError:
                 os.sched_yield()

@@ -88,11 +88,13 @@ std::int64_t deadline_of(double timeout_s) {
     return timeout_s == 0 ? 0 : monotonic_ns() + std::int64_t(std::ceil(timeout_s * 1e9));
 }
 
+std::int64_t spin_until(std::int64_t spin_ns) { return spin_ns > 0 ? monotonic_ns() + spin_ns : 0; }
+
 // A wait that signals only interrupt, never end.
 template <typename Function>
 Woken persist(Function &&function) {
     Woken woken;
-    while ((woken = function()) == Woken::interrupted) {
+    while ((woken = function()) == Woken::look) {
     }
     return woken;
 }
@@ -116,7 +118,8 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
     for (;;) {
         handle.wake_readers();
         Woken woken = Woken::timeout;
-        if (deadline) woken = persist([&] { return handle.wait(deadline, std::max(publisher->spin_ns, short_spin_ns), -1); });
+        std::int64_t until = monotonic_ns() + std::max(publisher->spin_ns, short_spin_ns);
+        if (deadline) woken = persist([&] { return handle.wait(deadline, until, -1); });
         else handle.look_for_dead();
         if (handle.reserve(place) == Taken::yes) return;
         if (woken == Woken::timeout) throw Error(Fault::timeout, handle.why_full());
@@ -251,7 +254,8 @@ int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeou
         check(publisher);
         std::int64_t deadline = deadline_of(timeout_s);
         if (deadline == 0) deadline = monotonic_ns();
-        return int(persist([&] { return publisher->handle.wait(deadline, publisher->spin_ns, descriptor); }) == Woken::ready);
+        std::int64_t until = spin_until(publisher->spin_ns);
+        return int(persist([&] { return publisher->handle.wait(deadline, until, descriptor); }) == Woken::ready);
     });
 }
 
@@ -273,16 +277,16 @@ int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, pen
         for (;;) {
             if (read_once(subscriber, message, found)) return 1;
             if (deadline == -2) deadline = deadline_of(timeout_s);
-            if (found == Found::limit) {
-                if (deadline == 0) return 0;
-                throw Error(Fault::capacity, subscriber->handle.why_limit());
-            }
+            Subscriber &handle = subscriber->handle;
             if (deadline == 0) {
-                if (subscriber->watched && !subscriber->handle.arm()) continue;
+                if (subscriber->watched && found == Found::limit) handle.arm_release();
+                else if (subscriber->watched && !handle.arm()) continue;
                 return 0;
             }
-            Woken woken = persist([&] { return subscriber->handle.wait(deadline, subscriber->spin_ns, -1); });
-            if (woken == Woken::timeout) return 0;
+            // At the limit one thread alone could not end the wait.
+            if (found == Found::limit) throw Error(Fault::capacity, handle.why_limit());
+            std::int64_t until = spin_until(subscriber->spin_ns);
+            if (persist([&] { return handle.wait(deadline, until, -1); }) == Woken::timeout) return 0;
         }
     });
 }
@@ -313,7 +317,8 @@ int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int
         check(subscriber);
         std::int64_t deadline = deadline_of(timeout_s);
         if (deadline == 0) deadline = monotonic_ns();
-        return int(persist([&] { return subscriber->handle.wait(deadline, subscriber->spin_ns, descriptor); }) == Woken::ready);
+        std::int64_t until = spin_until(subscriber->spin_ns);
+        return int(persist([&] { return subscriber->handle.wait(deadline, until, descriptor); }) == Woken::ready);
     });
 }
 

@@ -69,16 +69,21 @@ int act(const char *channel, const std::string &action) {
             for (int i = 0; i < 3; ++i) publish(publisher, "victim");
         }
         watching = action == "leave_publisher";
-    } else if (action == "join_publisher") {
+    } else if (action == "join_publisher" || action == "join_virtual") {
+        Options options = options_for(channel, false);
+        if (action == "join_virtual") options.mux = options.name + "-mux";
         watching = true;
-        Publisher publisher(options_for(channel, false), false, false);
+        Publisher publisher(options, false, false);
         watching = false;
     } else if (action == "join_subscriber" || action == "join_reliable") {
         watching = true;
         Subscriber subscriber(options_for(channel, action == "join_reliable"), false, false);
         watching = false;
-    } else if (action == "read" || action == "reliable_read" || action == "leave_subscriber" || action == "sleep") {
-        Subscriber subscriber(options_for(channel, action == "reliable_read"), false, false);
+    } else if (action == "read" || action == "read_and_hold" || action == "reliable_read" || action == "leave_subscriber" ||
+               action == "sleep") {
+        Options options = options_for(channel, action == "reliable_read");
+        if (action == "read_and_hold") options.most_held = 0;  // beyond two it claims
+        Subscriber subscriber(options, false, false);
         std::printf("ready\n");
         std::fflush(stdout);
         if (action != "sleep") std::getchar();  // the other side publishes first
@@ -87,8 +92,8 @@ int act(const char *channel, const std::string &action) {
             subscriber.wait(monotonic_ns() + 200'000'000, 0, -1);
         } else if (action != "leave_subscriber") {
             View view;
-            for (int i = 0; i < 3; ++i)
-                if (subscriber.read(view) == Found::message) subscriber.release(view.slot);
+            for (int i = 0; i < 4; ++i)
+                if (subscriber.read(view) == Found::message && action != "read_and_hold") subscriber.release(view.slot);
         }
         watching = action == "leave_subscriber";
     } else {

@@ -6,6 +6,9 @@
 // reliable subscriber misses nothing; nobody sleeps for ever (there are no time-outs here: a lost wake-up is found);
 // in the end no slot is held or lost. Sequential consistency is assumed; shm_stress.cpp under ThreadSanitizer is for the rest.
 //
+// Beside an unreliable publisher a reliable subscriber misses nothing of the reliable one. Subscribers that hold more than they
+// are sure of leave a slot for each publisher and one more.
+//
 //   shm_schedules [DEVIATIONS [SECONDS]]     all configurations; each stops after SECONDS and says so
 #include "fibers.hpp"
 
@@ -30,6 +33,9 @@ struct Configuration {
     std::uint32_t slots;
     int messages;  // of each publisher
     bool reliable, mortal, is_virtual;
+    bool mixed = false;    // publisher 1 is unreliable beside a reliable one, and publishes so many messages:
+    int unreliable_messages = 0;
+    bool exceeds = false;  // subscribers are sure of one slot and claim more
 };
 
 #define CHECK(condition)                                                                  \
@@ -89,6 +95,7 @@ class World {
         channel_.attach_tables(tables_, how.slots, 0);
         channel_.format_tables();
         if (how.is_virtual) channel_.vchans = vchans_.get();
+        channel_.header->sure.poke(std::uint64_t(how.publishers + how.subscribers));
         scheduler.begin();
         lock_owner_ = -1;
         publishing_ = how.publishers;
@@ -120,11 +127,17 @@ class World {
     void publish(Member &me) {
         me.writer = Writer();
         me.writer.index = me.index;
-        me.writer.reliable = how.reliable;
+        me.writer.reliable = how.reliable && !(how.mixed && me.index == 1);
         me.writer.vchan = how.is_virtual ? std::int32_t(me.index) : -1;
-        while (me.sent < how.messages) {
+        bool gives_up = how.reliable && !me.writer.reliable;
+        while (me.sent < (gives_up ? how.unreliable_messages : how.messages)) {
             std::uint32_t s;
-            if (channel_.acquire(me.writer, s) != Taken::yes) {
+            Taken taken = channel_.acquire(me.writer, s);
+            if (taken == Taken::unread && gives_up) {
+                ++me.sent;
+                continue;
+            }
+            if (taken != Taken::yes) {
                 if (sleep_unless(me, channel_.publisher_sleepers, channel_.publishers[me.index],
                                  [&] { return channel_.acquire(me.writer, s) == Taken::yes; }))
                     continue;
@@ -137,8 +150,13 @@ class World {
                 wake_publishers(~0ull);
                 continue;
             }
-            channel_.slots[s].vchan.store(me.writer.vchan, std::memory_order_relaxed);
-            CHECK(channel_.commit(me.writer, s, 1) != 0);
+            channel_.slots[s].flags.store(me.writer.reliable ? message_reliable : 0, std::memory_order_release);
+            if (channel_.commit(me.writer, s, 1) == 0) {
+                CHECK(gives_up && me.writer.held_back);
+                channel_.cancel(me.writer, s);
+                wake_publishers(~0ull);
+                continue;
+            }
             wake_readers(me.writer.vchan);
         }
         finish(me);
@@ -153,7 +171,8 @@ class World {
 
     void subscribe(Member &me) {
         std::uint64_t last_sequence = me.reader.cursor - 1, last_number[most_members] = {};
-        std::uint32_t held[2];
+        std::uint32_t held[4];
+        const int most = how.exceeds ? 4 : 2;
         int count = 0;
         for (;;) {
             bool over = publishing_ == 0;
@@ -164,10 +183,13 @@ class World {
                 std::uint64_t sequence = me.reader.pins[s].sequence, number = payload_[s].first.load();
                 CHECK(payload_[s].second.load() == number);
                 CHECK(sequence > last_sequence);
-                if (how.reliable && me.reader.vchan < 0) CHECK(sequence == last_sequence + 1);
+                if (how.reliable && me.reader.vchan < 0 && !how.mixed) CHECK(sequence == last_sequence + 1);
+                if (how.exceeds) CHECK(held_by_all() + std::uint32_t(how.publishers) < how.slots);
                 last_sequence = sequence;
                 std::uint64_t publisher = number >> 32;
                 CHECK(publisher < most_members && number > last_number[publisher]);
+                if (how.mixed && publisher == 0 && last_number[0])  // its second one is cancelled
+                    CHECK(number == (last_number[0] == 1 ? 3 : last_number[0] + 1));
                 last_number[publisher] = number;
                 if (me.reader.vchan >= 0) CHECK(publisher == std::uint64_t(me.reader.vchan));
                 held[count++] = s;
@@ -175,7 +197,7 @@ class World {
             } else if (found == Found::nothing && over) {
                 break;
             }
-            if (count && (found != Found::message || count == 2)) {
+            if (count && (found != Found::message || count == most)) {
                 std::uint64_t number = payload_[held[0]].first.load();
                 CHECK(number == payload_[held[0]].second.load() && number != 0);
                 std::uint64_t state = channel_.slots[held[0]].state.peek();  // live, or claimed in vain
@@ -189,8 +211,16 @@ class World {
                              [&] { return channel_.has_next(me.reader) || publishing_ == 0; });
             }
         }
-        if (how.reliable) CHECK(me.reader.lost == 0);
+        if (how.reliable && !how.mixed) CHECK(me.reader.lost == 0);
+        me.reader.held = 0;
         recover(me);  // what leaving is
+    }
+
+    std::uint32_t held_by_all() const {
+        std::uint32_t sum = 0;
+        for (int i = 0; i < count_; ++i)
+            if (!members_[i].is_publisher) sum += members_[i].reader.held;
+        return sum;
     }
 
     // What Membership does for who joins; under the file lock but for the first ones.
@@ -199,7 +229,9 @@ class World {
         me.reader.vchan = how.is_virtual && me.index == 0 ? 0 : -1;
         me.reader.held = 0;
         me.reader.lost = 0;
-        me.reader.most_held = 2;
+        me.reader.most_held = how.exceeds ? 1 : 2;
+        me.reader.may_exceed = how.exceeds;
+        me.reader.extra = 0;
         me.reader.pins.assign(how.slots, {});
         penstock::shm::Member &place = channel_.subscribers[me.index];
         place.vchan = me.reader.vchan;
@@ -293,7 +325,8 @@ class World {
             CHECK(kind == slot_free || kind == slot_live);
             CHECK(!channel_.is_held(s));
         }
-        for (std::uint64_t n = 1; n < channel_.tail(); ++n)
+        std::uint64_t end = channel_.tail();
+        for (std::uint64_t n = end > channel_.ring_size ? end - channel_.ring_size : 1; n < end; ++n)
             CHECK(Channel::lap_in(channel_.entry_at(n).peek()) == channel_.lap_of(n));
         Writer writer;
         writer.index = 63;
@@ -382,6 +415,12 @@ int main(int count, char **arguments) {
         {"2+2, 5 slots, reliable, deaths", 2, 2, 5, 3, true, true, false},
         {"2+2, 5 slots, unreliable, deaths", 2, 2, 5, 4, false, true, false},
         {"2+2, 5 slots, virtual, deaths", 2, 2, 5, 3, true, true, true},
+        {"2+1, 4 slots, one unreliable, deaths", 2, 1, 4, 4, true, true, false, true, 4},
+        {"2+2, 5 slots, one unreliable, deaths", 2, 2, 5, 3, true, true, false, true, 4},
+        {"2+1, 4 slots, an unreliable one laps the ring", 2, 1, 4, 3, true, false, false, true, 70},
+        {"2+2, 5 slots, virtual, one unreliable", 2, 2, 5, 3, true, false, true, true, 4},
+        {"1+2, 5 slots, claims, deaths", 1, 2, 5, 5, true, true, false, false, 0, true},
+        {"1+2, 5 slots, claims, unreliable, deaths", 1, 2, 5, 5, false, true, false, false, 0, true},
     };
     bool sound = true;
     for (const Configuration &how : configurations) sound = check(how, deviations, seconds) && sound;

@@ -23,6 +23,7 @@ from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock.broker import dead_letters, delayed, words
 from penstock.broker.identifiers import Identifiers
 from penstock.broker.limits import Limits
+from penstock.broker.producers import Producer
 from penstock.broker.queue import UNREADABLE_NS, Consumer, Queue, QueueOptions
 from penstock.broker.records import (
     KIND_CHANGE,
@@ -57,20 +58,32 @@ class Broker:
 
     def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits) -> None:
         self.limits = limits
-        self.queues: dict[str, Queue] = {}
-        self.producers: OrderedDict[str, int] = OrderedDict()
         self.transactions = Transactions(limits)
-        self.identifiers = Identifiers(limits)
-        self.staged_bytes = 0  # for the next commit
         self.expired = 0  # delayed messages that retention freed before they were due
+        self.changes = 0  # counts what changes shared state, before it does
+        self.wants_room = False  # a publish was refused for want of room
+        self.tripped = ""  # the queue at whose dead letters something failed that nobody had foreseen
+        self.trusting = True  # whoever names a queue of dead letters may do so: there are no tokens
         self.counters = Counters("broker", "broker", f"{uuid.uuid4()}")
+        self._make_store = make_store
+        self._observed = 0  # where the next look at the queues begins
+        self._open()
+        self.trim()
+
+    def _open(self) -> None:
+        """Open the store and take the whole state from it."""
+        self.queues: dict[str, Queue] = {}
+        self.producers: OrderedDict[str, Producer] = OrderedDict()
+        self.transactions.committed.clear()
+        self.identifiers = Identifiers(self.limits)
+        self.staged_bytes = 0  # for the next commit
         self._by_topic: dict[str, list[Queue]] = {}
-        self._ready: set[Queue] = set()  # to be pumped in this turn
+        self._ready: dict[Queue, None] = {}  # to be pumped, in this order
         self._timed: set[Queue] = set()  # with messages that may come due
         self._stuck: dict[Queue, int] = {}  # whose next message cannot be read, and when to try again
         self._stored_bytes = 0
         self._moved: set[Queue] = set()  # with state to record
-        self._changed_producers: dict[str, int] = {}  # and what they were
+        self._changed_producers: dict[str, Producer | None] = {}  # and what they were
         self._records: list[tuple[int, bytes]] = []  # kept until they are on disk
         self._undo: list[Callable[[], None]] = []  # for when the commit fails
         self._published: set[str] = set()
@@ -78,11 +91,22 @@ class Broker:
         self._dirty = False
         self._dirty_since = 0.0
         self._pumped_ns = 0
-        self._observed = 0  # where the next look at the queues begins
-        self.store = make_store(self.snapshot)
+        self.store = self._make_store(self.snapshot)
         self.delayed = delayed.Delayed(self)
         self._recover()
-        self.trim()
+
+    def reopen(self) -> None:
+        """Forget everything that is not on disk and take the state from the log again.
+
+        Consumers are to be attached again: what they held is due again. What transactions have staged is kept.
+        """
+        for queue in self.queues.values():
+            queue.counters.close()
+        self.store.close()
+        self._open()
+        if self.tripped in self.queues:
+            self._stuck[self.queues[self.tripped]] = time.time_ns() + UNREADABLE_NS
+        self.tripped = ""
 
     # --- state: what is recorded, and how it comes back
 
@@ -92,8 +116,8 @@ class Broker:
             if not queue.options.temporary:
                 yield KIND_QUEUE, self._queue_record(queue)
                 yield KIND_CHANGE, named(queue.name, queue.state.snapshot())
-        for name, sequence in self.producers.items():
-            yield KIND_PRODUCER, named(name, struct.pack("<Q", sequence))
+        for name, producer in self.producers.items():
+            yield KIND_PRODUCER, named(name, producer.encode())
         for name, (first, last) in self.transactions.committed.items():
             yield KIND_TRANSACTION, named(name, struct.pack("<QQ", first, last))
         yield KIND_DELAYED, self.delayed.state.snapshot()
@@ -139,7 +163,7 @@ class Broker:
         elif kind == KIND_DELETE:
             self.queues.pop(name, None)
         elif kind == KIND_PRODUCER:
-            self._note_producer(name, max(self.producers.get(name, 0), struct.unpack("<Q", rest)[0]))
+            self._note_producer(name, (self.producers.get(name) or Producer()).decode(rest))
         elif kind == KIND_TRANSACTION:
             self.transactions.note(name, *struct.unpack("<QQ", rest))
 
@@ -163,6 +187,7 @@ class Broker:
             raise Refusal("unknown_queue", f"there is no queue {name}")
         if bounded and len(self.queues) >= self.limits.max_queues:
             raise Refusal("limit", f"there are {len(self.queues)} queues, the most allowed")
+        self.changes += 1
         following = self.store.next if start is None else max(start, self.store.first)  # what was freed is not its loss
         queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
@@ -176,6 +201,7 @@ class Broker:
         """Give a queue other options."""
         if options == queue.options:
             return
+        self.changes += 1
         moved = options.topics != queue.options.topics
         queue.rebind(options)
         self._by_topic.clear()
@@ -203,6 +229,7 @@ class Broker:
 
     def delete(self, queue: Queue) -> None:
         """Forget a queue. Its messages stay in the store."""
+        self.changes += 1
         self.queues.pop(queue.name, None)
         self._by_topic.clear()
         queue.counters.close()
@@ -211,6 +238,7 @@ class Broker:
 
     def purge(self, queue: Queue) -> int:
         """Drop everything the queue still has; gives how many messages that were."""
+        self.changes += 1
         count = queue.backlog(1 << 62) + queue.state.outstanding
         queue.state.reset(self.store.next)
         self._stuck.pop(queue, None)
@@ -221,6 +249,7 @@ class Broker:
 
     def seek(self, queue: Queue, position: int) -> None:
         """Deliver from ``position`` on, again or for the first time."""
+        self.changes += 1
         queue.state.reset(max(1, position, self.store.first))
         self._stuck.pop(queue, None)
         queue.caught_up = False
@@ -229,6 +258,7 @@ class Broker:
 
     def leave(self, queue: Queue, consumer: Consumer, delivered: bool = True) -> None:
         """A consumer has gone."""
+        self.changes += 1
         queue.remove(consumer, time.time_ns(), delivered)
         self.wake(queue)
         if not queue.consumers:
@@ -238,6 +268,7 @@ class Broker:
 
     def acknowledge(self, queue: Queue, consumer: Consumer, first: int, last: int, exact: bool = False) -> int:
         """Messages that ``consumer`` holds are done."""
+        self.changes += 1
         count = queue.state.acknowledge(consumer.number, first, last, exact)
         if count:
             self.wake(queue)
@@ -245,6 +276,7 @@ class Broker:
 
     def touch(self, queue: Queue | None = None) -> None:
         """State has changed that the next commit takes along."""
+        self.changes += 1
         if queue is not None and not queue.options.temporary:
             self._moved.add(queue)
         if not self._dirty:
@@ -252,16 +284,25 @@ class Broker:
 
     def wake(self, queue: Queue) -> None:
         """The queue may have something to hand out, and its state may have changed."""
-        self._ready.add(queue)
+        self._ready[queue] = None
         self.touch(queue)
 
     # --- publishing
 
-    def check_room(self, more_bytes: int) -> None:
-        """Refusal when the disk quota is reached."""
+    def check_room(self, batch: Batch) -> None:
+        """Refusal when the disk quota has no room for these."""
+        if not self.has_room(batch):
+            raise _full(self.limits.quota_bytes)
+
+    def has_room(self, batch: Batch) -> bool:
+        """Whether the disk quota has room for these, beside what is stored and what waits for the commit."""
+        return not self.limits.quota_bytes or self._fits(batch_bytes(batch) + MESSAGE_BYTES * len(batch))
+
+    def _fits(self, more_bytes: int) -> bool:
         quota = self.limits.quota_bytes
-        if quota and self._stored() + more_bytes > quota:
-            raise Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
+        fits = not quota or self._stored() + more_bytes <= quota
+        self.wants_room = self.wants_room or not fits
+        return fits
 
     def check_topics(self, names: Iterable[str]) -> None:
         """Refusal when these would be more topics than may be."""
@@ -272,11 +313,6 @@ class Broker:
                 "limit", f"there are {len(known)} topics, the most allowed are {most}; use those, or --max-topics"
             )
 
-    def full(self) -> bool:
-        """Whether the disk quota is reached."""
-        quota = self.limits.quota_bytes
-        return bool(quota) and self._stored() >= quota
-
     def _stored(self) -> int:
         with contextlib.suppress(OSError):  # a file that retention removed meanwhile: then as of the last look
             self._stored_bytes = self.store.statistics().stored_bytes
@@ -284,6 +320,7 @@ class Broker:
 
     def publish(self, batch: Batch, **more: Any) -> Sequence[int]:
         """Stage messages; their positions. They count as published after the next commit."""
+        self.changes += 1
         positions = self.store.stage(batch, **more)
         topic = more.get("topic")
         self._published.update((topic,) if topic else batch_names(batch))
@@ -309,15 +346,15 @@ class Broker:
         self.expired += 1
         self.counters.add("expired")
 
-    def produced(self, producer: str, count: int) -> None:
-        """``count`` more messages of a numbered producer were staged."""
-        before = self.producers.get(producer, 0)
-        self._changed_producers.setdefault(producer, before)
-        self._note_producer(producer, before + count)
+    def produced(self, name: str, positions: Sequence[int]) -> None:
+        """More messages of a numbered producer were staged."""
+        before = self.producers.get(name)
+        self._changed_producers.setdefault(name, before)
+        self._note_producer(name, (before or Producer()).stored(positions))
         self.touch()  # also where nothing was stored: the count is part of what is confirmed
 
-    def _note_producer(self, name: str, sequence: int) -> None:
-        self.producers[name] = sequence
+    def _note_producer(self, name: str, producer: Producer) -> None:
+        self.producers[name] = producer
         self.producers.move_to_end(name)
         while len(self.producers) > self.limits.max_producers:
             self.producers.popitem(last=False)
@@ -336,7 +373,8 @@ class Broker:
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
-        self.check_room(whole_bytes)
+        if not self._fits(whole_bytes):
+            raise _full(self.limits.quota_bytes)
         self.check_topics({name for batch in batches for name in batch_names(batch) if name})
         published: list[tuple[Batch, Sequence[int]]] = []
         for batch in batches:
@@ -428,14 +466,19 @@ class Broker:
                 queue.whole = False
             elif queue.state.changed:
                 self.store.record(KIND_CHANGE, named(queue.name, queue.state.delta()))
-        for name in self._changed_producers:
-            self.store.record(KIND_PRODUCER, named(name, struct.pack("<Q", self.producers.get(name, 0))))
+        for name, before in self._changed_producers.items():
+            if (producer := self.producers.get(name)) is not None:
+                self.store.record(KIND_PRODUCER, named(name, producer.encode(before)))
         waiting = self.delayed.record()
         if waiting is not None:
             self.store.record(KIND_DELAYED, waiting)
 
-    def _not_stored(self, producers: dict[str, int], undo: list[Callable[[], None]]) -> None:
-        self.producers.update(producers)
+    def _not_stored(self, producers: dict[str, Producer | None], undo: list[Callable[[], None]]) -> None:
+        for name, before in producers.items():
+            if before is None:
+                self.producers.pop(name, None)
+            else:
+                self.producers[name] = before
         for step in reversed(undo):
             step()
         self.delayed.not_stored()
@@ -449,7 +492,7 @@ class Broker:
             self.delayed.look(first)
         for queue in self.queues_of(topic):
             queue.affected(first)
-            self._ready.add(queue)
+            self._ready[queue] = None
 
     def queues_of(self, topic: str) -> list[Queue]:
         """Queues bound to ``topic``."""
@@ -460,37 +503,61 @@ class Broker:
             found = self._by_topic[topic] = [queue for queue in self.queues.values() if queue.wants(topic)]
         return found
 
-    def pump(self, now_ns: int) -> None:
-        """Hand out what can be handed out."""
+    def pump(self, now_ns: int, over: Callable[[], bool]) -> list[Queue]:
+        """Hand out what can be handed out, until the turn is ``over``: the rest is the next turn's.
+
+        Gives the queues at which something failed that nobody had foreseen.
+        """
         exhausted: list[tuple[Queue, int, int]] = []
+        failed: list[Queue] = []
         self._pumped_ns = now_ns
-        self._ready.update(queue for queue in self._timed if queue.state.next_time_ns <= now_ns)
-        self._ready.update(queue for queue, again_ns in self._stuck.items() if again_ns <= now_ns)
-        ready, self._ready = self._ready, set()
+        self._ready.update((queue, None) for queue in self._timed if queue.state.next_time_ns <= now_ns)
+        self._ready.update((queue, None) for queue, again_ns in self._stuck.items() if again_ns <= now_ns)
+        ready, self._ready = self._ready, {}
         for queue in ready:
             if queue.name not in self.queues:
                 self._timed.discard(queue)
                 self._stuck.pop(queue, None)
-                continue
-            if queue.hands_out and self._stuck.get(queue, 0) <= now_ns:
-                self._hand_out(queue, now_ns, exhausted)
-            (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
-            if queue.state.changed:
-                self.touch(queue)
+            elif over():
+                self._ready[queue] = None
+            else:
+                self._pump_one(queue, now_ns, over, exhausted, failed)
         for queue, position, deliveries in exhausted:
+            if over():
+                self._ready[queue] = None
+                break
             try:
                 dead_letters.bury(self, queue, position, deliveries, "delivered too often")
             except (PenstockError, OSError) as error:
                 queue.postpone(position, error, now_ns)
+            except Exception:
+                self.tripped = queue.name
+                raise
+        return failed
 
-    def _hand_out(self, queue: Queue, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
-        """A message that cannot be read is its queue's trouble, never the end of all."""
-        try:
-            queue.pump(now_ns, exhausted)
-            self._stuck.pop(queue, None)
-        except (PenstockError, OSError) as error:
-            self._stuck[queue] = now_ns + UNREADABLE_NS  # until the journal is repaired, or SEEK goes past it
-            queue.stuck(error)
+    def _pump_one(
+        self,
+        queue: Queue,
+        now_ns: int,
+        over: Callable[[], bool],
+        exhausted: list[tuple[Queue, int, int]],
+        failed: list[Queue],
+    ) -> None:
+        """A message that cannot be read, or trips the broker up, is its queue's trouble, never the end of all."""
+        if queue.hands_out and self._stuck.get(queue, 0) <= now_ns:
+            try:
+                if not queue.pump(now_ns, over, exhausted):
+                    self._ready[queue] = None
+                self._stuck.pop(queue, None)
+            except Exception as error:
+                self._stuck[queue] = now_ns + UNREADABLE_NS  # until the journal is repaired, or SEEK goes past it
+                queue.stuck(error)
+                if not isinstance(error, PenstockError | OSError):
+                    logger.exception("queue %s: a fault of the broker's", queue.name)
+                    failed.append(queue)
+        (self._timed.add if queue.hands_out and queue.state.outstanding else self._timed.discard)(queue)
+        if queue.state.changed:
+            self.touch(queue)
 
     def observe(self) -> None:
         """Set the counters of queues for who looks from outside; where there are many, some of them at a time."""
@@ -534,3 +601,7 @@ class Broker:
                 queue.counters.close()
             self.counters.close()
             self.store.close()
+
+
+def _full(quota: int) -> Refusal:
+    return Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")

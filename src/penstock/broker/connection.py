@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
 from penstock.broker.protocol import Protocol
+from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
 
@@ -71,9 +72,15 @@ class Connection:
             self.socket = self.tls
         self.wants_write = False
         self.ending = False  # close when the output is out
+        self.busy = False  # a command under way could go on now
         self.paused_until = 0.0
         self.received_messages = 0
         self._allowance = limits.max_rate
+
+    @property
+    def working(self) -> bool:
+        """Whether a command is under way that takes more than a turn."""
+        return self.session.work is not None
 
     # --- input
 
@@ -118,6 +125,12 @@ class Connection:
     def scan(self) -> None:
         """Handle what has come in, as far as it is allowed to go."""
         while not self.ending and not self.paused():
+            if self.session.work is not None:
+                said = self.session.go_on()
+                self.busy = said == BUSY
+                if said:
+                    return
+                continue
             event = self.scanner.next()
             if event is None:
                 return
@@ -141,10 +154,8 @@ class Connection:
                 self.paused_until = now - self._allowance / rate
 
     def paused(self) -> bool:
-        """Whether input has to wait: for the rate, for the client to read its replies, for room on the disk."""
-        if not self.session.hello and self.session.broker.full():
-            return True
-        waiting = self.outbox.pending_bytes + self.session.reply_bytes
+        """Whether input has to wait: for the rate, or for the client to read its answers."""
+        waiting = self.outbox.pending_bytes + self.session.answer_bytes
         return waiting > REPLY_BYTES or (self.paused_until > 0 and self.paused_until > time.monotonic())
 
     # --- output
@@ -174,12 +185,18 @@ class Connection:
     def end(self, reason: str = "") -> None:
         """Tell why, where the client understands it, and close when that is out."""
         if reason and self.session.hello:
-            self.session.reply(words.error_line("closing", reason))
+            self.session.answer(0, words.error_line("closing", reason))
         self.ending = True
 
     def close(self) -> None:
-        """Give everything back."""
-        self.session.end()
+        """The client is gone: so are its subscriptions."""
+        try:
+            self.session.end()
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Give memory and socket back."""
         self.scanner.clear()
         self.outbox.clear()
         self.socket.close()

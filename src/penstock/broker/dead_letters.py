@@ -7,10 +7,11 @@ message waits again where it was.
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from penstock.broker import words
-from penstock.broker.queue import Queue, QueueOptions
+from penstock.broker.queue import BUSY, Queue, QueueOptions
 from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 PREFIX = "$dead."  # of the topic of a queue's dead letters
-REDRIVE_MESSAGES, REDRIVE_BYTES = 65_536, 256 << 20  # at most about so much in one commit
+REDRIVE_MESSAGES = 65_536  # of one command
+STEP_MESSAGES, STEP_BYTES = 128, 4 << 20  # moved in one step
 RETRY_NS = 1_000_000_000  # after a commit that failed
 _BURIAL = ("$queue", "$reason", "$position")
 
@@ -43,22 +45,38 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
     _done(broker, queue, position, deliveries)
 
 
-def redrive(broker: Broker, queue: Queue) -> int:
-    """Send dead letters of ``queue`` back to it, and to it alone; gives how many (bounded: there may be more)."""
-    dead = broker.queues.get(_name(queue))
+def redrive(broker: Broker, queue: Queue) -> Generator[str, None, int]:
+    """Send dead letters of ``queue`` back to it, and to it alone; gives how many (bounded: there may be more).
+
+    A step moves some of them, in the commit of its turn.
+    """
     count, end = 0, broker.store.next
-    if dead is None:
-        return 0
-    for position, deliveries in dead.state.due(1 << 62, REDRIVE_MESSAGES):
-        if broker.staged_bytes > REDRIVE_BYTES:
+    while count < REDRIVE_MESSAGES:
+        dead = broker.queues.get(_name(queue))
+        if dead is None or broker.queues.get(queue.name) is not queue:  # deleted meanwhile
             break
+        moved = _redrive_some(broker, queue, dead, end)
+        if moved is None:
+            break
+        count += moved
+        yield BUSY
+    return count
+
+
+def _redrive_some(broker: Broker, queue: Queue, dead: Queue, end: int) -> int | None:
+    """Move a few; None when there are none before ``end``."""
+    count = 0
+    due = dead.state.due(1 << 62, STEP_MESSAGES)
+    for position, deliveries in due:
         driven = _drive_back(broker, queue, position)
         count += driven
         dead.expire(1 - driven)  # freed by retention while it waited
         _done(broker, dead, position, deliveries)
     dead.pass_freed()
-    while dead.state.cursor < end and count < REDRIVE_MESSAGES and broker.staged_bytes <= REDRIVE_BYTES:
-        batch, following, _ = broker.store.read(dead.state.cursor, 1024, 16 << 20, dead.patterns)
+    if not due and dead.state.cursor >= end:
+        return None
+    if not due:
+        batch, following, _ = broker.store.read(dead.state.cursor, STEP_MESSAGES, STEP_BYTES, dead.patterns)
         positions = [position for position in batch.positions if dead.state.open(position)]
         dead.state.look_from(following)
         for position in positions:

@@ -9,6 +9,10 @@ from collections.abc import Iterable
 from penstock.broker.limits import Limits
 
 
+class Duplicate(int):
+    """The position of a message that was stored before under the same id."""
+
+
 class Identifiers:
     """Message ids with the position each was stored at; bounded by time and number."""
 

@@ -1,147 +1,653 @@
-"""The protocol of one connection: a method for each verb. Takes events of the scanner, gives replies; no sockets here.
+"""The protocol of one connection: a method for each verb. Takes events of the scanner, gives answers; no sockets here.
 
 Rules:
 
 - Until HELLO a connection is raw, as the reference's clients are: SUB, PUB, BYE, SHUTDOWN, no reply to anything, an
   error closes. After HELLO every command but ACK, NACK and CREDIT is answered, in the order asked; answers that depend
   on the disk leave after the commit.
+- A verb's method gives its answer or raises Refusal, and never answers by itself: ``_finish`` and ``_refuse`` are the
+  only places that do, so that every request has exactly one answer.
+- A method that may take long is a generator. It yields BUSY when its share of the turn may be over and WAIT when it can
+  only go on after something else has happened; what it returns is the answer. Its connection's next command waits.
 - Used by the broker's loop thread only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import json
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from penstock.broker import words
-from penstock.broker.look_verbs import LookVerbs
-from penstock.broker.publish_verbs import PublishVerbs
-from penstock.broker.queue_verbs import QueueVerbs
+from penstock._core.broker import batch_names, fetch_index, gather, public_part, range_batch
+from penstock.broker import dead_letters, words
+from penstock.broker.producers import Producer
+from penstock.broker.queue import WAIT, Queue, QueueOptions
+from penstock.broker.ranges import ENTRY, topic_names, whole
 from penstock.broker.rights import EVERYTHING
+from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
+from penstock.errors import InvalidArgument
+from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
     from penstock._core import Batch
 
-VERSION = 1
+VERSIONS = (1, 2)
+RAW_CREDIT = 16_384
+MAX_SUBSCRIPTIONS = 1024
+MAX_FETCH_MESSAGES = 65_536
+MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
+
+_PUBLISH_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
+_QUEUE_OPTIONS = {
+    "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
+    "dead_letter": str,
+}  # fmt: skip
+_START_OPTIONS = {"from_position": int, "from_ordinal": int, "from_time_ns": int}
+
+Answer = Line | Sequence[int] | None
+Work = Generator[str, None, Answer]
+OK = b"OK\n"
 
 
-class Protocol(PublishVerbs, QueueVerbs, LookVerbs):
-    """One connection's verbs. What brings data stands in PublishVerbs, the other groups in the files of their names."""
+@dataclass(frozen=True)
+class Verb:
+    """A command: its method, its form and bounds of the number of its words, and what its answer means."""
+
+    method: Callable[..., Answer | Work]
+    form: str
+    least: int
+    most: int | None
+    stores: bool = False  #: the answer leaves after a commit
+    answered: bool = True
+
+    def words(self, rest: str) -> list[str]:
+        """The words of a command; Refusal when they are too few or too many."""
+        found = rest.split()
+        if len(found) < self.least or (self.most is not None and len(found) > self.most):
+            raise Refusal("bad_request", f"the form is {self.form}")
+        return found
+
+
+class Protocol(Session):
+    """One connection's verbs."""
+
+    work: Work | None = None  #: of the command under way, when it takes more than a turn
+    _work: tuple[str, int] = ("", 0)  # its verb and number of requests
+
+    # --- events
 
     def handle(self, verb: str, rest: str, batch: Batch | None) -> None:
         """One event of the scanner. Disconnect when the connection is to be closed."""
         if not (self.hello or self.host.raw_allowed or verb == "HELLO"):
             raise Disconnect
-        if verb == "PUB" and batch is not None:
-            self.pub(rest, batch)
+        if verb == words.BROKEN:
+            raise Disconnect(rest)
+        if verb == words.NEW_TOPIC:
+            self.topic(rest)
             return
-        try:
-            if verb == words.NEW_TOPIC:
-                self.topic(rest)
-            elif verb == words.REFUSED:
-                code, _, line = rest.partition(" ")
-                self.refused(code, line)
-            elif verb == words.BROKEN:
-                raise Disconnect(rest)
-            elif not self.hello:
-                self.raw_verb(verb, rest)
-            elif verb == "STAGE" and batch is not None:
-                self.stage(rest, batch)
-            elif verb == "LOAD" and batch is not None:
-                self.load(rest, batch)
-            else:
-                self.hello_verb(verb, rest)
-        except Refusal as refusal:
-            if not self.hello:
-                raise Disconnect(refusal.text) from None
-            self.reply(words.error_line(refusal.code, refusal.text))
+        requests = len(batch) if batch is not None and verb in ("PUB", "STAGE") else 1
+        self._work = verb, requests
+        self._advance(lambda: self._call(verb, rest, batch))
 
-    def raw_verb(self, verb: str, rest: str) -> None:
+    def go_on(self) -> str:
+        """Go on with the command under way: BUSY or WAIT while it is not done, then empty."""
+        work = self.work
+        assert work is not None
+        said: list[str] = []
+
+        def step() -> Answer | Work:
+            try:
+                said.append(next(work))
+            except StopIteration as end:
+                self.work = None
+                answer: Answer = end.value
+                return answer
+            return work
+
+        self._advance(step)
+        return said[0] if said else ""
+
+    def cancel(self, text: str) -> None:
+        """The command under way cannot go on."""
+        if self.work is not None:
+            self.work = None
+            self._refuse(*self._work, Refusal("unavailable", text))
+
+    def _advance(self, step: Callable[[], Answer | Work]) -> None:
+        """Do a step of a command; when it is over, answer it: here, once."""
+        verb, requests = self._work
+        try:
+            answer = step()
+        except Refusal as refusal:
+            self.work = None
+            self._refuse(verb, requests, refusal)
+            return
+        if isinstance(answer, Generator):
+            self.work = answer
+        elif self.hello:
+            self._finish(verb, requests, answer)
+
+    def _call(self, verb: str, rest: str, batch: Batch | None) -> Answer | Work:
+        if verb == words.REFUSED:
+            self.refused(*rest.split(" ", 1))
+        if batch is not None and verb in _DATA_VERBS:
+            return _DATA_VERBS[verb](self, rest, batch)
+        if not self.hello:
+            return self.raw_verb(verb, rest)
+        found = VERBS.get(verb)
+        if found is None:
+            raise Disconnect(f"unknown verb {verb[:40]!r}")
+        self.confirms = self.confirms or found.stores
+        return found.method(self, *found.words(rest))
+
+    def _finish(self, verb: str, requests: int, answer: Answer) -> None:
+        if verb == "PUB":
+            positions: Any = answer
+            if len(positions) != requests:
+                raise RuntimeError(f"{requests} publishes have {len(positions)} answers")
+            self.confirms = True
+            self.confirm(positions)
+        elif answer is not None:
+            self.answer(requests, answer)  # type: ignore[arg-type]
+        elif verb not in VERBS or VERBS[verb].answered:
+            raise RuntimeError(f"{verb} has no answer")
+
+    def _refuse(self, verb: str, requests: int, refusal: Refusal) -> None:
+        """Refuse each request. A producer that numbers its messages is cut off after the first one that is refused, so
+        that what is stored is always a first part of what it sent."""
+        if not self.hello:
+            raise Disconnect(refusal.text) from None
+        if verb in VERBS and not VERBS[verb].answered:
+            raise Disconnect(refusal.text) from None  # there is no answer that could say it
+        publishes = verb in ("PUB", words.REFUSED) and bool(self.producer)
+        for _ in range(1 if publishes else requests):
+            self.answer(1, words.error_line(refusal.code, refusal.text), publishes)
+        if publishes:
+            raise Disconnect from None
+
+    def raw_verb(self, verb: str, rest: str) -> Answer | Work:
         """A line of a client that has not said HELLO."""
         if verb == "HELLO":
-            self.hello_(rest.split())
-        elif verb == "SUB":
-            self.raw_sub(rest)
-        elif verb == "BYE" and not rest:
+            return VERBS["HELLO"].method(self, *rest.split())
+        if verb == "SUB":
+            return self.raw_sub(rest)
+        if verb == "BYE" and not rest:
             raise Disconnect
-        elif verb == "SHUTDOWN" and not rest:
-            self.shutdown([])
-        else:
-            raise Disconnect("unknown verb")
-
-    def hello_verb(self, verb: str, rest: str) -> None:
-        """A line of a client that has said HELLO."""
-        method = _VERBS.get(verb)
-        if method is None:
-            raise Disconnect(f"unknown verb {verb[:40]!r}")
-        method(self, rest.split())
+        if verb == "SHUTDOWN" and not rest:
+            self.shutdown()
+        raise Disconnect("unknown verb")
 
     # --- sessions
 
-    def hello_(self, arguments: list[str]) -> None:
+    def hello_(self, version: str = "", *rest: str) -> Answer:
         """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing."""
         if self.hello or self.subscriptions:
             raise Disconnect("HELLO comes first")
-        version, *rest = arguments or [""]
-        if version != str(VERSION):
-            self.hello = True
-            raise Disconnect(f"this broker speaks version {VERSION}: HELLO {VERSION}")
-        self.hello = True
+        known = [str(number) for number in VERSIONS]
+        self.hello = int(version) if version in known else max(VERSIONS)
+        if version not in known:
+            raise Disconnect(f"this broker speaks versions {' and '.join(known)}: HELLO {known[-1]}")
         options = words.split_options(rest, {"token": str, "name": str, "producer": str})
         self.token = str(options["token"]) if "token" in options else None
         self.rights = self.host.rights_of(self.token, self)
         self.name = str(options.get("name", ""))[:255]
         more = b""
         if options.get("producer"):
-            self.producer = self._own(str(options["producer"]), "producer")
+            self.producer = self.own(str(options["producer"]), "producer")
             self.host.take_over(self.producer, self)
-            more = b" last=%d" % self.broker.producers.get(self.producer, 0)
+            stored = self.broker.producers.get(self.producer) or Producer()
+            more = b" last=%d" % stored.count
+            if self.hello > 1 and stored.runs:
+                more += b" positions=" + b",".join(b"%d-%d" % run for run in stored.runs)
         self.confirms = True  # `last` counts what is on its way to the disk
         limits = self.broker.limits
-        self.reply(
-            b"HELLO %d journal=%s max_message_bytes=%d%s\n"
-            % (VERSION, self.broker.store.identity.encode(), limits.max_message_bytes, more)
+        return b"HELLO %d journal=%s max_message_bytes=%d%s\n" % (
+            self.hello,
+            self.broker.store.identity.encode(),
+            limits.max_message_bytes,
+            more,
         )
 
-    def ping(self, arguments: list[str]) -> None:
+    def ping(self, *_: str) -> Answer:
         """PING: answered by PONG, after everything before it is on disk."""
-        self.confirms = True
-        self.reply(b"PONG\n")
+        return b"PONG\n"
 
-    def bye(self, arguments: list[str]) -> None:
+    def bye(self, *_: str) -> Answer:
         """BYE: close."""
         raise Disconnect
 
-    def shutdown(self, arguments: list[str]) -> None:
+    def shutdown(self, *_: str) -> Answer:
         """SHUTDOWN: end the server gracefully; from loopback or with the right."""
         if not (self.rights.shutdown or (self.loopback and self.rights is EVERYTHING)):
             raise Refusal("denied", "SHUTDOWN needs the right shutdown, or a connection from loopback")
         self.host.shutdown()
         raise Disconnect
 
+    # --- publishing
 
-_VERBS: dict[str, Callable[[Protocol, list[str]], None]] = {
-    "SUB": Protocol.sub,
-    "UNSUB": Protocol.unsub,
-    "QUEUE": Protocol.queue,
-    "CREDIT": Protocol.credit,
-    "ACK": Protocol.ack,
-    "NACK": Protocol.nack,
-    "SEEK": Protocol.seek,
-    "PURGE": Protocol.purge,
-    "PAUSE": Protocol.pause,
-    "RESUME": Protocol.resume,
-    "DELETE": Protocol.delete,
-    "REDRIVE": Protocol.redrive,
-    "LIST": Protocol.list_queues,
-    "STATS": Protocol.stats,
-    "PEERS": Protocol.peers,
-    "FETCH": Protocol.fetch,
-    "COMMIT": Protocol.commit,
-    "ABORT": Protocol.abort,
-    "PING": Protocol.ping,
-    "BYE": Protocol.bye,
-    "SHUTDOWN": Protocol.shutdown,
-    "HELLO": Protocol.hello_,
+    def topic(self, name: str) -> None:
+        """A topic that this connection publishes to for the first time."""
+        try:
+            words.check_topic(name)
+        except Refusal as refusal:
+            raise Disconnect(refusal.text) from None
+        try:
+            self.check_publish((name,))
+            self.broker.check_topics((name,))
+        except Refusal:  # told with each message to it, by ``refused``
+            self.scanner.refuse(name)
+        else:
+            self.scanner.allow(name)
+
+    def refused(self, code: str, line: str) -> None:
+        """A message that the scanner passed over: it is too large, or its topic was refused before."""
+        if code == "too_large":
+            raise Refusal(code, f"the message is too large: {line[:200]}")
+        verb, *names = line.split()
+        name = names[0] if verb == "PUB" else names[1]
+        self.check_publish((name,))
+        self.broker.check_topics((name,))
+        self.scanner.forget_topics()  # it is allowed by now: the next one goes through
+        raise Refusal("unavailable", f"the topic is allowed by now; publish again: {name}")
+
+    def pub(self, options: str, batch: Batch) -> Answer | Work:
+        """PUB <topic> <lengths> [options]: publish."""
+        if self.host.draining:
+            raise Refusal("unavailable", "the broker is ending")
+        if not self.hello:
+            return self.raw_pub(batch)
+        self.broker.check_room(batch)
+        positions = self.pub_with(options, batch) if options else self.broker.publish(batch)
+        if self.producer:
+            self.broker.produced(self.producer, positions)
+        return positions
+
+    def raw_pub(self, batch: Batch) -> Work:
+        """PUB of the compatible mode: at the quota its client, which understands no refusal, waits."""
+        while not self.broker.has_room(batch):
+            yield WAIT
+        self.broker.publish(batch)
+        self.confirms = True  # nothing is told, but a commit that fails closes the connection
+        self.touched()
+        return None
+
+    def pub_with(self, text: str, batch: Batch) -> Sequence[int]:
+        """Messages with options: an id, a time to live, a delay."""
+        options = words.split_options(text.split(), _PUBLISH_OPTIONS)
+        now_ns = time.time_ns()
+        more: dict[str, str] = {}
+        if options.get("ttl_ms"):
+            more["$expires_ns"] = str(now_ns + int(options["ttl_ms"]) * 1_000_000)
+        due_ns = int(options.get("at_ns", 0)) or (
+            now_ns + int(options["delay_ms"]) * 1_000_000 if options.get("delay_ms") else 0
+        )
+        identifier = str(options.get("id", ""))
+        if identifier:
+            words.check_name(identifier, "message id")
+        if due_ns:
+            self.broker.delayed.check_room(len(batch))
+        if not identifier and not due_ns:
+            return self.broker.publish_as(batch, "", more=encode_properties(more))
+        positions: list[int] = []
+        names = batch_names(batch)
+        for message in batch:
+            topic = message.channel or names[0]
+            one = gather([message])
+            if due_ns:
+                positions += self.broker.delayed.add(one, topic, due_ns, more, identifier)
+            else:
+                positions += self.broker.publish_as(one, identifier, more=encode_properties(more))
+        return positions
+
+    def stage(self, transaction: str, batch: Batch) -> Answer:
+        """STAGE <transaction> <topic> <lengths>: keep a message until COMMIT."""
+        self.broker.transactions.stage(self.own(transaction, "transaction"), batch)
+        return b"STAGED %d\n" % len(batch)
+
+    def load(self, transaction: str, batch: Batch) -> Answer:
+        """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
+        name = self.own(transaction, "transaction")
+        messages = self._range(bytes(batch[0]))
+        self.loaded += len(messages) - 1
+        self.broker.transactions.stage(name, messages)
+        return b"STAGED %d\n" % len(messages)
+
+    def _range(self, data: bytes) -> Batch:
+        text, newline, _ = data.partition(b"\n")
+        try:
+            head = json.loads(text)
+            count, topics = whole(head["count"]), topic_names(head)
+            end = len(text) + len(newline) + count * ENTRY.size
+            view = memoryview(data)
+            index, body = view[len(text) + len(newline) : end], view[end:]
+            if not 0 < count <= len(data) // ENTRY.size or len(index) != count * ENTRY.size:
+                raise Refusal("bad_range", f"{len(data)} bytes are no range of {count} messages")
+            messages = range_batch(index, body, topics, self.broker.limits.max_message_bytes)
+        except InvalidArgument as error:
+            raise Refusal("bad_range", str(error)) from None
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+            raise Refusal("bad_range", "the head of a range is JSON: count and topics (numbers and names)") from None
+        self.check_publish(words.check_topic(name) for name in batch_names(messages))
+        return messages
+
+    def commit(self, transaction: str, *parts: str) -> Answer:
+        """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
+        name = self.own(transaction, "transaction")
+        wholes = (transaction + part if part.startswith(".") else part for part in parts)
+        owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
+        staged = self.broker.transactions.batches(owned or [name], all_there=False)
+        self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
+        first, last, again = self.broker.commit_transaction(name, owned)
+        return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
+
+    def abort(self, transaction: str) -> Answer:
+        """ABORT <transaction>: forget what was staged."""
+        self.broker.transactions.abort(self.own(transaction, "transaction"))
+        return OK
+
+    # --- consuming
+
+    def raw_sub(self, name: str) -> Answer:
+        """SUB of the compatible mode: one queue a connection, one connection a queue."""
+        if self.subscriptions:
+            raise Disconnect("a second SUB")
+        try:
+            words.check_queue(name)
+        except Refusal:
+            raise Disconnect("bad name") from None
+        queue = self.broker.queue(name, QueueOptions())
+        if queue.consumers:
+            raise Disconnect("the queue has a client")
+        queue.raw = True
+        self._subscribe(queue, RAW_CREDIT, automatic=True, raw=True)
+        return None
+
+    def sub(self, name: str, *rest: str) -> Answer:
+        """SUB <queue> [options]: consume a queue; made if it is not there."""
+        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "credit": int, "ack": str})
+        self.check_queue(name)
+        if name in self.subscriptions:
+            raise Refusal("exists", f"this connection consumes {name} already")
+        if len(self.subscriptions) >= MAX_SUBSCRIPTIONS:
+            raise Refusal("limit", f"a connection consumes at most {MAX_SUBSCRIPTIONS} queues")
+        credit = max(1, min(int(options.get("credit", 256)), self.max_unacknowledged))
+        if options.get("ack", "") not in ("", "none"):
+            raise Refusal("bad_option", "ack is none, or left out")
+        found = self.broker.queues.get(name)
+        if found is not None and not self.may_read(found):
+            raise Refusal("denied", f"queue {name} has topics that are not yours to read")
+        queue = self._declare(name, options, change=False)
+        if queue.consumers and (queue.raw or queue.options.exclusive):
+            raise Refusal("busy", f"queue {name} has a client and is exclusive")
+        self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
+        return OK
+
+    def _subscribe(self, queue: Queue, credit: int, *, automatic: bool, raw: bool) -> None:
+        subscription = Subscription(self, queue, self.numbers(), credit, automatic, raw)
+        self.subscriptions[queue.name] = subscription
+        self.subscribed.append(queue.name)
+        queue.add(subscription)
+        self.broker.wake(queue)
+
+    def unsub(self, name: str) -> Answer:
+        """UNSUB <queue>: consume no more; what was not acknowledged goes back."""
+        if name not in self.subscriptions:
+            raise Refusal("not_subscribed", f"this connection does not consume {name}")
+        self.leave(name)
+        return OK
+
+    def credit(self, name: str, count: str) -> Answer:
+        """CREDIT <queue> <count>: how many unacknowledged messages this consumer takes. Not answered."""
+        number = min(words.number(count, "credit"), self.max_unacknowledged)
+        subscription = self.subscriptions.get(name)
+        if subscription is not None:
+            subscription.credit = number
+            self.broker.wake(subscription.queue)
+        return None
+
+    def ack(self, name: str, *spans: str) -> Answer:
+        """ACK <queue> <position>[-<position>] ... [confirm]: these are done. Answered only with confirm.
+
+        What is not held counts as done before: a queue that this connection consumes no more holds nothing of it.
+        """
+        confirm = spans[-1] == "confirm"
+        done = [words.span(text) for text in (spans[:-1] if confirm else spans)]
+        subscription = self.subscriptions.get(name)
+        count = 0
+        if subscription is not None:
+            count = sum(self.broker.acknowledge(subscription.queue, subscription, *span) for span in done)
+        if not confirm:
+            return None
+        self.confirms = True
+        return b"OK %d\n" % count
+
+    def nack(self, name: str, position: str, *rest: str) -> Answer:
+        """NACK <queue> <position> [delay_ms=]: deliver it again. Not answered."""
+        options = words.split_options(rest, {"delay_ms": int})
+        number = words.number(position, "position")
+        due_ns = time.time_ns() + int(options.get("delay_ms", 0)) * 1_000_000
+        subscription = self.subscriptions.get(name)
+        if subscription is not None and subscription.queue.state.return_message(subscription.number, number, due_ns):
+            self.broker.wake(subscription.queue)
+        return None
+
+    # --- managing queues
+
+    def queue(self, name: str, *rest: str) -> Answer:
+        """QUEUE <queue> [options] [create]: make a queue, or give it other options (with create: only make it)."""
+        options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "create": int})
+        self.check_queue(name)
+        self._declare(name, options, change="create" not in options)
+        return OK
+
+    def _declare(self, name: str, given: dict[str, Any], *, change: bool) -> Queue:
+        found = self.broker.queues.get(name)
+        old = found.options if found else QueueOptions()
+        wanted = self._options(given, old)
+        self._check_dead_letters(name, wanted)
+        if found is None:
+            for pattern in wanted.topics:
+                self.check_pattern(pattern)
+            return self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
+        if wanted != old:
+            if not change:
+                raise Refusal("exists", f"queue {name} is there with {differences(old, wanted)}; QUEUE changes it")
+            if not self.rights.manage:
+                raise Refusal(
+                    "denied",
+                    f"queue {name} is there with {differences(old, wanted)}; changing it needs the right manage",
+                )
+            for pattern in wanted.topics:
+                if pattern not in old.topics:
+                    self.check_pattern(pattern)
+            self.broker.rebind(found, wanted)
+        start = self._start(given, wanted.topics)
+        if start is not None:
+            self.need_manage()
+            self.broker.seek(found, start)
+        return found
+
+    def _check_dead_letters(self, name: str, wanted: QueueOptions) -> None:
+        """The broker itself uses these names later, when nobody is there to be refused."""
+        if wanted.dead_letter:
+            self.check_queue(wanted.dead_letter)
+            if wanted.dead_letter == name:
+                raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
+        if wanted.max_deliveries and len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
+            raise Refusal(
+                "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
+            )
+
+    @staticmethod
+    def _options(given: dict[str, Any], old: QueueOptions) -> QueueOptions:
+        changes: dict[str, Any] = {}
+        if "topics" in given:
+            changes["topics"] = tuple(str(given["topics"]).split(","))
+        if "ack_timeout_ms" in given:
+            changes["ack_timeout_s"] = given["ack_timeout_ms"] / 1e3
+        if "ttl_ms" in given:
+            changes["ttl_s"] = given["ttl_ms"] / 1e3
+        for key in ("max_deliveries", "dead_letter"):
+            if key in given:
+                changes[key] = given[key]
+        for key in ("exclusive", "temporary"):
+            if key in given:
+                changes[key] = bool(given[key])
+        return replace(old, **changes)
+
+    def _start(self, given: dict[str, Any], topics: tuple[str, ...]) -> int | None:
+        """Where a queue is to begin, when the client says so."""
+        if "from_position" in given:
+            return int(given["from_position"])
+        if "from_time_ns" in given:
+            return self.broker.store.find(timestamp_ns=int(given["from_time_ns"]))
+        if "from_ordinal" in given:
+            if len(topics) != 1 or "*" in topics[0] or ">" in topics[0]:
+                raise Refusal("bad_option", "from_ordinal needs a queue of one topic without wildcards")
+            return self.broker.store.find(ordinal=int(given["from_ordinal"]), topic=topics[0])
+        return None
+
+    def seek(self, name: str, *rest: str) -> Answer:
+        """SEEK <queue> from_position=|from_ordinal=|from_time_ns=: deliver from there on."""
+        queue = self.managed(name)
+        start = self._start(words.split_options(rest, _START_OPTIONS), queue.options.topics)
+        self.broker.seek(queue, start or 1)
+        return OK
+
+    def purge(self, name: str) -> Work:
+        """PURGE <queue>: drop what it has."""
+        queue = self.managed(name)
+        yield from queue.counting(1 << 62)
+        return b"OK %d\n" % self.broker.purge(self.managed(name))
+
+    def pause(self, name: str) -> Answer:
+        """PAUSE <queue>: hand out nothing, also across restarts, until RESUME."""
+        return self._set_paused(name, True)
+
+    def resume(self, name: str) -> Answer:
+        """RESUME <queue>: hand out again."""
+        return self._set_paused(name, False)
+
+    def _set_paused(self, name: str, paused: bool) -> Answer:
+        queue = self.managed(name)
+        self.broker.rebind(queue, queue.with_options(paused=paused))
+        return OK
+
+    def delete(self, name: str) -> Answer:
+        """DELETE <queue>: forget it; refused while it has consumers."""
+        queue = self.managed(name)
+        if queue.consumers:
+            raise Refusal("busy", f"queue {name} has {len(queue.consumers)} consumer(s)")
+        self.broker.delete(queue)
+        return OK
+
+    def redrive(self, name: str) -> Work:
+        """REDRIVE <queue>: send its dead letters back to it."""
+        count = yield from dead_letters.redrive(self.broker, self.managed(name))
+        self.confirms = True
+        return b"OK %d\n" % count
+
+    # --- looking
+
+    def list_queues(self, *_: str) -> Work:
+        """LIST: the queues, as JSON."""
+        self.need_statistics()
+        found = []
+        for queue in list(self.broker.queues.values()):
+            if self.rights.may_use(queue.name):
+                yield from queue.counting()
+                found.append(queue.summary())
+        return _data(found)
+
+    def stats(self, *_: str) -> Answer:
+        """STATS: counts of the broker, as JSON."""
+        self.need_statistics()
+        return _data(self.host.statistics())
+
+    def peers(self, name: str) -> Answer:
+        """PEERS <topic>: how many queues take it and how many consumers these have."""
+        if not (self.rights.may_publish(words.check_topic(name)) or self.rights.may_subscribe(name)):
+            raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
+        queues = self.broker.queues_of(name)
+        return b"PEERS %d %d\n" % (len(queues), sum(len(queue.consumers) for queue in queues))
+
+    def fetch(self, first: str, most: str, *rest: str) -> Answer:
+        """FETCH <first> <most> [bytes=] [topics=]: messages by position, index first, for readers in bulk."""
+        options = words.split_options(rest, {"bytes": int, "topics": str})
+        patterns = str(options["topics"]).split(",") if "topics" in options else [">"]
+        for pattern in patterns:
+            self.check_pattern(pattern)
+        most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
+        start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
+        return lambda: self._put_range(start, max(1, count), most_bytes, patterns)
+
+    def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
+        found, following, _ = self.broker.store.read(start, count, most_bytes, tuple(patterns))
+        batch, topics = public_part(found)  # wildcards match no topic of the broker's own
+        statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
+        index, size = fetch_index(batch)
+        head = {
+            "count": len(batch),
+            "next": following,
+            "first": statistics.first,
+            "frontier": statistics.next,
+            "journal": self.broker.store.identity,
+            "topics": {str(number): name for number, name in topics.items() if name},
+        }
+        text = json.dumps(head).encode() + b"\n"
+        self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + size, text))
+        self.outbox.lent(index)
+        self.outbox.payloads(batch)
+        self.outbox.text(b"\n")
+
+
+def differences(old: QueueOptions, wanted: QueueOptions) -> str:
+    """The options of a queue that are not those asked for, in words."""
+    before, after = old.dump(), wanted.dump()
+    return ", ".join(
+        f"{key}={_word(before[key])}, not {_word(after[key])}" for key in before if before[key] != after[key]
+    )
+
+
+def _word(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else f"{value}"
+
+
+def _data(value: Any) -> bytes:
+    text = json.dumps(value).encode()
+    return b"DATA %d\n%s\n" % (len(text), text)
+
+
+_DATA_VERBS: dict[str, Callable[[Protocol, str, Any], Answer | Work]] = {
+    "PUB": Protocol.pub,
+    "STAGE": Protocol.stage,
+    "LOAD": Protocol.load,
+}
+
+VERBS = {
+    "HELLO": Verb(Protocol.hello_, "HELLO <version> [options]", 0, None, stores=True),
+    "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...]", 1, None, stores=True),
+    "ABORT": Verb(Protocol.abort, "ABORT <transaction>", 1, 1),
+    "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None, stores=True),
+    "UNSUB": Verb(Protocol.unsub, "UNSUB <queue>", 1, 1),
+    "CREDIT": Verb(Protocol.credit, "CREDIT <queue> <count>", 2, 2, answered=False),
+    "ACK": Verb(Protocol.ack, "ACK <queue> <position>[-<position>] ... [confirm]", 2, None, answered=False),
+    "NACK": Verb(Protocol.nack, "NACK <queue> <position> [delay_ms=]", 2, None, answered=False),
+    "QUEUE": Verb(Protocol.queue, "QUEUE <queue> [options]", 1, None, stores=True),
+    "SEEK": Verb(Protocol.seek, "SEEK <queue> from_position=|from_ordinal=|from_time_ns=", 2, None, stores=True),
+    "PURGE": Verb(Protocol.purge, "PURGE <queue>", 1, 1, stores=True),
+    "PAUSE": Verb(Protocol.pause, "PAUSE <queue>", 1, 1, stores=True),
+    "RESUME": Verb(Protocol.resume, "RESUME <queue>", 1, 1, stores=True),
+    "DELETE": Verb(Protocol.delete, "DELETE <queue>", 1, 1, stores=True),
+    "REDRIVE": Verb(Protocol.redrive, "REDRIVE <queue>", 1, 1, stores=True),
+    "LIST": Verb(Protocol.list_queues, "LIST", 0, None),
+    "STATS": Verb(Protocol.stats, "STATS", 0, None),
+    "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
+    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=]", 2, None),
+    "PING": Verb(Protocol.ping, "PING", 0, None, stores=True),
+    "BYE": Verb(Protocol.bye, "BYE", 0, None),
+    "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),
 }

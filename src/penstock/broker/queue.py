@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +27,7 @@ TAKE_MESSAGES = 1024
 TAKE_BYTES = 256 * 1024
 NO_DEADLINE = (1 << 63) - 1
 UNREADABLE_NS = 10_000_000_000  # a message that could not be read is tried again after this
+BUSY, WAIT = "busy", "wait"  #: what long work yields: it could go on now; it waits for something else
 log = logging.getLogger("penstock.broker")
 
 
@@ -126,13 +128,17 @@ class Queue:
         """Whether there is anybody to hand messages to, and nobody has told it to wait."""
         return bool(self.consumers) and not self.options.paused
 
-    def pump(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
-        """Hand out what can be handed out. Messages delivered too often are put on ``exhausted``."""
+    def pump(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
+        """Hand out what can be handed out; False when the turn was over before. Messages delivered too often are put
+        on ``exhausted``."""
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
-            self._again(now_ns, exhausted)
+            self._redeliver_due(now_ns, over, exhausted)
         while not self.caught_up and (consumer := self._next()) is not None:
             self._forward(consumer, now_ns)
+            if over():
+                return self.caught_up
+        return True
 
     def _next(self) -> Consumer | None:
         """The next consumer, in turn, that has credit and room."""
@@ -147,7 +153,7 @@ class Queue:
         timeout_s = self.options.ack_timeout_s
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
-    def _again(self, now_ns: int, exhausted: list[tuple[Queue, int, int]]) -> None:
+    def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> None:
         """What is due again: first to those with room, or off to the dead letters."""
         most = self.options.max_deliveries
         for position, deliveries in self.state.due(now_ns, TAKE_MESSAGES):
@@ -155,7 +161,7 @@ class Queue:
                 exhausted.append((self, position, deliveries))
                 continue
             consumer = self._next()
-            if consumer is None:
+            if consumer is None or over():
                 return
             try:
                 batch, *_ = self._store.read(position, 1, 1 << 62)
@@ -224,6 +230,11 @@ class Queue:
             self.caught_up = False
 
     # --- what is asked about it
+
+    def counting(self, most: int = 100_000) -> Iterator[str]:
+        """Count what waits, in steps of a few milliseconds, so that ``backlog`` has little left to do."""
+        while self._count(most, 1):
+            yield BUSY
 
     def backlog(self, most: int = 100_000) -> int:
         """Messages not handed out yet, counted up to ``most``."""

@@ -40,6 +40,8 @@ log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
+TURN_S = 0.005  # of long work in one turn
+RETRY_S = 1.0  # after a step of the loop that failed
 TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
 TELL_FAILURE_S = 10.0
 COMMIT_BYTES = 64 << 20  # so much is not gathered further: a commit has a bound
@@ -97,7 +99,7 @@ class Server:
         self.connections: dict[int, Connection] = {}
         self._producers: dict[str, Connection] = {}
         self._touched: set[Connection] = set()
-        self._paused: set[Connection] = set()
+        self._paused: dict[Connection, None] = {}  # not read from; those whose turn is longest ago first
         self._numbers = itertools.count(1).__next__
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -115,6 +117,8 @@ class Server:
         self._started = time.time()
         self.commits = 0
         self.failures = 0  # commits that failed
+        self.internal_errors = 0  # failures that nobody had foreseen
+        self._not_before: dict[str, float] = {}  # when a step of the loop that failed is tried again
         self.turns = 0
         self.accepted = 0
 
@@ -172,7 +176,7 @@ class Server:
             self._stop_accepting()
         if not self.draining:
             return False
-        busy = any(c.outbox.pending_bytes or c.session.replies for c in self.connections.values())
+        busy = any(c.outbox.pending_bytes or c.session.answers for c in self.connections.values())
         busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)
         return not busy or time.monotonic() >= self._drain_until
 
@@ -205,18 +209,46 @@ class Server:
         if self._paused:
             self._resume()
         if now >= self._housekeeping:
-            self._keep_house(now)
-        self.broker.delayed.release(time.time_ns())
+            self._housekeeping = now + HOUSEKEEPING_S
+            self._step("housekeeping", partial(self._keep_house, now))
+        self._step("delayed messages", lambda: self.broker.delayed.release(time.time_ns()))
         self._commit()
         if not self.draining:  # an ending broker waits for what was handed out and hands out no more
-            self.broker.pump(time.time_ns())
+            self._step("delivery", self._pump)
         self._output()
+
+    def _step(self, name: str, act: Callable[[], None]) -> None:
+        """A step of the loop that is no client's: what goes wrong in it is tried again later, never the end of all."""
+        before, now = self.broker.changes, time.monotonic()
+        if now < self._not_before.get(name, 0.0):
+            return
+        try:
+            act()
+        except OSError:
+            raise
+        except Exception:
+            if not self.broker.tripped:  # else that one queue waits
+                self._not_before[name] = now + RETRY_S
+            self._note_fault(name)
+            if self.broker.changes != before:
+                self._reopen()
+
+    def _note_fault(self, where: str) -> None:
+        self.internal_errors += 1
+        log.exception("%s: a fault of the broker's (%d so far)", where, self.internal_errors)
+
+    def _pump(self) -> None:
+        end = time.monotonic() + TURN_S
+        for queue in self.broker.pump(time.time_ns(), lambda: time.monotonic() >= end):
+            self.internal_errors += 1
+            for consumer in [c for c in self.connections.values() if queue.name in c.session.subscriptions]:
+                self._drop(consumer)
 
     def _timeout(self) -> float:
         if self.broker.busy or self._touched:
             return 0.0
         if self._paused:
-            return PAUSE_S if all(connection.paused() for connection in self._paused) else 0.0
+            return PAUSE_S if all(c.paused() or (c.working and not c.busy) for c in self._paused) else 0.0
         timeout = LAZY_S if self.broker.dirty or self.draining else HOUSEKEEPING_S if not self._observed else MAX_POLL_S
         due_ns = self.broker.next_time_ns() - time.time_ns()
         return max(0.0, min(timeout, due_ns / 1e9))
@@ -230,15 +262,18 @@ class Server:
 
     def _read(self, connection: Connection, take: Callable[[], None]) -> None:
         take()
-        if connection.paused():
-            self._paused.add(connection)
+        if connection.paused() or connection.working:
+            self._paused[connection] = None
             self._watch(connection)
 
     def _serve(self, connection: Connection, act: Callable[[], None]) -> None:
         """Do something for one connection: what goes wrong is that connection's, never the end of all."""
+        before = self.broker.changes
         try:
             act()
         except Disconnect as end:
+            if end.reason:
+                log.info("%s: closed: %s", connection.peer, end.reason)
             self._end(connection, end.reason)
         except PenstockError as error:
             log.error("%s: %s", connection.peer, error)
@@ -247,16 +282,65 @@ class Server:
             log.debug("%s: %s", connection.peer, error)
             self._drop(connection)
         except Exception:
-            log.exception("%s: a fault of the broker's; the connection is closed", connection.peer)
-            self._drop(connection)
+            self._fault(connection, self.broker.changes != before)
+
+    def _fault(self, connection: Connection, changed: bool) -> None:
+        """Something failed that nobody had foreseen: the connection is closed; where shared state had changed already,
+        it is taken from the log again, and nothing of this turn is confirmed."""
+        self._note_fault(connection.peer)
+        if not changed:
+            try:
+                self._drop(connection)
+                return
+            except Exception:
+                self._note_fault(connection.peer)
+        self._forget(connection)
+        connection.give_back()
+        self._reopen()
+
+    def _reopen(self) -> None:
+        """Take the state from the log again. Who numbers its messages is cut off and sends them again by itself."""
+        text = "the broker takes its state from the log again; nothing was stored"
+        for connection in list(self.connections.values()):
+            if connection.session.producer and connection.session.confirms:
+                self._forget(connection)
+                connection.give_back()
+                continue
+            try:
+                connection.session.cancel(text)
+                connection.session.fail_answers("unavailable", text)
+            except Disconnect:
+                self._end(connection, "")
+            except Exception:
+                self._note_fault(connection.peer)
+                self._forget(connection)
+                connection.give_back()
+        self._end_unconfirmed()
+        self.broker.reopen()  # a store that cannot be opened is the end
+        for connection in list(self.connections.values()):
+            connection.session.attach()
 
     def _resume(self) -> None:
-        for connection in list(self._paused):
-            if connection not in self._paused or connection.paused():  # dropped for the sake of one before it
-                continue
-            self._paused.discard(connection)
+        """Go on with connections that had to wait, and with commands that take more than a turn: at most TURN_S."""
+        end = time.monotonic() + TURN_S
+        busy = True
+        while busy:
+            busy = False
+            for connection in list(self._paused):
+                if connection not in self._paused or connection.paused():  # dropped for the sake of one before it
+                    continue
+                self._serve(connection, partial(self._go_on, connection))
+                busy = busy or (connection in self._paused and connection.working and connection.busy)
+                if time.monotonic() >= end:
+                    return
+
+    def _go_on(self, connection: Connection) -> None:
+        self._paused.pop(connection)
+        connection.scan()
+        if connection.paused() or connection.working:
+            self._paused[connection] = None  # behind the others
+        else:
             self._watch(connection)
-            self._serve(connection, partial(self._read, connection, connection.scan))
 
     def _commit(self) -> None:
         broker = self.broker
@@ -267,6 +351,10 @@ class Server:
                 self.commits += 1
             except OSError as error:
                 self._fail(error)
+                return
+            except Exception:
+                self._note_fault("commit")
+                self._reopen()
                 return
         for connection in list(self._touched):
             self._serve(connection, connection.session.flush)
@@ -284,24 +372,28 @@ class Server:
         text = f"nothing was stored: {error.strerror or error}"
         code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
         for connection in list(self.connections.values()):
-            self._serve(connection, partial(connection.session.fail_replies, code, text))
+            self._serve(connection, partial(connection.session.fail_answers, code, text))
+        self._end_unconfirmed()
+
+    def _end_unconfirmed(self) -> None:
+        """Who numbers its messages, or is told nothing, learns by the end of the connection what was not stored."""
+        for connection in list(self.connections.values()):
             if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
     def _output(self) -> None:
         touched, self._touched = self._touched, set()
         for connection in touched:
-            if connection.descriptor not in self.connections:
-                continue
-            try:
-                before = connection.wants_write
-                connection.send()
-                if connection.ending and not connection.outbox.pending_bytes:
-                    self._drop(connection)
-                elif connection.wants_write != before:
-                    self._watch(connection)
-            except OSError:
-                self._drop(connection)
+            if connection.descriptor in self.connections:
+                self._serve(connection, partial(self._send, connection))
+
+    def _send(self, connection: Connection) -> None:
+        before = connection.wants_write
+        connection.send()
+        if connection.ending and not connection.outbox.pending_bytes:
+            self._drop(connection)
+        elif connection.wants_write != before:
+            self._watch(connection)
 
     def _touch(self, connection: Connection) -> None:
         """It has output, or replies that become output after the commit."""
@@ -318,15 +410,20 @@ class Server:
         self._touched.add(connection)
 
     def _drop(self, connection: Connection) -> None:
-        if self.connections.pop(connection.descriptor, None) is None:
-            return
-        self._paused.discard(connection)
+        if self._forget(connection):
+            connection.close()
+
+    def _forget(self, connection: Connection) -> bool:
+        if self.connections.get(connection.descriptor) is not connection:
+            return False
+        del self.connections[connection.descriptor]
+        self._paused.pop(connection, None)
         self._touched.discard(connection)
         if self._producers.get(connection.session.producer) is connection:
             del self._producers[connection.session.producer]
         with contextlib.suppress(OSError):
             self._epoll.unregister(connection.descriptor)
-        connection.close()
+        return True
 
     # --- accepting
 
@@ -365,7 +462,6 @@ class Server:
     # --- once a second
 
     def _keep_house(self, now: float) -> None:
-        self._housekeeping = now + HOUSEKEEPING_S
         if self._reload:
             self._reload = False
             self._reload_tokens()
@@ -448,6 +544,7 @@ class Server:
             "published": self.broker.counters.get("matched"),
             "expired": self.broker.expired,
             "commits": self.commits,
+            "internal_errors": self.internal_errors,
             "first": stored.first,
             "next": stored.next,
             "stored_bytes": stored.stored_bytes,

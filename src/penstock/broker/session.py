@@ -1,14 +1,16 @@
-"""Session: one connection's state, its replies and what a turn of the loop does with them. The loop thread only.
+"""Session: one connection's state, its answers and what a turn of the loop does with them. The loop thread only.
 
-Replies are kept until the turn's commit is on disk, then they leave in the order in which they were asked for.
+Answers are kept until the turn's commit is on disk, then they leave in the order in which they were asked for. Each
+answer knows how many requests it answers, so that a commit that fails refuses exactly as many.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from penstock.broker import words
+from penstock.broker.identifiers import Duplicate
 from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights
 from penstock.broker.words import Refusal
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 MAX_CREDIT = 65_536
-LARGE_REPLY_BYTES = 1 << 20  # what a reply that is put out by a function counts as
+LARGE_REPLY_BYTES = 1 << 20  # what an answer that is put out by a function counts as
+
+Line = bytes | Callable[[], None]  #: an answer: its line, or a function that puts a large one into the outbox
+
+
+class Answered(NamedTuple):
+    """An answer that waits for the commit."""
+
+    requests: int  #: so many it answers; 0: it says why the connection is closed
+    line: Line
+    publishes: bool = False
 
 
 class Host(Protocol):
@@ -103,54 +115,59 @@ class Session:
         self.touched = touched
         self.output_bytes = output_bytes
         self.max_unacknowledged = max_unacknowledged
-        self.hello = False
+        self.hello = 0  # the version of the protocol; 0: none said, the compatible mode
         self.name = ""
         self.token: str | None = None
         self.rights: Rights = EVERYTHING
         self.producer = ""
         self.subscriptions: dict[str, Subscription] = {}
         self.written: list[tuple[Subscription, int, int]] = []
-        self.replies: list[bytes | Callable[[], None]] = []
-        self.reply_bytes = 0
-        self.confirms = False  # replies of this turn depend on the commit
-        self._last_ok: list[int] | None = None
+        self.answers: list[Answered] = []  # of this turn
+        self.answer_bytes = 0
+        self.confirms = False  # answers of this turn depend on the commit
+        self._row: tuple[int, int] | None = None  # positions that the last answer confirms
         self.starved = False  # messages wait for the client to read what it was sent
         self.failed = False  # a commit failed with messages of this connection in it
         self.loaded = 0  # messages that came in ranges, not yet counted
+        self.subscribed: list[str] = []  # in this turn
 
-    # --- replies
+    # --- answers
 
-    def reply(self, line: bytes | Callable[[], None]) -> None:
-        """Answer, after everything asked before was answered; what is large is put out by a function."""
-        self._last_ok = None
-        self.replies.append(line)
-        self.reply_bytes += len(line) if isinstance(line, bytes) else LARGE_REPLY_BYTES
+    def answer(self, requests: int, line: Line, publishes: bool = False) -> None:
+        """Answer so many requests, after everything asked before was answered."""
+        self._row = None
+        self.answers.append(Answered(requests, line, publishes))
+        self.answer_bytes += len(line) if isinstance(line, bytes) else LARGE_REPLY_BYTES
         self.touched()
 
     def confirm(self, positions: Sequence[int]) -> None:
-        """Answer publishes: once the commit is on disk. Rows without gaps are told as one."""
-        self.confirms = True
+        """Answer publishes, one request a position. Rows without gaps are told as one, duplicates each as such."""
         if not isinstance(positions, range):
             for position in positions:
-                self.confirm(range(position, position + 1))
+                if isinstance(position, Duplicate) and self.hello > 1:
+                    self.answer(1, b"OK %d duplicate\n" % position, True)
+                else:
+                    self.confirm(range(position, position + 1))
             return
         first, last = positions[0], positions[-1]
-        row = self._last_ok
-        if row is not None and row[1] + 1 == first:
-            row[1] = last
-            self.replies[-1] = words.ok_line(row[0], last)
-            return
-        self.reply(words.ok_line(first, last))
-        self._last_ok = [first, last]
+        if self._row is not None and self._row[1] + 1 == first:
+            before = self.answers.pop()
+            first = self._row[0]
+            self.answers.append(Answered(before.requests + len(positions), words.ok_line(first, last), True))
+        else:
+            self.answer(len(positions), words.ok_line(first, last), True)
+        self._row = (first, last)
 
     # --- checks
 
-    def _check_queue(self, name: str) -> None:
+    def check_queue(self, name: str) -> None:
+        """The queue may be used by name."""
         words.check_queue(name)
         if not self.rights.may_use(name):
             raise Refusal("denied", f"queue {name} is not yours to use")
 
-    def _check_pattern(self, pattern: str) -> None:
+    def check_pattern(self, pattern: str) -> None:
+        """The topics may be read."""
         words.check_pattern(pattern)
         if not self.rights.may_subscribe(pattern):
             raise Refusal("denied", f"topics {pattern} are not yours to read")
@@ -161,47 +178,46 @@ class Session:
             self.rights.may_subscribe(pattern) for pattern in self.broker.sources(queue)
         )
 
-    def _own(self, name: str, what: str) -> str:
+    def own(self, name: str, what: str) -> str:
         """A producer or transaction of this connection's token: the same name of another token is another one."""
         return self.rights.owner + words.check_name(name, what)
 
-    def _check_publish(self, names: Iterable[str]) -> None:
+    def check_publish(self, names: Iterable[str]) -> None:
+        """The topics may be published to."""
         for name in names:
             if not self.rights.may_publish(name):
                 raise Refusal("denied", f"the topic is not yours to publish to: {name}")
 
-    def _need_manage(self) -> None:
+    def need_manage(self) -> None:
+        """Queues may be changed."""
         if not self.rights.manage:
             raise Refusal("denied", "this needs the right manage")
 
-    def _need_statistics(self) -> None:
+    def need_statistics(self) -> None:
+        """Counts may be seen."""
         if not self.rights.statistics:
             raise Refusal("denied", "this needs the right statistics")
 
-    def _managed(self, name: str) -> Queue:
-        self._need_manage()
-        self._check_queue(name)
+    def managed(self, name: str) -> Queue:
+        """A queue that may be changed."""
+        self.need_manage()
+        self.check_queue(name)
         return self.broker.queue(name)
-
-    def _subscription(self, name: str) -> Subscription:
-        found = self.subscriptions.get(name)
-        if found is None:
-            raise Refusal("not_subscribed", f"this connection does not consume {name}")
-        return found
 
     # --- the end of a turn and of the connection
 
     def flush(self) -> None:
-        """Put the replies of this turn into the outbox: what they tell is true now."""
-        replies, self.replies = self.replies, []
-        self.reply_bytes = 0
-        for reply in replies:
-            if isinstance(reply, bytes):
-                self.outbox.text(reply)
-            else:
-                reply()
-        self._last_ok = None
+        """Put the answers of this turn into the outbox: what they tell is true now."""
+        answers, self.answers = self.answers, []
+        self.answer_bytes = 0
+        self._row = None
         self.confirms = False
+        self.subscribed.clear()
+        for answer in answers:
+            if isinstance(answer.line, bytes):
+                self.outbox.text(answer.line)
+            else:
+                answer.line()
 
     def settle(self) -> None:
         """After output was written: messages that need no acknowledgement are done."""
@@ -218,29 +234,48 @@ class Session:
             for subscription in self.subscriptions.values():
                 self.broker.wake(subscription.queue)
 
-    def fail_replies(self, code: str, text: str) -> None:
+    def fail_answers(self, code: str, text: str) -> None:
         """The commit failed: nothing of this turn is confirmed."""
         if self.confirms:
             self.failed = True
-            self.replies = [words.error_line(code, text) for reply in self.replies for _ in range(_answers(reply))]
+            self.answers = self._refusals(words.error_line(code, text))
+            for name in self.subscribed:
+                self.leave(name)
         self.flush()
+
+    def _refusals(self, line: bytes) -> list[Answered]:
+        """A refusal for each request; a producer that numbers its messages is cut off after the first publish."""
+        found: list[Answered] = []
+        for answer in self.answers:
+            if not answer.requests:
+                found.append(answer)
+            elif answer.publishes and self.producer:
+                return [*found, Answered(1, line)]
+            else:
+                found += [Answered(1, line)] * answer.requests
+        return found
+
+    def leave(self, name: str) -> None:
+        """Consume the queue no more; what was not acknowledged goes back."""
+        subscription = self.subscriptions.pop(name)
+        self.broker.leave(subscription.queue, subscription, delivered=not subscription.raw)
+
+    def attach(self) -> None:
+        """The broker has taken its state from the log again: consume the queues that are there now."""
+        for name, subscription in list(self.subscriptions.items()):
+            old = subscription.queue
+            queue = self.broker.queues.get(name)
+            if queue is None and old.options.temporary:  # it is not in the log
+                queue = self.broker.queue(name, old.options, start=old.state.floor, bounded=False)
+            if queue is None:
+                del self.subscriptions[name]
+                continue
+            subscription.queue = queue
+            queue.raw = queue.raw or subscription.raw
+            queue.add(subscription)
+            self.broker.wake(queue)
 
     def end(self) -> None:
         """The connection has gone."""
-        for subscription in self.subscriptions.values():
-            self.broker.leave(subscription.queue, subscription, delivered=not subscription.raw)
-        self.subscriptions.clear()
-
-
-def _answers(line: bytes | Callable[[], None]) -> int:
-    """How many commands a reply answers: a row of confirms answers many."""
-    if not isinstance(line, bytes) or not line.startswith(b"OK ") or b"-" not in line:
-        return 1
-    first, _, last = line[3:].partition(b"-")
-    return int(last) - int(first) + 1
-
-
-def need(arguments: list[str], least: int, form: str, most: int | None = None) -> list[str]:
-    if len(arguments) < least or (most is not None and len(arguments) > most):
-        raise Refusal("bad_request", f"the form is {form}")
-    return arguments
+        for name in list(self.subscriptions):
+            self.leave(name)

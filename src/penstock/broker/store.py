@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock._core.broker import batch_names, message_ids
+from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
 from penstock.topics import MAX_NAME_BYTES
 
@@ -164,11 +165,10 @@ class JournalStore:
         if topics is None:
             return None
         if topics not in self._filters:
-            from penstock.journal.journal import topic_filter
-
             if len(self._filters) > 10_000:
                 self._filters.clear()
-            self._filters[topics] = topic_filter(topics)
+            # Checked before, where they were said. The broker's own may be longer than those of its users.
+            self._filters[topics] = None if ">" in topics else TopicFilter(list(topics))
         return self._filters[topics]
 
     def find(self, *, ordinal: int | None = None, timestamp_ns: int | None = None, topic: str | None = None) -> int:
@@ -188,9 +188,9 @@ class JournalStore:
         """Those that are too long to be published with are left out."""
         while True:
             batch, following, _ = self.read(start, 4096, 1 << 40)
-            positions, timestamps_ns = batch.positions, batch.timestamps_ns
+            positions, stored_ns = batch.positions, batch.stored_ns
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
-                yield positions[number], identifier, timestamps_ns[number]
+                yield positions[number], identifier, stored_ns[number]
             if following >= self._journal.frontier or following <= start:
                 return
             start = following

@@ -5,7 +5,7 @@ Names (topics, queues, transactions) are as ``penstock.topics`` says; those with
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from penstock import topics
 from penstock.errors import InvalidArgument, RefusedError
@@ -70,7 +70,7 @@ def matches(pattern: str, topic: str) -> bool:
     return pattern == topic or (not topic.startswith("$") and topics.matches(pattern, topic))
 
 
-def split_options(words: list[str], known: Mapping[str, type]) -> dict[str, str | int]:
+def split_options(words: Iterable[str], known: Mapping[str, type]) -> dict[str, str | int]:
     """``key=value`` words as a dict; numbers where ``known`` says int, a bare word is 1. Refusal for unknown ones."""
     options: dict[str, str | int] = {}
     for word in words:

@@ -20,7 +20,8 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Self
 
@@ -30,14 +31,16 @@ from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
 from penstock.gateway.configuration import QueueOptions
+from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
 from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
-from penstock.gateway.links import drain_order
-from penstock.gateway.worker import OnFailure, Worker
+from penstock.gateway.worker import Deadline, Life, OnFailure, Worker
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
+END_S = 0.5  # the least time for stop and destroy, also where nothing is to be drained
+RESERVE_S = 2.0  # the most that is kept back of a time-out for them
 POLL_S = 0.002
 log = logging.getLogger("penstock.gateway")
 _live: weakref.WeakSet[ModuleBroker] = weakref.WeakSet()
@@ -84,9 +87,13 @@ class ModuleBroker(Router):
         self._references = 1
         self._flows: dict[tuple[Worker, Worker], Flow] = {}
         self._uncounted = Uncounted()
+        self._cycles: Cycles[Worker] = Cycles()
+        self._deferring = 0  # how many are in ``many_changes``
         #: Told of a publish that a full sink ended, and of a link's predicate that raised: (source's name, error).
         self.on_refused: Callable[[str, BaseException], object] | None = None
         self.on_filter_error: Callable[[str, BaseException], object] | None = None
+        #: Told of a module that did not come back from a step: (its name, the step).
+        self.on_abandoned: Callable[[str, str], object] | None = None
         _live.add(self)
 
     def __repr__(self) -> str:
@@ -149,8 +156,10 @@ class ModuleBroker(Router):
         name: str | None = None,
         queue: QueueOptions | None = None,
         on_failure: OnFailure | None = None,
+        started: bool = True,
     ) -> ModuleInfo:
-        """Attach ``module`` (anything with a ``receive``) with a queue and a worker of its own."""
+        """Attach ``module`` (anything with a ``receive``) with a queue and a worker of its own. Not ``started``, it
+        receives nothing until its worker is told to begin."""
         if module is None or not callable(getattr(module, "receive", None)):
             raise InvalidArgument(f"a module has a receive method, {module!r} has none")
         queue = queue or QueueOptions()
@@ -171,6 +180,8 @@ class ModuleBroker(Router):
             )
             self._bus.add(reader)
             worker = Worker(module, name, port, reader, on_failure or log_failure)
+            if started:
+                worker.life = Life.RUNNING
             try:
                 worker.start()
             except RuntimeError as error:  # no more threads
@@ -186,32 +197,123 @@ class ModuleBroker(Router):
         *,
         drain: bool = True,
         timeout: float | None = 10.0,
-        last: Callable[[Any], object] | None = None,
-        done: Callable[[Any], object] | None = None,
-    ) -> None:
+        steps: bool = False,
+        done: Callable[[Worker], object] | None = None,
+    ) -> bool:
         """Detach ``module``: nothing new reaches it; what is queued is handled first (``drain``) or dropped and
         counted. Its links go with it. When draining takes longer than ``timeout``, ``DrainError``, and everything is
         as it was. A module that removes itself leaves when its ``receive`` has returned.
 
-        ``last`` is called with the module when it has nothing more to handle and can still publish, ``done`` when it is
-        detached."""
+        With ``steps`` the module's ``stop`` and ``destroy`` are called too; ``done`` is called with the worker when the
+        module is detached. All of it ends with ``timeout``: a module that does not come back by then is abandoned, and
+        the result is False."""
         worker, incoming = self._begin_removal(module)
         if worker.mine:
-            worker.after = lambda: self._finish_removal(worker, last, done)
+            worker.after = lambda: self._leave(worker, steps, done)
             if not drain:
-                worker.queue.close()
-            return
-        if drain and not self._drained((worker,), timeout):
+                worker.cut()
+            return True
+        ending = Ending.within(timeout)
+        if drain and not self._drained((worker,), ending.drained_by):
             left = worker.waiting
             self._restore(worker, incoming)
             raise DrainError(
                 f"module {worker.name!r} still had {left} messages after {timeout} s; nothing was changed. "
                 "Give it more time (timeout=), or drop them (drain=False)"
             )
-        self._finish_removal(worker, last, done)
+        if drain and steps:
+            flush((worker,), ending.drained_by)
+        if not drain:
+            worker.cut()
+        if steps:
+            self._stop_all((worker,), ending)
+        self._detach(worker)
+        return self._end_all((worker,), ending.over_by, ("destroy",) if steps else (), done) == []
+
+    def _leave(self, worker: Worker, steps: bool, done: Callable[[Worker], object] | None) -> None:
+        """The removal of a module by itself, on its worker's thread."""
+        if steps:
+            for step in ("stop", "end"):
+                worker._step(step)
+        self._detach(worker)
+        worker.queue.close()
+        if steps:
+            worker._step("destroy")
+        self._forget(worker)
+        if done is not None:
+            done(worker)
+
+    def stop_all(self, modules: list[Any], ending: Ending) -> bool:
+        """Call ``stop`` and ``end`` of these modules; whether all came back by ``ending.drained_by``. After it their
+        queues are closed, so that nobody waits for them, and their processes are killed."""
+        return self._stop_all(self._workers_of(modules), ending)
+
+    def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> bool:
+        orders = [(worker, worker.stop(), worker.run_step("end")) for worker in workers if not worker.mine]
+        late = [(worker, steps) for worker, *steps in orders if not all(o.wait(ending.drained_by) for o in steps)]
+        force([worker for worker, _ in late])
+        for _, steps in late:
+            for order in steps:
+                order.wait(ending.stopped_by)
+        return not late
+
+    def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
+        """Detach these modules, call their ``destroy`` and end their threads; gives the names of those that did not
+        come back and were abandoned."""
+        workers = self._workers_of(modules)
+        with self.many_changes():
+            for worker in workers:
+                self._detach(worker)
+        return self._end_all(workers, deadline, ("destroy",))
+
+    def _end_all(
+        self,
+        workers: Sequence[Worker],
+        deadline: Deadline,
+        steps: Sequence[str],
+        done: Callable[[Worker], object] | None = None,
+    ) -> list[str]:
+        for worker in workers:
+            worker.cut()  # all of them first: one may wait for another
+        orders, hurried = [], False
+        for worker in workers:  # one after the other, until one takes too long: then all at once
+            orders.append((worker, worker.end(*steps)))
+            if not hurried and not worker.mine:
+                hurried = not orders[-1][1].wait(deadline.part(0.25))
+        abandoned = []
+        for worker, order in orders:
+            if not worker.mine and order.wait(deadline):
+                worker.thread.join(JOIN_TIMEOUT_S)  # it has nothing left to do
+            elif not worker.mine and self._abandon(worker):
+                abandoned.append(worker.name)
+            self._forget(worker)
+            if done is not None:
+                done(worker)
+        return abandoned
+
+    def cut_all(self, modules: list[Any]) -> None:
+        """These modules receive nothing more, nobody waits for them, and their processes are killed."""
+        workers = self._workers_of(modules)
+        for worker in workers:
+            worker.cut()
+        force(workers)
+
+    def _abandon(self, worker: Worker) -> bool:
+        step = worker.doing
+        if not worker.abandon():
+            return False
+        force((worker,))
+        log.error("module %r did not come back from %s; it is abandoned: it gets no further call", worker.name, step)
+        if self.on_abandoned is not None:
+            self.on_abandoned(worker.name, step)
+        return True
+
+    def _workers_of(self, modules: list[Any]) -> list[Worker]:
+        with self._lock:
+            return [self._workers[id(module)] for module in modules if id(module) in self._workers]
 
     def replace_module(self, old: Any, new: Any) -> None:
-        """Put ``new`` in the place of ``old``: same name, id, queue and links. The caller holds its worker's turn."""
+        """Put ``new`` in the place of ``old``: same name, id, queue and links. On its worker's thread."""
         with self._lock:
             worker = self._worker(old, BrokerError)
             worker.adopt(new)
@@ -225,10 +327,9 @@ class ModuleBroker(Router):
             if worker.removing:
                 raise BrokerError(f"module {worker.name!r} is being removed already")
             worker.removing = True
-            incoming = [(other, other.sinks[worker]) for other in self._workers.values() if worker in other.sinks]
+            incoming = [(other, other.sinks[worker]) for other in worker.sources]
             for other, _ in incoming:
                 self._part(other, worker)
-            self._set_rules()
         return worker, incoming
 
     def _restore(self, worker: Worker, incoming: list[tuple[Worker, Predicate | None]]) -> None:
@@ -237,27 +338,19 @@ class ModuleBroker(Router):
             for other, accepts in incoming:
                 if id(other.module) in self._workers:
                     self._join(other, worker, accepts)
-            self._set_rules()
 
-    def _finish_removal(
-        self, worker: Worker, last: Callable[[Any], object] | None, done: Callable[[Any], object] | None
-    ) -> None:
-        if last is not None:
-            last(worker.module)
+    def _detach(self, worker: Worker) -> None:
+        """Take it out of the tables: it can publish no more."""
         with self._lock:
             self._workers.pop(id(worker.module), None)
             self._ports.pop(id(worker.module), None)
             for sink in list(worker.sinks):
                 self._part(worker, sink)
-            self._set_rules()
-        self._quit(worker, JOIN_TIMEOUT_S)
-        if done is not None:
-            done(worker.module)
+            for source in list(worker.sources):
+                self._part(source, worker)
 
-    def _quit(self, worker: Worker, join_timeout_s: float) -> None:
+    def _forget(self, worker: Worker) -> None:
         worker.port.rules = worker.port.on_error = None  # kept messages hold their port: it must hold nothing more
-        if not worker.close(join_timeout_s):
-            log.error("module %r did not come back from receive; its thread is left to itself", worker.name)
         worker.counters.close()
 
     # ---- links
@@ -273,7 +366,6 @@ class ModuleBroker(Router):
         with self._lock:
             self._check()
             self._join(self._worker(source, AddLinkError), self._worker(sink, AddLinkError), accepts)
-            self._set_rules()
 
     def remove_link(self, source: Any, sink: Any) -> None:
         """What ``source`` publishes from now on no longer reaches ``sink``; what is queued still does."""
@@ -285,42 +377,64 @@ class ModuleBroker(Router):
             if ends[1] not in ends[0].sinks:
                 raise RemoveLinkError(f"there is no link {ends[0].name} -> {ends[1].name}")
             self._part(*ends)
-            self._set_rules()
+
+    @contextmanager
+    def many_changes(self) -> Iterator[None]:
+        """Changes of links inside are looked at together at the end: what lies on a cycle is found once."""
+        with self._lock:
+            outermost = not self._deferring
+            self._deferring += 1
+            if outermost:
+                self._cycles.defer()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._deferring -= 1
+                if not self._deferring:
+                    for worker in self._cycles.settle():
+                        self._set_rules(worker)
 
     def _join(self, source: Worker, sink: Worker, accepts: Predicate | None) -> None:
+        new = sink not in source.sinks
         source.sinks[sink] = accepts
+        sink.sources[source] = None
         if (source, sink) not in self._flows:
             if len(self._flows) < MAX_FLOWS:
                 self._flows[source, sink] = Flow(source, sink)
                 self._uncounted.discard(source, sink)
             else:
                 self._uncounted.add(source, sink)
+        if new:
+            for worker in self._cycles.join(source, sink):
+                self._set_rules(worker)
+        self._set_rules(source)
         sink.queue.subscribe(source.port.id)
 
     def _part(self, source: Worker, sink: Worker) -> None:
-        source.sinks.pop(sink, None)
+        if source.sinks.pop(sink, self) is self:
+            return
+        sink.sources.pop(source, None)
         flow = self._flows.pop((source, sink), None)
         if flow is not None:
             flow.close()
         self._uncounted.discard(source, sink)
         if not sink.queue.closed:
             sink.queue.unsubscribe(source.port.id)
+        for worker in self._cycles.part(source, sink):
+            self._set_rules(worker)
+        self._set_rules(source)
 
-    def _set_rules(self) -> None:
-        """Tell each port what is special about its links: filters, and sinks that a worker must not wait for."""
-        names = {str(key): worker for key, worker in self._workers.items()}
-        numbers = {worker: key for key, worker in names.items()}
-        graph = {key: [numbers[s] for s in w.sinks if s in numbers] for key, w in names.items()}
-        group = {key: index for index, keys in enumerate(drain_order(graph)) for key in keys}
-        for key, worker in names.items():
-            rules = {}
-            for sink, accepts in worker.sinks.items():
-                cyclic = sink in numbers and group[numbers[sink]] == group[key]
-                if accepts is not None or cyclic:
-                    flow = self._flows.get((worker, sink))
-                    seconds = self.cycle_timeout_s if cyclic else None
-                    rules[sink.queue] = (accepts, seconds, flow.refused if flow else None)
-            worker.port.rules = rules or None
+    def _set_rules(self, worker: Worker) -> None:
+        """Tell a port what is special about its links: filters, and sinks that its worker must not wait for."""
+        rules = {}
+        for sink, accepts in worker.sinks.items():
+            cyclic = self._cycles.together(worker, sink)
+            if accepts is not None or cyclic:
+                flow = self._flows.get((worker, sink))
+                seconds = self.cycle_timeout_s if cyclic else None
+                rules[sink.queue] = (accepts, seconds, flow.refused if flow else None)
+        worker.port.rules = rules or None
 
     # ---- snapshots
 
@@ -341,10 +455,9 @@ class ModuleBroker(Router):
         return self._info(self._worker(module, BrokerError))
 
     def drain(self, modules: list[Any], timeout: float | None) -> bool:
-        """Wait until these modules together have nothing queued and nothing in hand."""
-        with self._lock:
-            workers = [self._workers[id(module)] for module in modules if id(module) in self._workers]
-        return self._drained(workers, timeout)
+        """Wait until these modules together have nothing queued or in hand, in processes of theirs included."""
+        workers, deadline = self._workers_of(modules), Deadline(timeout)
+        return self._drained(workers, deadline) and flush(workers, deadline)
 
     def worker_of(self, module: Any) -> Worker:
         """The worker of an attached module."""
@@ -352,7 +465,7 @@ class ModuleBroker(Router):
 
     def _info(self, worker: Worker) -> ModuleInfo:
         with self._lock:
-            sources = tuple(other.name for other in self._workers.values() if worker in other.sinks)
+            sources = tuple(source.name for source in worker.sources)
             sinks = tuple(sink.name for sink in worker.sinks)
         return ModuleInfo(
             name=worker.name,
@@ -367,7 +480,7 @@ class ModuleBroker(Router):
             published=worker.port.published,
             sinks=sinks,
             sources=sources,
-            seconds_in_receive=worker.seconds_in_receive(time.monotonic()),
+            seconds_in_receive=worker.seconds_in_step(time.monotonic()),
             ledger=worker.queue.ledger,
             lost=worker.lost,
         )
@@ -397,15 +510,14 @@ class ModuleBroker(Router):
                 return port
         raise BrokerError(f"all {MAX_MODULES} source ids are in use")
 
-    def _drained(self, workers: Any, timeout: float | None) -> bool:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not all(worker.idle or worker.ended or worker.mine for worker in workers):
-            if deadline is not None and time.monotonic() >= deadline:
+    def _drained(self, workers: Sequence[Worker], deadline: Deadline) -> bool:
+        while not all(worker.idle or worker.over or worker.mine for worker in workers):
+            if deadline.passed:
                 return False
             time.sleep(POLL_S)
         return True
 
-    def _end(self, join_timeout_s: float) -> None:
+    def _end(self, timeout: float) -> None:
         with self._lock:
             workers = list(self._workers.values())
             self._workers.clear()
@@ -414,10 +526,7 @@ class ModuleBroker(Router):
             self._uncounted.close()
         for flow in flows.values():
             flow.close()
-        for worker in workers:
-            worker.queue.close()  # all of them first: one may wait for another
-        for worker in workers:
-            self._quit(worker, join_timeout_s)
+        self._end_all(workers, Deadline(timeout), ())
         self._bus.close()
 
     def _filter_failed(self, name: str, error: BaseException) -> None:
@@ -425,6 +534,38 @@ class ModuleBroker(Router):
             self.on_filter_error(name, error)
         else:
             log.error("a filter on a link of module %r raised", name, exc_info=error)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The moments of an orderly end: what is not drained, then not stopped, then not destroyed by then is given up."""
+
+    drained_by: Deadline
+    stopped_by: Deadline
+    over_by: Deadline
+
+    @classmethod
+    def within(cls, timeout: float | None) -> Ending:
+        """All within ``timeout`` seconds, of which a part is kept back for stop and destroy; None: for ever."""
+        if timeout is None:
+            return cls(Deadline(None), Deadline(None), Deadline(None))
+        reserve_s = max(END_S, min(timeout / 4, RESERVE_S)) if timeout else END_S
+        over_s = max(timeout, END_S)
+        return cls(Deadline(over_s - reserve_s), Deadline(over_s - reserve_s / 2), Deadline(over_s))
+
+
+def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
+    """Wait until what modules pass on to processes of their own has been handled there."""
+    return all(w.module.flush(deadline.left_s) for w in workers if hasattr(w.module, "flush") and not w.mine)
+
+
+def force(workers: Sequence[Worker]) -> None:
+    """Free whoever waits for these workers, and kill their modules' processes."""
+    for worker in workers:
+        worker.queue.close()
+        kill = getattr(worker.module, "kill", None)
+        if kill is not None:
+            kill()
 
 
 def log_failure(worker: Worker, step: str, error: BaseException) -> None:
@@ -441,6 +582,7 @@ def _after_fork() -> None:
         broker._ports.clear()
         broker._flows = {}
         broker._uncounted = Uncounted()
+        broker._cycles = Cycles()
         broker._lock = threading.RLock()
 
 

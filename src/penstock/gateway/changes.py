@@ -47,7 +47,7 @@ def add_all(gateway: Gateway, wanted: Configuration) -> None:
     """Add every module, then every link."""
     loaders = dict(gateway._loaders)
     gateway._loaders = {**loaders, **_by_name(wanted)}
-    with _Undo() as undo:
+    with gateway.broker.many_changes(), _Undo() as undo:
         undo.note(lambda: setattr(gateway, "_loaders", loaders))
         for entry in wanted.modules:
             _add_module(gateway, entry, undo)
@@ -64,14 +64,15 @@ def apply(gateway: Gateway, old: Configuration, new: Configuration) -> list[str]
     before = {entry.name: entry for entry in old.modules}
     after = {entry.name: entry for entry in new.modules}
     same = {name for name, entry in after.items() if before.get(name) == entry and entry.loader not in changed}
+    old_links, new_links = ({link.ends: link for link in one.links} for one in (old, new))
     done: list[str] = []
-    with _Undo() as undo:
+    with gateway.broker.many_changes(), _Undo() as undo:
         old_loaders = gateway._loaders
         undo.note(lambda: setattr(gateway, "_loaders", old_loaders))
         for link in old.links:
-            if link not in new.links or any(end in before and end not in same for end in link.ends):
+            if new_links.get(link.ends) != link or any(end in before and end not in same for end in link.ends):
                 _remove_link(gateway, link, undo)
-                done += [f"- {link}"] if link not in new.links else []
+                done += [f"- {link}"] if new_links.get(link.ends) != link else []
         for name, entry in before.items():
             if name not in same:
                 _remove_module(gateway, entry, undo)
@@ -85,7 +86,7 @@ def apply(gateway: Gateway, old: Configuration, new: Configuration) -> list[str]
         for link in new.links:
             if link.ends not in there:
                 _add_link(gateway, link, undo)
-                done += [f"+ {link}"] if link not in old.links else []
+                done += [f"+ {link}"] if old_links.get(link.ends) != link else []
     return done
 
 
@@ -109,6 +110,6 @@ def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
 
 
 def _remove_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
-    if link.ends in [there.ends for there in gateway.links()]:
+    if link in gateway._table:
         gateway.remove_link(link.source, link.sink)
         undo.note(lambda: gateway.add_link(link.source, link.sink, link.filter))

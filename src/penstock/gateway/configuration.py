@@ -53,7 +53,7 @@ class ModuleEntry:
     entrypoint: Any
     args: Any = None
     queue: QueueOptions = field(default_factory=QueueOptions)
-    restart: Restart = field(default_factory=Restart)
+    restart: Restart | None = None  # None: what is usual for its kind
     stuck_after_s: float | None = 10.0
 
 
@@ -173,7 +173,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         entrypoint.value,
         place["args"].value if "args" in place else None,
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
-        restart(place["restart"]) if "restart" in place else Restart(),
+        restart(place["restart"]) if "restart" in place else None,
         place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
     )
 
@@ -187,7 +187,7 @@ def with_care(
     entry: ModuleEntry, queue: QueueOptions | None, restart: Restart | None, stuck_after_s: float | None
 ) -> ModuleEntry:
     """The same module, looked after as said here."""
-    return replace(entry, queue=queue or QueueOptions(), restart=restart or Restart(), stuck_after_s=stuck_after_s)
+    return replace(entry, queue=queue or QueueOptions(), restart=restart, stuck_after_s=stuck_after_s)
 
 
 def _queue(place: Place) -> QueueOptions:

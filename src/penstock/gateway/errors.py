@@ -21,5 +21,9 @@ class ModuleError(PenstockError):
     """A module could not be loaded, made or started; the text says which step and why."""
 
 
+class MessageFailed(ModuleError):
+    """A module in its own process failed at one message and goes on."""
+
+
 class DrainError(PenstockError, TimeoutError):
     """What was queued for a module was not handled in time; the text says how much and what can be done."""

@@ -15,6 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from penstock.gateway.worker import Deadline
+
 MAX_WAITING = 1024
 log = logging.getLogger("penstock.gateway")
 
@@ -29,6 +31,7 @@ class Event(enum.StrEnum):
     MODULE_FAILED = "module_failed"
     MODULE_RESTARTED = "module_restarted"
     MODULE_STUCK = "module_stuck"
+    MODULE_ABANDONED = "module_abandoned"
     PUBLISH_REFUSED = "publish_refused"
 
 
@@ -46,7 +49,7 @@ class Events:
         self._callbacks: list[tuple[Event, Callback, Any]] = []
         self._waiting: deque[tuple[Event, Any]] = deque()
         self._thread: threading.Thread | None = None
-        self._closed = False
+        self._closed = self._calling = False
         self.dropped = 0
 
     def add(self, event: Event, callback: Callback, parameter: Any = None) -> None:
@@ -56,10 +59,14 @@ class Events:
         with self._condition:
             self._callbacks = [*self._callbacks, (Event(event), callback, parameter)]
 
+    def wanted(self, event: Event) -> bool:
+        """Whether anybody asked for it."""
+        return any(wanted is event for wanted, _, _ in self._callbacks)
+
     def tell(self, event: Event, context: Any = None) -> None:
         """Queue an event; costs nothing when nobody asked for it."""
         with self._condition:
-            if self._closed or all(wanted is not event for wanted, _, _ in self._callbacks):
+            if self._closed or not self.wanted(event):
                 return
             if len(self._waiting) >= MAX_WAITING and event not in _LIFE:
                 self.dropped += 1
@@ -68,24 +75,36 @@ class Events:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"{self._name} events", daemon=True)
                 self._thread.start()
-            self._condition.notify()
+            self._condition.notify_all()
 
-    def close(self) -> None:
+    def wait_told(self, deadline: Deadline) -> None:
+        """Wait for the callbacks of everything told so far. From a callback: no waiting."""
+        if threading.current_thread() is self._thread:
+            return
+        with self._condition:
+            self._condition.wait_for(lambda: not self._waiting and not self._calling, deadline.left_s)
+
+    def close(self, timeout_s: float | None = None) -> None:
         """Wait for the callbacks of everything told so far; nothing is told after. From a callback: no waiting."""
         with self._condition:
             self._closed = True
-            self._condition.notify()
+            self._condition.notify_all()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(timeout_s)
+            if thread.is_alive():
+                log.error("%s: a callback has not come back; its thread is left to itself", self._name)
 
     def _run(self) -> None:
         while True:
             with self._condition:
+                self._calling = False
+                self._condition.notify_all()
                 while not self._waiting:
                     if self._closed:
                         return
                     self._condition.wait()
+                self._calling = True
                 event, context = self._waiting.popleft()
                 callbacks = self._callbacks
             for wanted, callback, parameter in callbacks:

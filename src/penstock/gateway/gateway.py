@@ -11,7 +11,6 @@ import functools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,19 +20,22 @@ from typing import Any, Self
 from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.gateway import configuration as configurations
-from penstock.gateway.broker import ModuleBroker, ModuleInfo
+from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.errors import AddLinkError, BrokerError, ModuleError
 from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
-from penstock.gateway.keeper import Keeper, Kept, finish
+from penstock.gateway.keeper import Keeper, Kept
 from penstock.gateway.links import STAR, Link, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
-from penstock.gateway.supervision import Restart
+from penstock.gateway.supervision import Policy, Restart
+from penstock.gateway.worker import Deadline, Life
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
+LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
+UNDO_S = 10.0  # for destroying a module whose adding failed
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
 
@@ -64,11 +66,13 @@ class Gateway:
         self._keeper = Keeper(self.broker, self._events.tell)
         self.broker.on_refused = self._refused
         self.broker.on_filter_error = self._filter_failed
+        self.broker.on_abandoned = self._was_abandoned
+        self.abandoned: list[str] = []  # modules that did not come back from a call
         self._lock = threading.RLock()
         self._changing = threading.Lock()  # one update or reload at a time
         self._kept: dict[str, Kept] = {}
         self._table = LinkTable()
-        self._joined: dict[tuple[str, str], tuple[Filter, ...]] = {}
+        self._joined: dict[str, dict[str, tuple[Filter, ...]]] = {}  # source to sinks
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
         self._started = self._closed = False
@@ -115,82 +119,91 @@ class Gateway:
     # ---- life
 
     def start(self) -> None:
-        """Call start on each module in order of adding. A module added later is started by itself."""
+        """Call start on each module in order of adding. A module added later is started by itself.
+
+        A module whose start raises keeps nobody else from starting. It is told and counted; with a restart policy it is
+        made anew, else it stays failed (what comes for it is dropped and counted) and ``ModuleError`` names it at the
+        end. Starting again tries those once more."""
         with self._lock:
             self._check()
-            if self._started:
-                return
-            self._started = True
-            waiting = [kept for kept in self._kept.values() if kept.module is not None]
-        for kept in waiting:
-            self._start(kept)
-        self._events.tell(Event.STARTED)
+            again = [kept for kept in self._kept.values() if kept.started and self._has_failed(kept)]
+            waiting = [kept for kept in self._kept.values() if kept.module is not None and not kept.started]
+            first, self._started = not self._started, True
+        failures = [error for kept in (*waiting, *again) if (error := self._start(kept, supervised=True)) is not None]
+        if first:
+            self._events.tell(Event.STARTED)
+        if failures:
+            raise failures[0] if len(failures) == 1 else ModuleError("; ".join(map(str, failures)))
 
-    def _start(self, kept: Kept) -> None:
-        if kept.started:
-            return
-        kept.started = True
+    def _has_failed(self, kept: Kept) -> bool:
         try:
-            if hasattr(kept.module, "start"):
-                kept.module.start()
-        except Exception as error:
-            raise ModuleError(f"module {kept.shown!r} failed in start: {type(error).__name__}: {error}") from error
+            return self.broker.worker_of(kept.module).life is Life.FAILED and kept.supervisor.gave_up is False
+        except BrokerError:
+            return False
+
+    def _start(self, kept: Kept, *, supervised: bool) -> ModuleError | None:
+        """Start one module and wait for it; what it raised, unless it is ``supervised`` and made anew."""
+        worker = self.broker.worker_of(kept.module)
+        again, kept.started = kept.started, True
+        order = worker.post(lambda: self._keeper.start_again(worker)) if again else worker.begin()
+        if not worker.mine:
+            order.wait(Deadline(None))
+        error = order.error
+        if error is None:
+            return None
+        if supervised:
+            worker.post(lambda: self._keeper.start_failed(worker, error))
+            if kept.supervisor.restart.policy is Policy.ON_FAILURE:
+                return None
+        failed = ModuleError(f"module {kept.shown!r} failed in start: {type(error).__name__}: {error}")
+        failed.__cause__ = error
+        return failed
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
-        """Stop and drain in link order within ``timeout`` seconds, then end everything. Whether all was handled; what
-        was not is dropped, counted and logged."""
+        """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
+        Whether all was handled; what was not is dropped, counted and logged. A module that does not come back in time
+        is abandoned: told, counted (``abandoned``), and never called again."""
         with self._lock:
             if self._closed:
                 return True
             self._closed = True
             kept = list(self._kept.values())
-        drained = self._drain_all(timeout)
+        ending = Ending.within(timeout)
+        drained = self._drain_all(ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
-        self._events.close()
-        for module in kept:
-            self._detach(module)
+        self._events.wait_told(ending.over_by)
+        self.broker.end_all([one.module for one in kept if one.module is not None], ending.over_by)
+        self._events.close(LAST_WORDS_S)
         self._kept.clear()
         self.broker.dec_ref()
-        return drained
+        return drained and not self.abandoned
 
     close = destroy
 
-    def _drain_all(self, timeout: float | None) -> bool:
+    def _drain_all(self, ending: Ending) -> bool:
         """Sources first: who comes later in link order is fed only by who has been stopped and emptied."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        drained = True
-        for group in drain_order(self._table.graph()):
-            modules = [self._kept[name].module for name in group if name in self._kept]
-            modules = [module for module in modules if module is not None]
-            drained &= self._drain(group, modules, deadline)
-            for module in modules:
-                finish(module, "stop")
-            drained &= self._drain(group, modules, deadline)
-            for module in modules:
-                finish(module, "end")
-        return drained
+        groups = drain_order(self._table.graph())
+        for index, group in enumerate(groups):
+            modules = self._modules_of((group,))
+            if not (self._drain(group, modules, ending.drained_by) and self.broker.stop_all(modules, ending)):
+                # Everybody at once from here on: nothing waits for anything any more, and what is queued is dropped.
+                rest = self._modules_of(groups[index:])
+                self.broker.cut_all(rest)
+                self.broker.stop_all(rest, ending)
+                return False
+        return True
 
-    def _drain(self, group: tuple[str, ...], modules: list[Any], deadline: float | None) -> bool:
-        left_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        drained = self.broker.drain(modules, left_s)
-        for module in modules:
-            if hasattr(module, "flush"):
-                drained &= module.flush(None if deadline is None else max(0.0, deadline - time.monotonic()))
-        if not drained:
-            loop = "the cycle of " if len(group) > 1 else ""
-            log.warning("%s%s still had messages when the time was over; they are dropped", loop, " and ".join(group))
-        return drained
+    def _modules_of(self, groups: Iterable[tuple[str, ...]]) -> list[Any]:
+        kept = [self._kept.get(name) for group in groups for name in group]
+        return [one.module for one in kept if one is not None and one.module is not None]
 
-    def _detach(self, kept: Kept) -> None:
-        if kept.module is None:
-            return
-        kept.removing = True
-        try:
-            self.broker.remove_module(kept.module, drain=False)
-        except BrokerError as error:
-            log.debug("%s", error)
-        finish(kept.module, "destroy")
+    def _drain(self, group: tuple[str, ...], modules: list[Any], deadline: Deadline) -> bool:
+        if self.broker.drain(modules, deadline.left_s):
+            return True
+        loop = "the cycle of " if len(group) > 1 else ""
+        log.warning("%s%s still had messages when the time was over; they are dropped", loop, " and ".join(group))
+        return False
 
     # ---- modules
 
@@ -210,7 +223,7 @@ class Gateway:
         if isinstance(entrypoint, type):
             parse: Callable[[Any], Any] = getattr(entrypoint, "parse", lambda given: given)
             made = Recipe(_checked(name), entrypoint, parse(args))
-            return self._add(Kept(made, restart or Restart(), stuck_after_s), queue or QueueOptions())
+            return self._add(Kept(made, restart, stuck_after_s), queue or QueueOptions())
         data: dict[str, Any] = {"name": name, "loader": {"name": loader, "entrypoint": entrypoint}, "args": args}
         entry = configurations.module_entry(data, tuple(self._loaders.values()))
         entry = configurations.with_care(entry, queue, restart, stuck_after_s)
@@ -242,33 +255,31 @@ class Gateway:
 
     def _attach(self, kept: Kept, module: Any, queue: QueueOptions) -> ModuleInfo:
         _be_first_at_exit()
-        info = self.broker.add_module(module, name=kept.name, queue=queue, on_failure=self._keeper.failed)
+        info = self.broker.add_module(
+            module, name=kept.name, queue=queue, on_failure=self._keeper.failed, started=False
+        )
         with self._lock:
-            kept.module = module
+            kept.take(module)
             self._table.add_name(kept.name)
-            self._sync()
+            self._sync(self._sources_of(kept.name))
             started = self._started
         self._keeper.keep(kept)
-        if started:
-            self._start(kept)
+        if started and (error := self._start(kept, supervised=False)) is not None:
+            raise error
         return info
 
     def _undo_attach(self, kept: Kept, module: Any) -> None:
         self._keeper.forget(kept)
         kept.removing = True
         with self._lock:
-            if kept.name in self._table.names:
-                self._table.remove_name(kept.name)
-                self._sync()
-        try:
-            self.broker.remove_module(module, drain=False)
-        except BrokerError:
-            log.debug("module %r was not attached", kept.shown)
-        finish(module, "destroy")
+            self._remove_name(kept.name)
+        if not self.broker.end_all([module], Deadline(UNDO_S)) and kept.module is None and hasattr(module, "destroy"):
+            module.destroy()  # it was not attached
 
     def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> None:
         """Cut off its sources, handle what is queued (or drop and count it), stop it, take its links away, destroy it.
-        ``DrainError`` when the time is over first: then it stays as it was."""
+        ``DrainError`` when the time is over before it has handled everything: then it stays as it was. A module that
+        does not come back from another call in time is removed all the same, and abandoned."""
         with self._lock:
             kept = self._find(name)
             if kept.removing:
@@ -276,33 +287,30 @@ class Gateway:
             kept.removing = True
         try:
             self.broker.remove_module(
-                kept.module,
-                drain=drain,
-                timeout=timeout,
-                last=lambda module: self._last(module, drain, timeout),
-                done=lambda module: self._gone(kept, module),
+                kept.module, drain=drain, timeout=timeout, steps=True, done=lambda worker: self._gone(kept)
             )
         except BaseException:
             kept.removing = False
             with self._lock:
-                self._sync()
+                self._sync(self._sources_of(name))
             raise
 
-    def _last(self, module: Any, drain: bool, timeout: float | None) -> None:
-        finish(module, "stop")
-        if drain and hasattr(module, "flush"):
-            module.flush(timeout)
-        finish(module, "end")
-
-    def _gone(self, kept: Kept, module: Any) -> None:
+    def _gone(self, kept: Kept) -> None:
         self._keeper.forget(kept)
         with self._lock:
+            ends = self._remove_name(kept.name)
             self._kept.pop(kept.name, None)
-            self._table.remove_name(kept.name)
-            self._sync()
-        finish(module, "destroy")
-        self._drop_endpoints()
+        self._drop_endpoints(ends)
         self._changed()
+
+    def _remove_name(self, name: str) -> list[str]:
+        """Take a module and its links out of the table; gives the modules that it was linked with. Under the lock."""
+        if name not in self._table.names:
+            return []
+        sources, sinks = self._sources_of(name), list(self._table.sinks(name))
+        self._table.remove_name(name)
+        self._sync(sources)
+        return [*sources, *sinks]
 
     # ---- links
 
@@ -317,7 +325,7 @@ class Gateway:
             with self._lock:
                 self._check_link(link)
                 self._table.add(link)
-                self._sync()
+                self._sync(self._table.names if link.source == STAR else (link.source,))
         except BaseException:
             for name in opened:
                 self._remove_endpoint(name)
@@ -331,8 +339,8 @@ class Gateway:
             if (source, sink) not in self._table:
                 return
             self._table.remove(source, sink)
-            self._sync()
-        self._drop_endpoints()
+            self._sync(self._table.names if source == STAR else (source,))
+        self._drop_endpoints((source, sink))
         self._changed()
 
     def _check_link(self, link: Link) -> None:
@@ -345,20 +353,27 @@ class Gateway:
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
 
-    def _sync(self) -> None:
-        """Make the broker's links what the table says, one computed set of sinks a source. Under the lock."""
-        wanted: dict[tuple[str, str], tuple[Filter, ...]] = {}
-        for source in self._table.names:
-            for sink, filters in self._table.sinks(source).items():
-                if not self._kept[sink].removing:
-                    wanted[source, sink] = filters
-        for ends in [ends for ends in self._joined if ends not in wanted]:
-            del self._joined[ends]
-            self._broker_link(self.broker.remove_link, ends)
-        for ends, filters in wanted.items():
-            if self._joined.get(ends) != filters or ends not in self._joined:
-                self._broker_link(self.broker.add_link, ends, filters)
-                self._joined[ends] = filters
+    def _sync(self, sources: Iterable[str]) -> None:
+        """Make the broker's links from ``sources`` what the table says: one computed set of sinks each. Locked."""
+        for source in sources:
+            wanted = {}
+            if source in self._table.names:
+                sinks = self._table.sinks(source)
+                wanted = {sink: filters for sink, filters in sinks.items() if not self._kept[sink].removing}
+            joined = self._joined.setdefault(source, {})
+            for sink in [sink for sink in joined if sink not in wanted]:
+                del joined[sink]
+                self._broker_link(self.broker.remove_link, (source, sink))
+            for sink, filters in wanted.items():
+                if sink not in joined or joined[sink] != filters:
+                    self._broker_link(self.broker.add_link, (source, sink), filters)
+                    joined[sink] = filters
+            if not joined:
+                del self._joined[source]
+
+    def _sources_of(self, name: str) -> list[str]:
+        """Whose links a module takes part in: its own and those that lead to it."""
+        return [name, *(source for source in self._table.sources(name) if source != name)]
 
     def _broker_link(self, change: Callable[..., None], ends: tuple[str, str], *more: Any) -> None:
         kept = [self._kept.get(end) for end in ends]
@@ -379,7 +394,7 @@ class Gateway:
                 if not is_address(end):
                     continue
                 if end not in self._kept:
-                    kept = Kept(Recipe(end, functools.partial(Endpoint, end), None), Restart(), None)
+                    kept = Kept(Recipe(end, functools.partial(Endpoint, end), None), None, None)
                     self._add(kept, QueueOptions())
                     opened.append(end)
                 self._kept[end].module.open(reads=role == "reads", writes=role == "writes")
@@ -390,11 +405,11 @@ class Gateway:
             raise
         return opened
 
-    def _drop_endpoints(self) -> None:
-        """Endpoints that no link names any more."""
+    def _drop_endpoints(self, ends: Iterable[str]) -> None:
+        """Remove those of ``ends`` that are endpoints and that no link names any more."""
         with self._lock:
-            named = {end for link in self._table.links for end in link.ends}
-            idle = [n for n, kept in self._kept.items() if is_address(n) and n not in named and not kept.removing]
+            addresses = [end for end in ends if is_address(end) and end in self._kept]
+            idle = [end for end in addresses if not self._table.is_named(end) and not self._kept[end].removing]
         for name in idle:
             self._remove_endpoint(name)
 
@@ -476,10 +491,15 @@ class Gateway:
         return kept
 
     def _changed(self) -> None:
-        self._events.tell(Event.MODULE_LIST_CHANGED, self.module_list())
+        if self._events.wanted(Event.MODULE_LIST_CHANGED):
+            self._events.tell(Event.MODULE_LIST_CHANGED, self.module_list())
 
     def _refused(self, name: str, error: BaseException) -> None:
         self._events.tell(Event.PUBLISH_REFUSED, (name, error))
+
+    def _was_abandoned(self, name: str, step: str) -> None:
+        self.abandoned.append(name)
+        self._events.tell(Event.MODULE_ABANDONED, (name, step))
 
     def _filter_failed(self, name: str, error: BaseException) -> None:
         log.error("a filter on a link of module %r raised: %s", name, error)

@@ -1,15 +1,16 @@
 """The keeper: looks after a gateway's modules. Failures are counted and told; the restart policy is carried out; a
-module that stays too long in ``receive`` is told of.
+module that stays too long in a call is told of, and killed and started again where it has a process of its own.
 
-A failure inside ``receive`` is handled on the module's own worker, which has nothing better to do meanwhile; one that
-is noticed elsewhere (its process died while it was idle) on the keeper's thread. That thread begins with the first
-module and looks four times a second for modules that are stuck.
+A failure is handled on the module's own worker, which makes every call to the module, so that a restart overlaps none.
+A failure that is noticed elsewhere (a source's thread ended, a process died) is an order for that worker. The keeper's
+thread begins with the first module and looks four times a second for modules that are stuck.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
@@ -19,13 +20,16 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError
+from penstock.gateway.errors import BrokerError, MessageFailed
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
-from penstock.gateway.supervision import Restart, Supervisor
-from penstock.gateway.worker import Worker
+from penstock.gateway.supervision import Policy, Restart, Supervisor
+from penstock.gateway.throttle import Throttle
+from penstock.gateway.worker import Life, Worker
 
 LOOK_S = 0.25
+#: For modules with a thread or process of their own, where nobody chose: what died is made anew, for ever.
+UNLESS_CHOSEN = Restart(Policy.ON_FAILURE, limit=None)
 log = logging.getLogger("penstock.gateway")
 
 
@@ -34,16 +38,29 @@ class Kept:
     """A module under care."""
 
     recipe: Recipe
-    restart: Restart
+    restart: Restart | None  # None: what is usual for its kind
     stuck_after_s: float | None
     entry: ModuleEntry | None = None
     module: Any = None
     started: bool = False
     removing: bool = False
     supervisor: Supervisor = field(init=False)
+    throttle: Throttle = field(init=False)
 
     def __post_init__(self) -> None:
-        self.supervisor = Supervisor(self.restart)
+        self.supervisor = Supervisor(self.restart or Restart())
+        self.throttle = Throttle(log)
+
+    def take(self, module: Any) -> None:
+        """It was made; where nobody chose a policy, a module with a thread or a process of its own gets one."""
+        self.module = module
+        if self.restart is None and getattr(module, "restarts", False):
+            self.supervisor.restart = UNLESS_CHOSEN
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a failure in ``receive`` costs the message alone and no restart: nobody chose one."""
+        return self.restart is None
 
     @property
     def name(self) -> str:
@@ -62,94 +79,125 @@ class Keeper:
     def __init__(self, broker: ModuleBroker, tell: Callable[[Event, Any], None]) -> None:
         self._broker = broker
         self._tell = tell
-        self._kept: dict[str, Kept] = {}
-        self._reports: queue.SimpleQueue[tuple[Kept, Any, BaseException] | None] = queue.SimpleQueue()
+        self._kept: dict[int, Kept] = {}  # by the module's id
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def keep(self, kept: Kept) -> None:
         """Look after ``kept`` from now on; its module is attached."""
-        self._kept[kept.name] = kept
-        self._watch_process(kept)
+        self._watch(kept)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gateway keeper", daemon=True)
             self._thread.start()
 
     def forget(self, kept: Kept) -> None:
         """It goes on by itself."""
-        self._kept.pop(kept.name, None)
+        self._kept.pop(id(kept.module), None)
 
     def close(self) -> None:
-        """No more restarts; waits that are under way end now."""
+        """No more looks."""
         self._closing.set()
-        self._reports.put(None)
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(LOOK_S)
 
-    # ---- failures
+    # ---- failures, on the worker's thread
 
-    def failed(self, worker: Worker, step: str, error: BaseException) -> Any:
-        """A module failed on its worker's thread; gives the one to go on with, or None to keep it."""
-        kept = next((one for one in list(self._kept.values()) if one.module is worker.module), None)
+    def failed(self, worker: Worker, step: str, error: BaseException) -> None:
+        """A step of a module failed: tell it, and make the module anew where its policy says so."""
+        kept = self._kept.get(id(worker.module))
         if kept is None:
-            return None
-        if step == "queue":  # the worker has ended: nothing can be handed to another module
+            return
+        if step in ("receive", "start", "run", "process") and not (step == "receive" and kept.keeps_state):
+            self._restart(kept, worker, step, error)
+        else:
             self._told(kept, step, error)
-            return None
-        return self._restart(kept, worker, step, error)
+            kept.supervisor.failures += 1
 
-    def _watch_process(self, kept: Kept) -> None:
+    def start_failed(self, worker: Worker, error: BaseException) -> None:
+        """``start`` raised: counted, told, and tried again by the policy."""
+        worker.failed += 1
+        worker.counters.add("errors")
+        self.failed(worker, "start", error)
+
+    def start_again(self, worker: Worker) -> None:
+        """Make a module anew whose start failed, and start it; raises what it raises."""
+        kept = self._kept.get(id(worker.module))
+        if kept is not None and worker.life is Life.FAILED:
+            self._destroy(kept, worker)
+            self._anew(kept, worker, [])
+
+    def _watch(self, kept: Kept) -> None:
         module = kept.module
-        if hasattr(module, "on_failure"):
-            module.on_failure = lambda error: self._reports.put((kept, module, error))
+        self._kept[id(module)] = kept
+        with contextlib.suppress(AttributeError):  # a class with slots of its own
+            module.on_failure = functools.partial(self._failed_outside, kept, module)
 
-    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> Any:
-        """Tell, wait, make anew; as often as the policy says. The worker's turn is held all the while."""
-        ended: Any = None  # the last one that was destroyed
-        left: list[GatewayMessage] = []  # what a process has not handled, for the next one
-        with worker.turn:
-            worker.busy_since = None  # waiting for a restart is not being stuck in receive
-            while True:
-                self._told(kept, step, error)
-                delay_s = kept.supervisor.failed(time.monotonic())
-                if delay_s is None or kept.removing or self._closing.wait(delay_s):
-                    self._left(kept, worker, left)
-                    return None
-                if ended is not kept.module:
-                    ended = kept.module
-                    finish(ended, "destroy")
+    def _failed_outside(self, kept: Kept, module: Any, error: BaseException) -> None:
+        """A thread or a process of the module failed; called on a thread of the module's."""
+        try:
+            worker = self._broker.worker_of(module)
+        except BrokerError:
+            return
+        worker.failed += 1
+        worker.counters.add("errors")
+        if isinstance(error, MessageFailed):
+            self._told(kept, "receive", error)
+            kept.supervisor.failures += 1
+            return
+        step = "process" if hasattr(module, "unhandled") else "run"
+        worker.post(lambda: None if kept.module is not module else self.failed(worker, step, error))
+
+    def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+        """Tell, wait, make anew; as often as the policy says."""
+        left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
+        worker.busy_since = None  # waiting for a restart is not being stuck
+        while True:
+            self._told(kept, step, error)
+            delay_s = kept.supervisor.failed(time.monotonic())
+            if delay_s is None or worker.ending.wait(delay_s):
+                self._left(kept, worker, step, left)
+                return
+            if not worker.destroyed:
+                self._destroy(kept, worker)
+                if left is None or getattr(kept.module, "sent", 0) > 0:
                     left = self._unhandled(kept, worker)
-                try:
-                    new = self._anew(kept)
-                    if new is not None:
-                        self._begin(kept, worker, left)
-                except Exception as failure:
-                    step, error = "restart", failure
-                    continue
-                return new
+            try:
+                if self._anew(kept, worker, left or []):
+                    self._tell(Event.MODULE_RESTARTED, kept.shown)
+                return
+            except Exception as failure:
+                step, error = "restart", failure
 
-    def _anew(self, kept: Kept) -> Any:
-        """A new module in the place of the old one: same name, id, queue, links. None when it was removed meanwhile."""
+    def _destroy(self, kept: Kept, worker: Worker) -> None:
+        worker.destroyed = True
+        try:
+            if hasattr(kept.module, "destroy"):
+                worker.call(kept.module.destroy)
+        except Exception as error:
+            worker.failed += 1
+            self._told(kept, "destroy", error)
+
+    def _anew(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> bool:
+        """A new module in the place of the old one: same name, id, queue, links. False when that has been removed."""
         new = kept.recipe.make(self._broker)
+        self._kept.pop(id(kept.module), None)
         try:
             self._broker.replace_module(kept.module, new)
         except BrokerError:
-            finish(new, "destroy")
-            return None
+            if hasattr(new, "destroy"):
+                worker.call(new.destroy)
+            return False
         kept.module = new
-        self._watch_process(kept)
-        return new
-
-    def _begin(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> None:
-        """Start the new module and give it what the last one had not handled."""
+        self._watch(kept)
         kept.supervisor.restarted()
-        if kept.started and hasattr(kept.module, "start"):
-            kept.module.start()
+        worker.life = Life.MADE
+        if kept.started:
+            worker._begin()
         if left:
             worker.counters.add("redelivered", len(left))
-            kept.module.receive_many(left)
-        self._tell(Event.MODULE_RESTARTED, kept.shown)
+            new.receive_many(left)
+        return True
 
     def _unhandled(self, kept: Kept, worker: Worker) -> list[GatewayMessage]:
         """What a process that ended leaves; the message in its hand is lost, and counted."""
@@ -159,16 +207,26 @@ class Keeper:
         left: list[GatewayMessage] = module.unhandled()
         lost = module.sent - module.handled - len(left)
         if lost:
-            worker.lost += lost
-            worker.counters.drop("error", lost)
+            self._lost(worker, lost)
             log.error("module %r: %d message was in hand when its process ended; it is lost", kept.shown, lost)
         return left
 
-    def _left(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> None:
-        """It is not made anew; what was left for the next one is lost."""
+    def _lost(self, worker: Worker, count: int) -> None:
+        """Count what left the queue and was not handled in its process."""
+        worker.lost += count
+        worker.counters.drop("error", count)
+
+    def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
+        """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
+        if step not in {"receive", "run"}:
+            if left is None and hasattr(kept.module, "unhandled"):
+                kept.module.kill()
+                left = self._unhandled(kept, worker)
+            if not worker.over:
+                worker.life = Life.FAILED
+                worker.counters.state("failed")
         if left:
-            worker.lost += len(left)
-            worker.counters.drop("error", len(left))
+            self._lost(worker, len(left))
             log.error("module %r: %d messages that its process had not handled are lost", kept.shown, len(left))
         if kept.supervisor.gave_up:
             worker.counters.state("given up")
@@ -176,43 +234,17 @@ class Keeper:
 
     def _told(self, kept: Kept, step: str, error: BaseException) -> None:
         first = kept.supervisor.failures == 0
-        log.error("module %r failed in %s: %s", kept.shown, step, error, exc_info=error if first else None)
+        kept.throttle.error("module %r failed in %s: %s", kept.shown, step, error, exc_info=error if first else None)
         self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     # ---- the thread
 
     def _run(self) -> None:
-        while not self._closing.is_set():
+        while not self._closing.wait(LOOK_S):
             try:
-                self._once()
+                self._look()
             except Exception:  # a module that went in the midst of it: the others are still looked after
                 log.exception("looking after the modules failed; it goes on")
-
-    def _once(self) -> None:
-        try:
-            report = self._reports.get(timeout=LOOK_S)
-        except queue.Empty:
-            self._look()
-            return
-        if report is not None:
-            self._handle(*report)
-
-    def _handle(self, kept: Kept, module: Any, error: BaseException) -> None:
-        if kept.module is not module or kept.removing:
-            return  # replaced or leaving already
-        try:
-            worker = self._broker.worker_of(module)
-        except BrokerError:
-            return
-        worker.failed += 1
-        worker.counters.add("errors")
-        if not getattr(module, "dead", None):
-            self._told(kept, "process", error)
-            kept.supervisor.failures += 1
-            return
-        with worker.turn:
-            if kept.module is module:  # its own worker may have been first
-                self._restart(kept, worker, "process", error)
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -222,20 +254,17 @@ class Keeper:
                 worker = self._broker.worker_of(kept.module)
             except BrokerError:
                 continue
-            seconds = worker.seconds_in_receive(now)
+            step, seconds = worker.doing, worker.seconds_in_step(now)
+            if hasattr(kept.module, "seconds_in_hand"):
+                step, seconds = "receive", kept.module.seconds_in_hand(now)
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:
-                worker.counters.state("stuck in receive")
-                log.warning("module %r has been in receive for %.1f s", kept.shown, seconds)
+                worker.counters.state(f"stuck in {step}")
+                log.warning("module %r has been in %s for %.1f s", kept.shown, step, seconds)
                 self._tell(Event.MODULE_STUCK, (kept.shown, seconds))
+                if hasattr(kept.module, "seconds_in_hand"):
+                    log.error("module %r: its process is killed", kept.shown)
+                    kept.module.kill()
             elif worker.stuck and not is_stuck:
                 worker.counters.state("")
             worker.stuck = is_stuck
-
-
-def finish(module: Any, step: str) -> None:
-    """Call an optional last step of a module; a failure is logged and goes no further."""
-    try:
-        getattr(module, step, lambda: None)()
-    except Exception:
-        log.exception("module %r: %s raised", getattr(module, "name", module), step)

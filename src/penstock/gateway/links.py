@@ -7,13 +7,15 @@ once, and removing either leaves the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from penstock.address import without_secrets
 from penstock.gateway.filters import Filter
 
 STAR = "*"
+Node = TypeVar("Node", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,23 +40,19 @@ class Link:
 
 
 class LinkTable:
-    """Names in order of adding, and the links between them."""
+    """Names in order of adding, and the links between them, found by either end."""
 
     def __init__(self) -> None:
-        self._names: dict[str, None] = {}
+        self._names: dict[str, int] = {}  # with a number that grows: the order of adding
         self._links: dict[tuple[str, str], Link] = {}
-
-    def copy(self) -> LinkTable:
-        """Another table with the same names and links, to change and then take or leave."""
-        other = LinkTable()
-        other._names = dict(self._names)
-        other._links = dict(self._links)
-        return other
+        self._from: dict[str, dict[str, Link]] = {}
+        self._to: dict[str, dict[str, Link]] = {}
+        self._added = 0
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def names(self) -> Mapping[str, int]:
         """In order of adding."""
-        return tuple(self._names)
+        return self._names
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -68,34 +66,51 @@ class LinkTable:
         """The link between these ends, if there is one."""
         return self._links.get((source, sink))
 
+    def is_named(self, name: str) -> bool:
+        """Whether any link names it."""
+        return bool(self._from.get(name) or self._to.get(name))
+
     def add_name(self, name: str) -> None:
         """A module that links may join."""
-        self._names[name] = None
+        self._added += 1
+        self._names[name] = self._added
 
     def remove_name(self, name: str) -> None:
         """Forget the module and every link that names it."""
         del self._names[name]
-        self._links = {ends: link for ends, link in self._links.items() if name not in ends}
+        for link in [*self._from.get(name, {}).values(), *self._to.get(name, {}).values()]:
+            if link in self:
+                self.remove(*link.ends)
 
     def add(self, link: Link) -> None:
         """Join; the same ends again take the new filter."""
         self._links[link.ends] = link
+        self._from.setdefault(link.source, {})[link.sink] = link
+        self._to.setdefault(link.sink, {})[link.source] = link
 
     def remove(self, source: str, sink: str) -> None:
         """Part them; KeyError when they were not joined."""
         del self._links[(source, sink)]
+        for table, key, other in ((self._from, source, sink), (self._to, sink, source)):
+            del table[key][other]
+            if not table[key]:
+                del table[key]
 
     def sinks(self, source: str) -> dict[str, tuple[Filter, ...]]:
         """Every sink of ``source`` with the filters of its links; no filter when one of its links has none."""
         found: dict[str, list[Filter | None]] = {}
-        for link in self._links.values():
-            if link.source == source or (link.source == STAR and link.sink != source):
-                found.setdefault(link.sink, []).append(link.filter)
+        stars = {sink: link for sink, link in self._from.get(STAR, {}).items() if sink != source}
+        for table in (self._from.get(source, {}), stars):
+            for sink, link in table.items():
+                found.setdefault(sink, []).append(link.filter)
         return {sink: _together(filters) for sink, filters in found.items()}
 
     def sources(self, sink: str) -> tuple[str, ...]:
         """The modules whose messages reach ``sink``, in order of adding."""
-        return tuple(name for name in self._names if sink in self.sinks(name))
+        direct = self._to.get(sink, {})
+        if STAR in direct:
+            return tuple(name for name in self._names if name != sink or name in direct)
+        return tuple(sorted((name for name in direct if name in self._names), key=self._names.__getitem__))
 
     def graph(self) -> dict[str, tuple[str, ...]]:
         """Each module's sinks."""
@@ -107,18 +122,19 @@ def _together(filters: Iterable[Filter | None]) -> tuple[Filter, ...]:
     return tuple(kept) if len(kept) == len(list(filters)) else ()
 
 
-def drain_order(graph: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
+def drain_order(graph: Mapping[Node, Iterable[Node]]) -> list[tuple[Node, ...]]:
     """Groups of modules in link order: who comes later is fed only by who came earlier or by his own group.
 
     A group of more than one is a cycle: nobody in it can be done before the others. (Tarjan's strongly connected
     components come out with sinks first, so the list is turned round.)
     """
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    groups: list[tuple[str, ...]] = []
+    order = {name: number for number, name in enumerate(graph)}
+    index: dict[Node, int] = {}
+    low: dict[Node, int] = {}
+    stack: list[Node] = []
+    groups: list[tuple[Node, ...]] = []
 
-    def close(node: str) -> None:
+    def close(node: Node) -> None:
         group = []
         while True:
             member = stack.pop()
@@ -126,7 +142,7 @@ def drain_order(graph: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
             group.append(member)
             if member == node:
                 break
-        groups.append(tuple(sorted(group, key=list(graph).index)))
+        groups.append(tuple(sorted(group, key=order.__getitem__)))
 
     for root in reversed(list(graph)):
         if root in index:

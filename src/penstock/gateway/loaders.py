@@ -3,6 +3,7 @@ when they are asked for."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ class Recipe:
         except Exception as error:
             raise ModuleError(f"module {self.shown!r} could not be built: {_told(error)}") from error
         try:
+            if inspect.iscoroutinefunction(getattr(module, "create", None)):
+                raise TypeError("create cannot be async; begin what awaits in start")
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
         except Exception as error:

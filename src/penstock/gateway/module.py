@@ -3,17 +3,17 @@
 Any class with a ``receive`` method serves; the others are optional and these are their meanings. ``Module`` gives them
 all a body, and ``Source`` adds the thread that a module needs which speaks of its own accord.
 
-Calls for one module never overlap: ``create``, ``start``, ``receive`` for each message in order, ``stop``, more of
-``receive`` while its queue drains, ``destroy``. ``receive`` runs on the module's own worker thread; the others on the
-thread that changes the gateway. A module may publish from any thread and from inside ``receive``.
+Calls for one module never overlap: ``create``, ``start``, ``receive`` for each message in order, ``stop``, ``destroy``.
+``create`` runs on the thread that changes the gateway, the others on the module's own worker thread; all but ``create``
+may be ``async def``. A module may publish from any thread and from inside ``receive``.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol
 
 from penstock._core.gateway import GatewayMessage
 
@@ -33,6 +33,10 @@ class Module:
     name: str = ""
     broker: Outlet
     configuration: Any = None
+    #: Set by whoever supervises: told when a thread or process of the module's own has failed.
+    on_failure: Callable[[BaseException], object] | None = None
+    #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
+    restarts: ClassVar[bool] = False
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -51,7 +55,7 @@ class Module:
         """One message of a linked source."""
 
     def stop(self) -> None:
-        """Say nothing more of your own accord; what is queued for you still comes."""
+        """Say nothing more of your own accord; nothing is received after this."""
 
     def destroy(self) -> None:
         """Give everything back."""
@@ -64,7 +68,10 @@ class Module:
 
 
 class Source(Module):
-    """A module with a thread of its own that runs ``run`` from start to stop."""
+    """A module with a thread of its own that runs ``run`` from start to stop. When ``run`` raises, that is a failure of
+    the module, which is then made anew unless its restart policy says otherwise; when it returns, it is done."""
+
+    restarts = True
 
     def start(self) -> None:
         """Begin the thread."""
@@ -91,8 +98,12 @@ class Source(Module):
     def _guarded(self) -> None:
         try:
             self.run()
-        except Exception:
-            if not self.stopping.is_set():
+        except Exception as error:
+            if self.stopping.is_set():
+                return
+            if self.on_failure is not None:
+                self.on_failure(error)
+            else:
                 log.exception("module %r: its source thread ended by an error", self.name)
 
 

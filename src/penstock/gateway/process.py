@@ -35,7 +35,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import control
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import ModuleError
+from penstock.gateway.errors import MessageFailed, ModuleError
 from penstock.gateway.module import Module, Outlet
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
@@ -64,7 +64,7 @@ def load(
     entry: ModuleEntry, entrypoint: Place, shared: Mapping[str, Any]
 ) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     """How to build the module's stand-in, and how to parse its args (which go to the process as JSON)."""
-    launch = _launch(entrypoint, shared, entry.restart.policy is Policy.ON_FAILURE)
+    launch = _launch(entrypoint, shared, entry.restart is not None and entry.restart.policy is Policy.ON_FAILURE)
     return lambda: ProcessModule(launch), json.dumps
 
 
@@ -100,8 +100,7 @@ def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> L
 class ProcessModule(Module):
     """The stand-in of a module that lives in another process."""
 
-    #: Set by whoever supervises: called, on the module's own thread, with what went wrong.
-    on_failure: Callable[[BaseException], None] | None = None
+    restarts = True
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -111,6 +110,7 @@ class ProcessModule(Module):
         self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # who of the two threads closes everything
         self._handled = self._begun = 0
+        self._seen_handled, self._seen_s = -1, 0.0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
@@ -200,6 +200,18 @@ class ProcessModule(Module):
                 return False
             time.sleep(0.002)
         return False
+
+    def seconds_in_hand(self, now_s: float) -> float:
+        """How long the process has been at the message in its hand, as far as those who looked can tell."""
+        done = self.handled
+        if self._begun <= done or done != self._seen_handled:
+            self._seen_handled, self._seen_s = done, now_s
+        return now_s - self._seen_s
+
+    def kill(self) -> None:
+        """End the process by force, without waiting for anything."""
+        if self.process is not None:
+            self.process.kill()
 
     def end(self) -> None:
         """End the process in order, by force after the grace period. What it says last is still published."""
@@ -396,7 +408,7 @@ class ProcessModule(Module):
             if message == control.Reply(control.Status.DETACH):
                 return ModuleError("its process has detached itself")
             if message == control.Reply(control.Status.ERROR):
-                self._tell(ModuleError("receive raised in its process"))
+                self._tell(MessageFailed("receive raised in its process"))
         return None if data else ModuleError(f"its process ended{self._status()}")
 
     def _tell(self, error: BaseException) -> None:

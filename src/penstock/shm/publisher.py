@@ -8,12 +8,13 @@ is no subscriber. Unreliable: never waits, overwrites the oldest message that no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger, Overflow, choose
+from penstock.channel import Buffer, Ledger, Overflow, choose
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.shm.handles import remember
 
@@ -64,8 +65,10 @@ class Publisher(native.Publisher, channel.Publisher):
             mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         remember(self)
-        if activation:
-            self._activate()
+        #: Whether the activation message was published; False too where none was asked for.
+        self.activated = activation and self._activate()
+        if activation and not self.activated:
+            warnings.warn(f"channel {name!r}: the activation message found no slot and was not published", stacklevel=2)
 
     def forward(self, batch: Any) -> int:
         """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
@@ -95,11 +98,23 @@ class Publisher(native.Publisher, channel.Publisher):
                 raise RefusedError(f"channel {self.name!r}: growing its slots from {old} to {new} bytes was vetoed")
         self._do_grow(size)
 
+    def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:
+        if not self.reliable:
+            return self.publish(data, **options)
+        try:
+            return self.publish(data, **{**options, "timeout": 0})
+        except TimeoutError:
+            raise BlockingIOError from None
+
     @property
     def ledger(self) -> Ledger:
-        """What was published: in this reach it is delivered to the channel when it is published."""
-        published, _ = self._counts()
-        return Ledger(matched=published, delivered=published)
+        """What was published: in this reach it is delivered to the channel when it is published.
+
+        An unreliable publisher's message that gave way to what reliable subscribers had not read is dropped: overflow.
+        """
+        published, given_up = self._counts()
+        dropped = {"overflow": given_up} if given_up else {}
+        return Ledger(matched=published + given_up, delivered=published, dropped=dropped)
 
     def __repr__(self) -> str:
         return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"

@@ -1,8 +1,8 @@
 """The subscriber. ``read``, ``read_newest``, ``read_many``, ``find``, ``wait``, ``fileno`` and ``close`` are native.
 
-Rules: one thread at a time. A message holds its slot until it is released or collected; so many at once as
-``max_active_messages``. At that limit ``read(0)`` gives None and the message stays unread; a read that would wait
-raises CapacityError, for nobody else could end the wait.
+Rules: one thread at a time; messages may be released by any. A message holds its slot until released or collected;
+so many at once as ``max_active_messages``, or while slots are free. At that limit a read waits for one: ``read(0)``
+gives None and the message stays unread; a read that has waited in vain warns once and says who holds what.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""
-        return list(self.read_many(max(1, self.max_active_messages), 0))
+        return list(iter(lambda: self.read(0), None))
 
     def weak_reference(self, message: Message) -> WeakReference:
         """A reference that does not hold the slot."""

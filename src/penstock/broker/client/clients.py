@@ -11,7 +11,6 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -85,7 +84,7 @@ class _Base(Requests):
 class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
-    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+    def _finish(self, pending: Pending) -> Any:
         deadline = time.monotonic() + self._timeout
         while not pending.done:
             self._advance()
@@ -95,7 +94,7 @@ class Client(_Base):
             if left <= 0:
                 raise TimeoutError(self._link.silence(self._timeout))
             self._link.wait(left)
-        return convert(pending.result())
+        return pending.result()
 
     def close(self) -> None:
         """Give the connection back."""
@@ -117,10 +116,10 @@ class AsyncClient(_Base):
         self._waiting: deque[tuple[Pending, asyncio.Future[None]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
-        return self._answer(pending, convert)
+    def _finish(self, pending: Pending) -> Any:
+        return self._answer(pending)
 
-    async def _answer(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
+    async def _answer(self, pending: Pending) -> Any:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._loop.add_reader(self._link.fileno(), self._ready)
@@ -128,9 +127,10 @@ class AsyncClient(_Base):
         if not pending.done:
             future = self._loop.create_future()
             self._waiting.append((pending, future))
+            self._look_again()
             async with asyncio.timeout(self._timeout):
                 await future
-        return convert(pending.result())
+        return pending.result()
 
     def _ready(self) -> None:
         """Called by the loop when the descriptor is readable, and by the timer while there is no connection."""
@@ -143,7 +143,12 @@ class AsyncClient(_Base):
             future = self._waiting.popleft()[1]
             if not future.done():
                 future.set_result(None)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """While there is no connection nothing wakes the loop: look again a little later."""
         if self._timer is None and not self._dialogue.ready and self._waiting:
+            assert self._loop is not None
             self._timer = self._loop.call_later(0.02, self._tick)
 
     def _tick(self) -> None:

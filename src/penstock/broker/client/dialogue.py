@@ -23,24 +23,54 @@ from penstock.errors import InvalidArgument, PenstockError, ProtocolError, Refus
 if TYPE_CHECKING:
     from penstock._core import Batch
 
+VERSION = 2  # of the protocol; an older broker is greeted with 1
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
 Properties = bytes | list[bytes] | None  #: encoded: of all messages, of each, or (None) those that a batch brings along
 
 
+class Position(int):
+    """A message's position; ``duplicate`` where its id was known and the first one's position is told."""
+
+    duplicate = False
+
+
+class _TryAgain(ProtocolError):
+    """The broker cannot serve this client now: another connection may be better off."""
+
+
 class Pending:
-    """Something asked for and not answered yet. ``done`` turns true once; then ``result()`` gives or raises."""
+    """Something asked for and not answered yet. ``done`` turns true once; then ``result()`` gives or raises.
 
-    __slots__ = ("count", "data", "done", "error", "first", "last", "left", "publishes", "repeat", "value")
+    It is ``count`` requests, each of which has an answer; one answer may stand for many.
+    """
 
-    def __init__(self, data: bytes, count: int = 1, *, publishes: bool = False, repeat: bool = True) -> None:
+    __slots__ = (
+        "convert", "count", "data", "done", "duplicate", "error", "first", "last", "left", "publishes", "repeat",
+        "sent", "stages", "value",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        data: bytes,
+        count: int = 1,
+        *,
+        publishes: bool = False,
+        stages: bool = False,
+        repeat: bool = True,
+        convert: Callable[[Any], Any] | None = None,
+    ) -> None:
         self.data = data  # kept for sending it again
         self.count = count
         self.left = count
         self.done = count == 0
         self.publishes = publishes
+        self.stages = stages
         self.repeat = repeat
+        self.convert = convert  # what the answer means; whatever it raises says that it is no answer
+        self.sent = False  # on this connection
+        self.duplicate = False
         self.first: int | None = None
         self.last: int | None = None
         self.error: PenstockError | None = None
@@ -54,6 +84,8 @@ class Pending:
 
     def settle(self, value: Any = None, error: PenstockError | None = None) -> None:
         """Answered."""
+        if error is None and self.error is None and self.convert is not None:
+            value = self.convert(value)
         self.value = value
         self.error = self.error or error
         self.left = 0
@@ -80,6 +112,7 @@ class Dialogue:
         self.max_message_bytes = max_message_bytes
         self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self.ready = False
+        self.version = VERSION
         self.journal = ""
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
@@ -95,12 +128,12 @@ class Dialogue:
 
     # --- asking
 
-    def ask(self, line: str | bytes, *, repeat: bool = True) -> Pending:
+    def ask(self, line: str | bytes, *, repeat: bool = True, convert: Callable[[Any], Any] | None = None) -> Pending:
         """One command with one answer."""
         data = line.encode() if isinstance(line, str) else line
         if b"\n" in data or b"\r" in data or len(data) > 4000:
             raise InvalidArgument(f"a command is one line of at most 4000 bytes: {data[:60]!r}")
-        return self._add(Pending(data + b"\n", repeat=repeat))
+        return self._add(Pending(data + b"\n", repeat=repeat, convert=convert))
 
     def tell(self, line: str | bytes) -> None:
         """One command without an answer. Lost with the connection, as what it is about."""
@@ -127,7 +160,7 @@ class Dialogue:
         """Messages that are published when their transaction is committed. Not sent again on another connection."""
         head = f"STAGE {transaction} {words.check_topic(topic)}".encode()
         data = publish_lines(head, items, b"", self.max_message_bytes, properties)
-        return self._add(Pending(data, len(items), repeat=False))
+        return self._add(Pending(data, len(items), stages=True, repeat=False))
 
     def subscribe(self, queue: str, options: str, receive: Callable[[Batch], None]) -> Pending:
         """Consume a queue; asked for again on every new connection."""
@@ -148,6 +181,7 @@ class Dialogue:
         elif not pending.done:
             self._waiting.append(pending)
             if self.ready:
+                pending.sent = True
                 self._outgoing.append(pending.data)
         return pending
 
@@ -165,7 +199,7 @@ class Dialogue:
 
     def connected(self) -> None:
         """There is a new connection: introduce ourselves on it."""
-        parts = ["HELLO 1"]
+        parts = [f"HELLO {self.version}"]
         if self.token:
             parts.append(f"token={self.token}")
         if self.name:
@@ -184,6 +218,8 @@ class Dialogue:
         self.ready = False
         self._outgoing.clear()
         self._sent = 0
+        for pending in self._waiting:
+            pending.sent = False
 
     def fail(self, error: PenstockError) -> None:
         """Nothing will be answered any more."""
@@ -214,58 +250,97 @@ class Dialogue:
     # --- answers
 
     def step(self, most: int = 16384) -> bool:
-        """Handle one event of what was received; False when there is none."""
+        """Handle one event of what was received; False when there is none.
+
+        ProtocolError when it is nothing that a broker says: then nothing that was asked has a known outcome.
+        """
         event = self.scanner.next(most)
         if event is None:
             return False
         verb, rest, batch = event
+        try:
+            self._event(verb, rest, batch)
+        except _TryAgain:
+            raise
+        except (ProtocolError, RefusedError, ValueError, TypeError, LookupError, RecursionError) as error:
+            wrong = ProtocolError(f"the broker sent what is no answer: {verb} {rest[:100]}".strip())
+            self._abandon(wrong)
+            raise wrong from error
+        return True
+
+    def _event(self, verb: str, rest: str, batch: Batch | None) -> None:
         if verb == "MSG" and batch is not None:
             receive = self.subscriptions.get(rest)
             if receive is not None:
                 receive(batch)
-        elif verb == "OK" and self._waiting and self._waiting[0].publishes:
-            self._confirm(*words.span(rest))
         elif verb == "HELLO":
             self._welcome(rest)
         elif verb == "ERR":
             self._error(rest)
         elif verb == "STAGED":
-            self._staged(int(rest))
+            self._staged(words.number(rest, "count"))
         elif verb in (words.BROKEN, words.REFUSED, words.NEW_TOPIC):
-            raise ProtocolError(f"the broker sent what is no answer: {rest[:100]}")
+            raise ProtocolError(rest)
+        elif self._head().publishes:
+            self._confirm(verb, rest)
         else:
             self._answer(verb, rest, batch)
-        return True
+
+    def _abandon(self, error: PenstockError) -> None:
+        """Nothing that is under way has a known outcome; what is asked later goes under another producer's name."""
+        while self._waiting:
+            self._waiting.popleft().settle(error=error)
+        if self.producer:
+            self.producer = uuid.uuid4().hex
+        self._stored = 0
 
     def _head(self) -> Pending:
-        if not self._waiting:
+        if not self._waiting or not self.ready:
             raise ProtocolError("the broker answered what was not asked")
         return self._waiting[0]
 
     def _answer(self, verb: str, rest: str, batch: Batch | None) -> None:
-        self._head()
-        self._waiting.popleft().settle(batch if batch is not None else (verb, rest))
+        if self._head().stages:
+            raise ProtocolError("STAGE is answered by STAGED")
+        self._waiting[0].settle(batch if batch is not None else (verb, rest))
+        self._waiting.popleft()
 
-    def _confirm(self, first: int, last: int) -> None:
+    def _confirm(self, verb: str, rest: str) -> None:
+        span, _, more = rest.partition(" ")
+        if verb != "OK" or more not in ("", "duplicate"):
+            raise ProtocolError("PUB is answered by OK")
+        first, last = words.span(span)
+        self._check_asked(last - first + 1, lambda pending: pending.publishes)
         while first <= last:
             pending = self._head()
-            if not pending.publishes:
-                raise ProtocolError("the broker confirmed more than was published")
             count = min(pending.left, last - first + 1)
-            pending.first = first if pending.first is None else pending.first
-            pending.last = first + count - 1
-            self._take(pending, count)
+            pending.duplicate = bool(more)
+            self._store(pending, first, first + count - 1)
             first += count
 
-    def _take(self, pending: Pending, count: int) -> None:
-        """``count`` publishes of it are done."""
+    def _check_asked(self, count: int, fits: Callable[[Pending], bool]) -> None:
+        """An answer to so many requests of one kind is one to what was asked next."""
+        for pending in self._waiting:
+            if count <= 0 or not fits(pending):
+                break
+            count -= pending.left
+        if count > 0:
+            raise ProtocolError("the broker answered more than was asked")
+
+    def _store(self, pending: Pending, first: int | None, last: int | None, count: int = 0) -> None:
+        """The next publishes of it are stored, at these positions; without them only their count is known."""
+        count = count if first is None or last is None else last - first + 1
+        if pending.left == pending.count:
+            pending.first = first
+        pending.last = last
         pending.left -= count
         self._stored += count
         if not pending.left:
-            self._waiting.popleft()
+            self._waiting.remove(pending)
             pending.settle((pending.first, pending.last))
 
     def _staged(self, count: int) -> None:
+        self._check_asked(count, lambda pending: pending.stages)
         while count > 0:
             pending = self._head()
             now = min(count, pending.left)
@@ -279,18 +354,20 @@ class Dialogue:
         code, _, text = rest.partition(" ")
         if code == "closing":
             self._closing = text
-            if not self.ready:
+            if not self.ready and self.version > 1 and "speaks version 1:" in text:
+                self.version = 1  # an older broker: the next connection greets it as it wants
+            elif not self.ready:
                 self.fail(RefusedError(f"the broker refused the connection: {text}"))
             return
         if not self.ready:  # HELLO itself was not answered: its commit failed
-            raise ProtocolError(f"the broker cannot serve now: {text}")
+            raise _TryAgain(f"the broker cannot serve now: {text}")
         error = words.Refusal(code, text)
         pending = self._head()
-        if pending.publishes:  # one message of it is refused; what follows is sent again after the cut
+        if pending.publishes:
+            self._refused(pending, error)
+        elif pending.stages:  # each message of it has an answer
             pending.error = pending.error or error
             pending.left -= 1
-            pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
-            pending.count = pending.left
             if not pending.left:
                 self._waiting.popleft()
                 pending.settle()
@@ -299,15 +376,36 @@ class Dialogue:
             if pending.data in self._renewed:  # nobody waits for this: try it all again, unless it is of no use
                 if code == "denied":
                     self.fail(error)
-                raise ProtocolError(f"the broker did not take the subscription again: {text}")
+                raise _TryAgain(f"the broker did not take the subscription again: {text}")
             pending.settle(error=error)
 
+    def _refused(self, pending: Pending, error: words.Refusal) -> None:
+        """One message of it is refused, and the broker cuts the connection: what follows was not stored.
+
+        It is sent again after the cut, unless there is no room, which is the same for all.
+        """
+        if error.code == "full":
+            for other in [found for found in self._waiting if found.publishes and found.sent]:
+                self._waiting.remove(other)
+                other.settle(error=error)
+            return
+        pending.error = pending.error or error
+        pending.left -= 1
+        pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
+        pending.count = pending.left
+        if not pending.left:
+            self._waiting.popleft()
+            pending.settle()
+
     def _welcome(self, rest: str) -> None:
+        if self.ready:
+            raise ProtocolError("HELLO is answered once")
         fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
         self.journal = fields.get("journal", "")
-        self.max_message_bytes = min(self.max_message_bytes, int(fields.get("max_message_bytes", 1 << 62)))
+        most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
+        self.max_message_bytes = min(self.max_message_bytes, most)
         self.ready = True
-        self._known_stored(int(fields.get("last", 0)))
+        self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}
         self._renewed = {line for line in self._subscribe_lines.values() if line not in asked}
         again = deque(Pending(line) for line in self._renewed)
@@ -319,21 +417,35 @@ class Dialogue:
         self._greeted = True
         self._waiting = again
         for pending in again:
+            pending.sent = True
             self._outgoing.append(pending.data[_offset(pending.data, pending.count - pending.left) :])
 
-    def _known_stored(self, last: int) -> None:
-        """Publishes that were stored while the confirm was lost are done."""
+    def _known_stored(self, last: int, positions: str) -> None:
+        """Publishes that were stored while the confirm was lost are done, at the positions that the broker tells."""
         lost = last - self._stored
-        while lost > 0:
-            pending = next((pending for pending in self._waiting if pending.publishes), None)
-            if pending is None:
-                break
-            count = min(lost, pending.left)
+        known = [words.span(text) for text in positions.split(",")] if positions else []
+        publishes = [pending for pending in self._waiting if pending.publishes]
+        while lost > 0 and publishes:
+            pending = publishes[0]
+            told = sum(end - first + 1 for first, end in known)
+            if told > lost:  # those that were confirmed before
+                first, end = known.pop(0)
+                skip = min(told - lost, end - first + 1)
+                if first + skip <= end:
+                    known.insert(0, (first + skip, end))
+                continue
+            if told < lost or not known:  # more was lost than the broker remembers
+                count = min(lost - told, pending.left)
+                self._store(pending, None, None, count)
+            else:
+                first, end = known.pop(0)
+                count = min(pending.left, end - first + 1)
+                if first + count <= end:
+                    known.insert(0, (first + count, end))
+                self._store(pending, first, first + count - 1)
             lost -= count
-            pending.left -= count
-            if not pending.left:
-                self._waiting.remove(pending)
-                pending.settle((pending.first, pending.last))
+            if pending.done:
+                publishes.pop(0)
         self._stored = max(self._stored, last)
 
 

@@ -137,7 +137,7 @@ class Publisher(channel.Publisher):
         count = pending.count
         self._count -= count
         try:
-            span = self._client._finish(pending, lambda found: found)
+            span = self._client._finish(pending)
         except words.Refusal:
             self._counters.drop("refused", count)
             raise

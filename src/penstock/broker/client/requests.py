@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker import words
-from penstock.broker.client.dialogue import Dialogue, Pending
+from penstock.broker.client.dialogue import Dialogue, Pending, Position
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class Requests(ABC):
     _dialogue: Dialogue
 
     @abstractmethod
-    def _finish(self, pending: Pending, convert: Callable[[Any], Any]) -> Any:
-        """Wait for the answer and convert it."""
+    def _finish(self, pending: Pending) -> Any:
+        """Wait for the answer."""
 
     # --- publishing
 
@@ -44,7 +44,8 @@ class Requests(ABC):
         """Publish one message; its position, once it is on disk."""
         options = publish_options(message_id, ttl_s, delay_s, at_ns)
         pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties))
-        return self._finish(pending, lambda span: span[1])
+        pending.convert = lambda span: _position(span[1], pending.duplicate)
+        return self._finish(pending)
 
     def publish_many(
         self,
@@ -57,7 +58,7 @@ class Requests(ABC):
         """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each."""
         items = batch if hasattr(batch, "__len__") else list(batch)
         options = publish_options(None, ttl_s, None, None)
-        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties)), _same)
+        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties)))
 
     def stage(
         self,
@@ -69,69 +70,71 @@ class Requests(ABC):
     ) -> Any:
         """Keep messages at the broker until ``commit``; how many."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return self._finish(self._dialogue.stage(transaction, topic, items, encode_many(properties)), _same)
+        return self._finish(self._dialogue.stage(transaction, topic, items, encode_many(properties)))
 
     def commit(self, transaction: str, parts: Iterable[str] = ()) -> Any:
         """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again)."""
-        return self._finish(self._dialogue.ask(" ".join(["COMMIT", transaction, *parts])), _committed)
+        return self._finish(self._dialogue.ask(" ".join(["COMMIT", transaction, *parts]), convert=_committed))
 
     def abort(self, transaction: str) -> Any:
         """Forget what was staged."""
-        return self._finish(self._dialogue.ask(f"ABORT {transaction}"), _nothing)
+        return self._finish(self._dialogue.ask(f"ABORT {transaction}", convert=_nothing))
 
     # --- queues
 
     def queue(self, name: str, *, create: bool = False, **options: Any) -> Any:
         """Make a queue or change its options: topics, ack_timeout_s, max_deliveries, ttl_s, exclusive, dead_letter."""
         line = f"QUEUE {words.check_queue(name)} {queue_options(**options)}{' create' if create else ''}"
-        return self._finish(self._dialogue.ask(line.strip()), _nothing)
+        return self._finish(self._dialogue.ask(line.strip(), convert=_nothing))
 
     def queues(self) -> Any:
         """All queues: a list of dicts."""
-        return self._finish(self._dialogue.ask("LIST"), _json)
+        return self._finish(self._dialogue.ask("LIST", convert=_queues))
 
     def statistics(self) -> Any:
         """Counts of the broker: a dict."""
-        return self._finish(self._dialogue.ask("STATS"), _json)
+        return self._finish(self._dialogue.ask("STATS", convert=_counts))
 
     def peers(self, topic: str) -> Any:
         """How many queues take the topic, and how many consumers they have."""
-        return self._finish(self._dialogue.ask(f"PEERS {words.check_topic(topic)}"), _numbers)
+        return self._finish(self._dialogue.ask(f"PEERS {words.check_topic(topic)}", convert=_peers))
 
     def purge(self, name: str) -> Any:
         """Drop what the queue has; how many messages that were."""
-        return self._finish(self._dialogue.ask(f"PURGE {name}", repeat=False), _number)
+        return self._finish(self._dialogue.ask(f"PURGE {name}", repeat=False, convert=_number))
 
     def delete(self, name: str) -> Any:
         """Forget the queue."""
-        return self._finish(self._dialogue.ask(f"DELETE {name}", repeat=False), _nothing)
+        return self._finish(self._dialogue.ask(f"DELETE {name}", repeat=False, convert=_nothing))
 
     def pause(self, name: str) -> Any:
         """Hand out nothing of the queue until ``resume``, also across restarts; messages wait on disk."""
-        return self._finish(self._dialogue.ask(f"PAUSE {name}"), _nothing)
+        return self._finish(self._dialogue.ask(f"PAUSE {name}", convert=_nothing))
 
     def resume(self, name: str) -> Any:
         """Hand out messages of a paused queue again."""
-        return self._finish(self._dialogue.ask(f"RESUME {name}"), _nothing)
+        return self._finish(self._dialogue.ask(f"RESUME {name}", convert=_nothing))
 
     def redrive(self, name: str) -> Any:
         """Send dead letters of the queue back to it, up to 65,536 at a time; how many."""
-        return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False), _number)
+        return self._finish(self._dialogue.ask(f"REDRIVE {name}", repeat=False, convert=_number))
 
     def seek(
         self, name: str, *, position: int | None = None, ordinal: int | None = None, time_ns: int | None = None
     ) -> Any:
         """Deliver from there on."""
-        return self._finish(self._dialogue.ask(f"SEEK {name} {start_option(position, ordinal, time_ns)}"), _nothing)
+        return self._finish(
+            self._dialogue.ask(f"SEEK {name} {start_option(position, ordinal, time_ns)}", convert=_nothing)
+        )
 
     def ping(self) -> Any:
         """Answered when everything asked before is on disk."""
-        return self._finish(self._dialogue.ask("PING"), _nothing)
+        return self._finish(self._dialogue.ask("PING", convert=_pong))
 
     def shutdown(self) -> Any:
         """End the broker."""
         self._dialogue.tell("SHUTDOWN")
-        return self._finish(self._dialogue.ask("PING", repeat=False), _nothing)
+        return self._finish(self._dialogue.ask("PING", repeat=False, convert=_pong))
 
 
 def encode_many(properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None) -> bytes | list[bytes]:
@@ -209,26 +212,56 @@ def milliseconds(seconds: float, what: str) -> int:
     return round(seconds * 1000)
 
 
-def _same(value: Any) -> Any:
-    return value
+def _position(position: int | None, duplicate: bool) -> Position | None:
+    if position is None:  # stored, but the broker does not remember where
+        return None
+    found = Position(position)
+    found.duplicate = duplicate
+    return found
 
 
-def _nothing(_: Any) -> None:
-    return None
+# What an answer means. Whatever these raise says that it is no answer.
 
 
-def _json(batch: Any) -> Any:
-    return json.loads(bytes(batch[0]))
+def _text(answer: Any, verb: str) -> str:
+    if not isinstance(answer, tuple) or answer[0] != verb:
+        raise ValueError(f"{verb} was expected")
+    return str(answer[1])
+
+
+def _nothing(answer: Any) -> None:
+    if _text(answer, "OK"):
+        raise ValueError("OK alone was expected")
+
+
+def _pong(answer: Any) -> None:
+    _text(answer, "PONG")
+
+
+def _queues(answer: Any) -> Any:
+    found = json.loads(bytes(answer[0]))
+    if not isinstance(found, list) or not all(isinstance(queue, dict) for queue in found):
+        raise ValueError("a list of queues was expected")
+    return found
+
+
+def _counts(answer: Any) -> Any:
+    found = json.loads(bytes(answer[0]))
+    if not isinstance(found, dict):
+        raise ValueError("counts were expected")
+    return found
 
 
 def _number(answer: Any) -> int:
-    return int(answer[1])
+    return words.number(_text(answer, "OK"), "count")
 
 
-def _numbers(answer: Any) -> tuple[int, ...]:
-    return tuple(int(word) for word in answer[1].split())
+def _peers(answer: Any) -> tuple[int, int]:
+    queues, consumers = _text(answer, "PEERS").split()
+    return words.number(queues, "queues"), words.number(consumers, "consumers")
 
 
 def _committed(answer: Any) -> tuple[int, int, bool]:
-    span, _, again = answer[1].partition(" ")
-    return *words.span(span), bool(again)
+    span, _, again = _text(answer, "COMMITTED").partition(" ")
+    first, _, last = span.partition("-")  # 0-0: nothing was staged
+    return words.number(first, "position"), words.number(last, "position"), bool(again)
