@@ -244,6 +244,15 @@ class Subscriber(channel.Subscriber):
                 self._link.wait(None)
         pending.result()
 
+    def ack_many(self, batch: Batch | list[Message]) -> None:
+        """These messages, which were read together, are done."""
+        if isinstance(batch, list):
+            words = b"".join(b" %d" % (message.position or 0) for message in batch)
+        else:
+            words = ack_words(batch, 0, len(batch))
+        self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
+        self._link.send()
+
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Deliver it again, after a while if wanted."""
         position = message if isinstance(message, int) else message.position
