@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import Module, Outlet
 
 BATCH = 256
+FLUSH_S = 1.0
 RETAIN_BYTES = 1 << 30
 ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
 log = logging.getLogger("penstock.gateway")
@@ -53,6 +55,7 @@ class Buffer(Module):
         self._publisher = JournalPublisher(journal, self._topic)
         self._queue = journal.queue(self._topic, topics=[self._topic], start="first", ack_timeout_s=ACK_TIMEOUT_S)
         self._expired = self._queue.expired
+        self._flush_due_s = 0.0
 
     def start(self) -> None:
         """Begin to forward."""
@@ -77,19 +80,24 @@ class Buffer(Module):
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """The next ones that are stored."""
         batch = self._queue.read_many(most, timeout)
+        if not batch and time.monotonic() >= self._flush_due_s > 0:
+            self._queue.flush()
+            self._flush_due_s = 0.0
         gone, self._expired = self._queue.expired - self._expired, self._queue.expired
         if gone and self.on_failure is not None:
             self.on_failure(MessageFailed(f"{gone} messages were dropped: the buffer is full, or they were old", gone))
         return batch
 
-    def ack_many(self, batch: Sequence[Any]) -> None:
-        """They were handled: on disk now, so that they do not come again."""
-        self._queue.ack_many(batch)
-        self._queue.flush()
+    def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
+        """They were handled. That is on disk with the next commit, at the latest a second later."""
+        self._queue.ack_many(batch[begin:end])
+        if time.monotonic() >= self._flush_due_s:
+            self._queue.flush()
+            self._flush_due_s = time.monotonic() + FLUSH_S
 
-    def nack_many(self, batch: Sequence[Any]) -> None:
+    def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """They were not handled."""
-        for message in batch:
+        for message in batch[begin:end]:
             self._queue.nack(message, delay_s=1.0)
 
     def _forward(self, data: Any) -> None:
@@ -109,4 +117,5 @@ class Buffer(Module):
     def destroy(self) -> None:
         """Close the journal."""
         self.stop()
+        self._queue.flush()
         self._publisher.close()

@@ -22,6 +22,7 @@ from penstock.gateway.marks import Mark
 from penstock.gateway.throttle import Throttle
 
 BATCH = 2048
+MARKED = 32  # so many are acknowledged together, and come again together
 IDLE_S = 0.2
 LOOK_S = 0.002  # how often marks are looked at while nothing comes
 log = logging.getLogger("penstock.gateway")
@@ -33,11 +34,11 @@ class Durable(Protocol):
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """Up to ``most`` messages; waits for the first one only."""
 
-    def ack_many(self, batch: Any) -> object:
-        """They were handled."""
+    def ack_many(self, batch: Any, begin: int, end: int) -> object:
+        """Those of the batch were handled."""
 
-    def nack_many(self, batch: Any) -> object:
-        """They were not handled: they are to come again."""
+    def nack_many(self, batch: Any, begin: int, end: int) -> object:
+        """Those of the batch were not handled: they are to come again."""
 
 
 class Forwarder:
@@ -51,7 +52,7 @@ class Forwarder:
         self._publish = publish
         self._mark = mark
         self._stopping, self._cut, self._settled = threading.Event(), threading.Event(), threading.Event()
-        self._pending: deque[tuple[Mark, Any]] = deque()
+        self._pending: deque[tuple[Mark, Any, int, int]] = deque()
         self._throttle = Throttle(log)
         self._thread = threading.Thread(target=self._run, name=f"{name} reader", daemon=True)
 
@@ -73,7 +74,7 @@ class Forwarder:
     @property
     def in_flight(self) -> int:
         """Messages that were published and are not acknowledged."""
-        return sum(len(batch) for _, batch in list(self._pending))
+        return sum(end - begin for _, _, begin, end in list(self._pending))
 
     def _run(self) -> None:
         queue = self._queue()
@@ -95,19 +96,21 @@ class Forwarder:
             self._cut.wait(LOOK_S)
         else:
             batch = queue.read_many(self._most, LOOK_S if self._pending else IDLE_S)
-            if len(batch):
-                for message in batch:
+            for begin in range(0, len(batch), MARKED):
+                end = min(begin + MARKED, len(batch))
+                for message in batch[begin:end]:
                     self._publish(message)
-                self._pending.append((self._mark(), batch))
+                self._pending.append((self._mark(), batch, begin, end))
+                self._settle(queue)
         self._settle(queue)
 
     def _settle(self, queue: Durable) -> None:
         while self._pending:
-            mark, batch = self._pending[0]
+            mark, *messages = self._pending[0]
             if mark.handled():
-                queue.ack_many(batch)
+                queue.ack_many(*messages)
             elif mark.lost:
-                queue.nack_many(batch)
+                queue.nack_many(*messages)
             else:
                 return
             self._pending.popleft()

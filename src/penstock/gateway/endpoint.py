@@ -198,6 +198,6 @@ class _BrokerQueue:
         self.read_many = subscriber.read_many
         self.ack_many = subscriber.ack_many
 
-    def nack_many(self, batch: Any) -> None:
-        for message in batch:
+    def nack_many(self, batch: Any, begin: int, end: int) -> None:
+        for message in batch[begin:end]:
             self._subscriber.nack(message, delay_s=RETRY_S)

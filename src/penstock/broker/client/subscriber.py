@@ -244,12 +244,13 @@ class Subscriber(channel.Subscriber):
                 self._link.wait(None)
         pending.result()
 
-    def ack_many(self, batch: Batch | list[Message]) -> None:
-        """These messages, which were read together, are done."""
+    def ack_many(self, batch: Batch | list[Message], begin: int = 0, end: int | None = None) -> None:
+        """These messages, which were read together, are done; or those from ``begin`` up to ``end`` of them."""
+        end = len(batch) if end is None else end
         if isinstance(batch, list):
-            words = b"".join(b" %d" % (message.position or 0) for message in batch)
+            words = b"".join(b" %d" % (message.position or 0) for message in batch[begin:end])
         else:
-            words = ack_words(batch, 0, len(batch))
+            words = ack_words(batch, begin, end)
         self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
         self._link.send()
 
