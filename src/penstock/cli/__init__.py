@@ -14,13 +14,22 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import typer
 
-__all__ = ["COMMANDS", "EXTRAS", "Entry", "load", "main"]
+__all__ = ["COMMANDS", "EXTRAS", "Entry", "benchmarks_folder", "load", "main"]
+
+
+def benchmarks_folder() -> Path | None:
+    """PENSTOCK_BENCHMARKS, or that of the source tree which this package runs from; a wheel has none."""
+    place = Path(os.environ.get("PENSTOCK_BENCHMARKS") or Path(__file__).parents[3] / "benchmarks")
+    return place if (place / "harness.py").is_file() else None
+
 
 FLOW, LOOK, KEEP, RUN, SETUP = "Messages", "What flows", "Recordings and logs", "Services", "Set-up"
 
@@ -35,10 +44,13 @@ class Entry:
     panel: str
     attribute: str = "app"
     extra: str = ""
+    runs_benchmarks: bool = False
 
     @property
     def installed(self) -> bool:
-        """Whether its module is part of this build of Penstock."""
+        """Whether its module, and what that runs, is part of this build of Penstock."""
+        if self.runs_benchmarks and benchmarks_folder() is None:
+            return False
         return importlib.util.find_spec(f"penstock.cli.{self.module}") is not None
 
 
@@ -61,6 +73,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
     Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
     Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
+    Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
     Entry("broker", "broker", "Run the durable broker.", RUN),
     Entry("run", "run", "Run a gateway from its file.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
@@ -68,14 +81,14 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
     Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
     Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
-    Entry("bench", "bench", "Measure penstock beside its peers, in one run.", SETUP, extra="bench"),
+    Entry("bench", "bench", "Measure penstock beside its peers.", SETUP, extra="bench", runs_benchmarks=True),
     Entry("torture", "torture", "Kill processes under load, then check every promise by count.", SETUP),
 )
 
 #: A module that is missing, and the extra that brings it.
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
-    "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "mcap": "mcap", "numpy": "numpy",
+    "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.

@@ -1,14 +1,13 @@
 """``penstock bench``: ours and the peers that are installed, side by side in one run.
 
-The scripts stand in ``benchmarks/`` of the source tree, one a question; this runs those of a group one after the other
-(never two at once), gathers their results and shows what was wanted and got. With ``--html`` it writes one page
-with plots that needs nothing from outside.
+The scripts stand in ``benchmarks/`` of the source tree, one a question (some compile C), so this is a command there and
+not in an installed wheel. It runs those of a group one after the other (never two at once), gathers their results and
+shows what was wanted and got. With ``--html`` it writes one page with plots that needs nothing from outside.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import show
+from penstock.cli import benchmarks_folder, show
 from penstock.cli.bench_page import page, verdict
 
 GROUPS: dict[str, tuple[str, ...]] = {
@@ -51,13 +50,7 @@ def bench(
     if unknown:
         raise typer.BadParameter(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
     folder = benchmarks_folder()
-    if folder is None:
-        typer.echo(
-            "The benchmark scripts come with the source tree, not with the installed package: run this in a clone, "
-            "or set PENSTOCK_BENCHMARKS to its benchmarks folder.",
-            err=True,
-        )
-        raise typer.Exit(2)
+    assert folder is not None  # else this is no command
     prefixes = [prefix for group in groups or GROUPS for prefix in GROUPS[group]]
     with tempfile.TemporaryDirectory() as temporary:
         results = json_file or Path(temporary) / "results.jsonl"
@@ -70,13 +63,6 @@ def bench(
     if failed:
         typer.echo(f"did not run to the end: {', '.join(failed)}", err=True)
         raise typer.Exit(1)
-
-
-def benchmarks_folder() -> Path | None:
-    """PENSTOCK_BENCHMARKS, the source tree this package is installed from, or the current folder's."""
-    named = os.environ.get("PENSTOCK_BENCHMARKS")
-    places = [Path(named)] if named else [Path(__file__).parents[3] / "benchmarks", Path.cwd() / "benchmarks"]
-    return next((place for place in places if (place / "harness.py").is_file()), None)
 
 
 def run(folder: Path, prefixes: Iterable[str], results: Path, quick: bool, only: list[str]) -> list[str]:
