@@ -193,6 +193,7 @@ void publisher_dealloc(PyObject *object) {
 PyObject *publisher_publish(PyObject *object, PyObject *data) {
     PublisherObject *self = as_publisher(object);
     if (!check_open(self)) return nullptr;
+    Publishing publishing(self);
     std::uint64_t ordinal = publish_copy(self->bus, self, self->allocator, self->id, data);
     return ordinal ? PyLong_FromUnsignedLongLong(ordinal) : nullptr;
 }
@@ -200,6 +201,7 @@ PyObject *publisher_publish(PyObject *object, PyObject *data) {
 PyObject *publisher_publish_many(PyObject *object, PyObject *items) {
     PublisherObject *self = as_publisher(object);
     if (!check_open(self)) return nullptr;
+    Publishing publishing(self);
     return publish_all(self->bus, self, self->allocator, self->id, items);
 }
 
@@ -216,8 +218,22 @@ PyObject *publisher_reserve(PyObject *object, PyObject *number) {
     return draft;
 }
 
+// _publish_now(data): publish, or BlockingIOError where that would wait.
+PyObject *publisher_publish_now(PyObject *object, PyObject *data) {
+    PublisherObject *self = as_publisher(object);
+    if (!check_open(self)) return nullptr;
+    if (would_wait(self->bus, self->id)) {
+        PyErr_SetNone(PyExc_BlockingIOError);
+        return nullptr;
+    }
+    return publisher_publish(object, data);
+}
+
 PyObject *publisher_close(PyObject *object, PyObject *) {
-    as_publisher(object)->closed = true;
+    PublisherObject *self = as_publisher(object);
+    if (std::exchange(self->closed, true) || !self->bus) Py_RETURN_NONE;
+    for (SubscriberObject *subscriber : self->bus->subscribers) subscriber->writers.wake_all();  // it may wait there
+    self->bus->room.wake_all();
     Py_RETURN_NONE;
 }
 
@@ -238,6 +254,7 @@ PyMethodDef publisher_methods[] = {
      "publish_many(batch, /)\n--\n\nPublish a copy of each, in order; gives how many."},
     {"reserve", publisher_reserve, METH_O,
      "reserve(size, /)\n--\n\nA writable buffer; leaving its with block publishes it."},
+    {"_now", publisher_publish_now, METH_O, nullptr},
     {"close", publisher_close, METH_NOARGS, "close()\n--\n\nStop publishing. Closing twice does nothing."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -261,6 +278,14 @@ PyType_Spec publisher_spec = {"penstock._core.bus.Publisher", sizeof(PublisherOb
                               Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, publisher_slots};
 
 }  // namespace
+
+namespace {
+[[gnu::tls_model("initial-exec")]] thread_local PublisherObject *publishing_now = nullptr;
+}  // namespace
+
+Publishing::Publishing(PublisherObject *publisher) noexcept : outer_(std::exchange(publishing_now, publisher)) {}
+Publishing::~Publishing() { publishing_now = outer_; }
+bool Publishing::ended() noexcept { return publishing_now && publishing_now->closed; }
 
 Header *copy_in(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, PyObject *data) {
     if (!PyBytes_CheckExact(data) || PyBytes_GET_SIZE(data) >= long_copy_bytes)

@@ -329,6 +329,7 @@ struct BusDraftOwner final : DraftOwner {
         draft->memory_held = false;
         Py_INCREF(reinterpret_cast<PyObject *>(bus));
         bool committed = true;
+        Publishing publishing(publisher);
         std::uint64_t ordinal = publish_header(bus, header, &committed);
         Py_DECREF(reinterpret_cast<PyObject *>(bus));
         if (publisher && committed) {

@@ -18,33 +18,49 @@ namespace {
 BusObject *as_bus(PyObject *self) { return reinterpret_cast<BusObject *>(self); }
 PyObject *as_object(BusObject *self) { return reinterpret_cast<PyObject *>(self); }
 
-// _serve(): the bus's own thread. Returns when the bus stops and all is delivered.
-PyObject *bus_serve(PyObject *object, PyObject *) {
-    BusObject *bus = as_bus(object);
-    if (!check_set_up(bus)) return nullptr;
-    if (bus->drainer) return raise_error("StateError", "bus %R is being served by another thread", bus->name);
-    bus->drainer = PyThread_get_thread_ident();
-    Frame frame{bus};
-    enter(&frame);
+// _serve(reference): the bus's own thread, with a weak reference to it. Returns when the bus stops and all is delivered, or
+// when nobody holds it any more: while it sleeps it does not.
+PyObject *bus_serve(PyObject *, PyObject *reference) {
     while (true) {
+        PyObject *object = PyObject_CallNoArgs(reference);
+        if (!object || object == Py_None) return object;
+        BusObject *bus = as_bus(object);
+        if (!PyObject_TypeCheck(object, bus_type) || !check_set_up(bus)) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "_serve takes a weak reference to a bus");
+            Py_DECREF(object);
+            return nullptr;
+        }
+        give_hold(bus);
+        if (bus->drainer) {
+            raise_error("StateError", "bus %R is being served by another thread", bus->name);
+            Py_DECREF(object);
+            return nullptr;
+        }
+        bus->drainer = PyThread_get_thread_ident();
+        Frame frame{bus};
+        enter(&frame);
         drain(bus, &frame, SIZE_MAX);
-        if (bus->stopping) break;
-        Sleeper sleeper;
-        bus->drainers.join(&sleeper);
-        bool fine = sleep_without_gil(&sleeper, Deadline{});
-        bus->drainers.leave(&sleeper);
-        if (!fine) PyErr_WriteUnraisable(object);
+        leave(&frame);
+        bus->drainer = 0;
+        if (bus->stopping) {
+            bus->scheduled = false;
+            Py_DECREF(object);
+            Py_RETURN_NONE;
+        }
+        Drainer drainer;
+        bus->drainers.join(&drainer);
+        Py_DECREF(object);
+        bool fine = drainer.gone || sleep_without_gil(&drainer, Deadline{});
+        if (!drainer.gone) bus->drainers.leave(&drainer);
+        if (!fine) PyErr_WriteUnraisable(reference);
     }
-    leave(&frame);
-    bus->drainer = 0;
-    bus->scheduled = false;
-    Py_RETURN_NONE;
 }
 
 // _drain(): one task of an executor. Gives how many were served.
 PyObject *bus_drain(PyObject *object, PyObject *) {
     BusObject *bus = as_bus(object);
     if (!check_set_up(bus)) return nullptr;
+    give_hold(bus);
     if (bus->drainer) return PyLong_FromLong(0);
     bus->drainer = PyThread_get_thread_ident();
     Frame frame{bus};
@@ -70,13 +86,14 @@ PyObject *bus_new(PyTypeObject *type, PyObject *, PyObject *) {
 
 int bus_init(PyObject *object, PyObject *arguments, PyObject *names) {
     static const char *keywords[] = {"name", "queued", "pending_depth", "pending_full", "pending_timeout",
-                                     "max_message_bytes", "max_messages", nullptr};
+                                     "max_message_bytes", "max_messages", "pending_bytes", "stuck_after", nullptr};
     BusObject *self = as_bus(object);
     PyObject *name, *timeout;
     int queued, full;
-    long long capacity, most_bytes, most_messages;
-    if (!PyArg_ParseTupleAndKeywords(arguments, names, "UpLiOLL", const_cast<char **>(keywords), &name, &queued, &capacity,
-                                     &full, &timeout, &most_bytes, &most_messages))
+    long long capacity, most_bytes, most_messages, pending_bytes;
+    double stuck_after;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "UpLiOLLLd", const_cast<char **>(keywords), &name, &queued,
+                                     &capacity, &full, &timeout, &most_bytes, &most_messages, &pending_bytes, &stuck_after))
         return -1;
     if (self->heap) {
         raise_error("StateError", "a bus is set up once");
@@ -100,6 +117,8 @@ int bus_init(PyObject *object, PyObject *arguments, PyObject *names) {
     self->pending_capacity = static_cast<std::size_t>(capacity);
     self->pending_full = static_cast<Full>(full);
     self->pending_timeout = seconds;
+    self->pending_most_bytes = static_cast<std::uint64_t>(pending_bytes);
+    self->stuck_after = stuck_after;
     self->heap = new HeapPool(static_cast<std::uint32_t>(most_bytes), static_cast<std::uint64_t>(most_messages));
     self->heap->id = heap_allocator_id;
     self->counters = counters_take("bus", "bus", {text, static_cast<std::size_t>(length)});
@@ -117,7 +136,7 @@ int bus_traverse(PyObject *object, visitproc visit, void *arg) {
 void discard_pending(BusObject *bus) {
     while (!bus->pending.empty()) {
         bus->counters->drop(DropReason::closed);
-        drop(bus->pending.pop());
+        drop(take_pending(bus));
     }
     if (bus->counters) bus->counters->depth.set(0);
 }
@@ -152,6 +171,9 @@ void bus_dealloc(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     PyObject_GC_UnTrack(object);
     if (self->weakrefs) PyObject_ClearWeakRefs(object);
+    for (Sleeper *sleeper = self->drainers.head; sleeper; sleeper = sleeper->next)
+        static_cast<Drainer *>(sleeper)->gone = true;
+    self->drainers.wake_all();
     discard_pending(self);
     for (IdState *page : self->pages) {
         for (int i = 0; page && i < 256; ++i) drop_route(page[i].route);
@@ -398,6 +420,7 @@ PyObject *bus_forked(PyObject *object, PyObject *) {
     if (bus->drainer != PyThread_get_thread_ident()) {
         bus->drainer = 0;
         bus->scheduled = false;
+        give_hold(bus);
     }
     for (SubscriberObject *subscriber : bus->subscribers) forget_sleepers(subscriber);
     Py_RETURN_NONE;
@@ -417,7 +440,7 @@ PyMethodDef bus_methods[] = {
     {"remove", bus_remove_method, METH_O, "remove(subscriber)\n--\n\nStop delivering to it; its subscriptions stay."},
     {"_wait_ready", FAST(bus_wait_ready), METH_FASTCALL, nullptr},
     {"_flush", bus_flush, METH_O, nullptr},
-    {"_serve", bus_serve, METH_NOARGS, nullptr},
+    {"_serve", bus_serve, METH_O | METH_STATIC, nullptr},
     {"_drain", bus_drain, METH_NOARGS, nullptr},
     {"_stop", bus_stop, METH_O, nullptr},
     {"_finish", bus_finish, METH_NOARGS, nullptr},

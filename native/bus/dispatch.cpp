@@ -210,27 +210,57 @@ bool finish(Frame *frame) {
 }
 
 bool schedule(BusObject *bus) {
-    if (bus->drainers.head) bus->drainers.wake_first();
+    if (bus->drainers.head) {
+        if (!std::exchange(bus->held, true)) Py_INCREF(as_object(bus));  // whoever delivers gives it back
+        bus->drainers.wake_first();
+    }
     if (bus->scheduled) return true;
     bus->scheduled = true;  // first, so that a signal handler in the midst of it does not do it again
+    if (!std::exchange(bus->held, true)) Py_INCREF(as_object(bus));
     PyObject *done = PyObject_CallMethod(as_object(bus), "_schedule", nullptr);
     if (!done) {
         bus->scheduled = false;
+        give_hold(bus);  // not the last one: the caller has one
         return false;
     }
     Py_DECREF(done);
     return true;
 }
 
+bool is_full(const BusObject *bus, const Header *header) {
+    if (bus->pending_capacity && bus->pending.size() >= bus->pending_capacity) return true;
+    return !bus->pending.empty() && bus->pending_bytes + sizeof(Header) + header->size > bus->pending_most_bytes;
+}
+
+// Nobody said what is to be dropped or waited for: who publishes is told, with whom the bus waits for.
+[[gnu::cold]] void raise_pending_full(BusObject *bus) {
+    PyObject *stuck = nullptr;
+    for (SubscriberObject *subscriber : bus->subscribers)
+        if (!stuck && subscriber->writers.head) stuck = subscriber->name;
+    PyObject *who = stuck ? PyUnicode_FromFormat("subscriber %R is full and everybody waits for it", stuck)
+                          : PyUnicode_FromString("its handlers are slower than its publishers");
+    if (!who) return;
+    raise_error("CapacityError", "%llu bytes in %zu messages wait for dispatch on bus %R, and no more may "
+                "(pending_bytes): %U; nothing was published",
+                static_cast<unsigned long long>(bus->pending_bytes), bus->pending.size(), bus->name, who);
+    Py_DECREF(who);
+}
+
 // Room in a bounded publish queue. 1 there is; 0 the message is to be dropped; -1 an error is set.
-int wait_for_pending_room(BusObject *bus) {
+int wait_for_pending_room(BusObject *bus, Header *header) {
+    if (!bus->pending_capacity) {
+        raise_pending_full(bus);
+        return -1;
+    }
     // Who delivers cannot wait for itself, nor can a signal handler that interrupted a publish of this thread.
     if (bus->drainer == PyThread_get_thread_ident() || frame_of(bus)) return 1;
     if (bus->pending_full == Full::drop_newest) return 0;
     if (bus->pending_full == Full::drop_oldest) {
-        Header *oldest = bus->pending.pop();
-        bus->counters->drop(DropReason::overflow);
-        drop(oldest);
+        while (is_full(bus, header)) {
+            Header *oldest = take_pending(bus);
+            bus->counters->drop(DropReason::overflow);
+            drop(oldest);
+        }
         return 1;
     }
     Frame frame{bus};
@@ -239,9 +269,14 @@ int wait_for_pending_room(BusObject *bus) {
     Sleeper sleeper;
     bus->room.join(&sleeper);
     int result = 1;
-    while (bus->closed || bus->room.head != &sleeper || bus->pending.size() >= bus->pending_capacity) {
+    while (bus->closed || bus->room.head != &sleeper || is_full(bus, header)) {
         if (bus->closed) {
             check_bus_open(bus);
+            result = -1;
+            break;
+        }
+        if (Publishing::ended()) {
+            raise_error("ClosedError", "this publisher was closed while bus %R was full; nothing was published", bus->name);
             result = -1;
             break;
         }
@@ -260,7 +295,7 @@ int wait_for_pending_room(BusObject *bus) {
     bus->room.leave(&sleeper);
     leave(&frame);
     // Woken, perhaps, but leaving without it: the room is for the next one.
-    if (result < 0 && bus->pending.size() < bus->pending_capacity) bus->room.wake_first();
+    if (result < 0 && !is_full(bus, header)) bus->room.wake_first();
     return result;
 }
 
@@ -285,8 +320,8 @@ std::uint64_t number(BusObject *bus, IdState *state, Header *header) {
 }
 
 std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, bool *committed) {
-    if (bus->pending_capacity && bus->pending.size() >= bus->pending_capacity) {
-        int room = wait_for_pending_room(bus);
+    if (is_full(bus, header)) [[unlikely]] {
+        int room = wait_for_pending_room(bus, header);
         if (room < 0) {
             *committed = false;
             return 0;
@@ -308,6 +343,7 @@ std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, boo
         PyErr_NoMemory();
         return 0;
     }
+    bus->pending_bytes += sizeof(Header) + header->size;
     bus->counters->depth.set(bus->pending.size());
     if (bus->room.head && bus->pending.size() < bus->pending_capacity) bus->room.wake_first();
     return schedule(bus) ? ordinal : 0;
@@ -315,11 +351,17 @@ std::uint64_t publish_queued(BusObject *bus, IdState *state, Header *header, boo
 
 }  // namespace
 
+Header *take_pending(BusObject *bus) {
+    Header *header = bus->pending.pop();
+    bus->pending_bytes -= sizeof(Header) + header->size;
+    return header;
+}
+
 // Serves pending messages until there are none (or `most`). Called by one thread at a time.
 std::size_t drain(BusObject *bus, Frame *frame, std::size_t most) {
     std::size_t served = 0;
     while (served < most && !bus->pending.empty()) {
-        Header *header = bus->pending.pop();
+        Header *header = take_pending(bus);
         bus->counters->depth.set(bus->pending.size());
         if (bus->room.head) bus->room.wake_first();
         dispatch(frame, header);
@@ -450,7 +492,17 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     }
     Py_DECREF(as_object(bus));
     Py_DECREF(iterator);
+    if (!fine) tell_published(count);
     return fine ? PyLong_FromSize_t(count) : nullptr;
+}
+
+bool would_wait(BusObject *bus, std::uint16_t id) {
+    if (bus->queued) return bus->pending_capacity && bus->pending.size() >= bus->pending_capacity;
+    for (SubscriberObject *subscriber : bus->subscribers)
+        if (subscriber->kind == Kind::queue && subscriber->full == Full::block && matches(subscriber, id) &&
+            !has_room(subscriber, 1))
+            return true;
+    return false;
 }
 
 bool check_set_up(BusObject *bus) {

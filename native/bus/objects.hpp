@@ -5,6 +5,7 @@
 #include <Python.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "bus/header.hpp"
@@ -153,6 +154,11 @@ struct Writer : Sleeper {
     SubscriberObject *subscriber = nullptr;  // null once that has gone
 };
 
+// Who delivers, asleep: it holds no reference to the bus meanwhile.
+struct Drainer : Sleeper {
+    bool gone = false;  // the bus has
+};
+
 inline bool matches(const SubscriberObject *subscriber, std::uint32_t id) {
     if (static_cast<std::int32_t>(id) > subscriber->max_public_id) return false;
     if ((subscriber->bits[id >> 6] >> (id & 63)) & 1) return true;
@@ -227,18 +233,24 @@ struct BusObject {
     bool queued;     // a thread or executor delivers, not the caller
     bool scheduled;  // somebody is delivering or was asked to
     bool closed, stopping;
+    bool held;       // by what is pending: a reference that the thread that delivers takes over
     unsigned long drainer;  // thread that delivers, 0: none
     std::vector<SubscriberObject *> subscribers;  // in order of delivery; callback ones are strong references
     std::uint64_t added, version;
     IdState *pages[256];
     Frame *frames;
     Ring<Header *> pending;
-    std::size_t pending_capacity;  // 0: no bound
+    std::size_t pending_capacity;  // in messages; 0: no bound
+    std::uint64_t pending_bytes, pending_most_bytes;
+    double stuck_after;  // seconds after which a subscriber that is full is told of
     Full pending_full;
     double pending_timeout;
     SleeperList drainers, room, changed, flushers;
 };
 extern PyTypeObject *bus_type;
+inline void give_hold(BusObject *bus) {
+    if (std::exchange(bus->held, false)) Py_DECREF(reinterpret_cast<PyObject *>(bus));
+}
 
 // The frame of this thread's dispatch on the bus, if there is one; beginning and ending one.
 Frame *frame_of(BusObject *bus);
@@ -246,6 +258,7 @@ void enter(Frame *frame);
 void leave(Frame *frame);
 void keep_own_frames(BusObject *bus);  // in a forked child: those of other threads are gone
 void drop_route(Route *route);
+Header *take_pending(BusObject *bus);  // the oldest of a queue that has some
 // Delivers up to `most` of what is queued, in the frame; how many.
 std::size_t drain(BusObject *bus, Frame *frame, std::size_t most);
 // Publishes a header, taking over one reference. The ordinal, or 0 with an error set. `committed` tells whether the
@@ -295,6 +308,20 @@ struct PublisherObject {
     bool closed;
 };
 extern PyTypeObject *publisher_type;
+// While a publisher publishes, in this thread: closed by another one, what it waits for is over.
+class Publishing {
+   public:
+    explicit Publishing(PublisherObject *publisher) noexcept;
+    ~Publishing();
+    Publishing(const Publishing &) = delete;
+    Publishing &operator=(const Publishing &) = delete;
+    static bool ended() noexcept;  // whether the one of this thread was closed
+
+   private:
+    PublisherObject *outer_;
+};
+// Whether publishing this id now would have to wait; false with an error set where that cannot be told.
+bool would_wait(BusObject *bus, std::uint16_t id);
 // The header of a copy of `data`, ready to publish; null with an error set.
 Header *allocate_heap(BusObject *bus, std::uint16_t id, std::int64_t size);
 // Publishes a copy of each of `items`; how many, or null with an error set. They share one look at the clock.

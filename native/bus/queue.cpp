@@ -60,12 +60,26 @@ Pushed drop_old(SubscriberObject *self, Item item) {
     return Pushed::queued;
 }
 
+// It has been full for long: its class tells of it, and its counts do. It may run anything.
+[[gnu::cold]] void tell_stuck(SubscriberObject *self, double seconds) {
+    if (dying(self)) return;
+    Py_INCREF(reinterpret_cast<PyObject *>(self));
+    counters_state(self->counters, "stuck: full, and its reader takes nothing; who publishes waits");
+    PyObject *done = PyObject_CallMethod(reinterpret_cast<PyObject *>(self), "_tell_stuck", "d", seconds);
+    if (!done) PyErr_WriteUnraisable(reinterpret_cast<PyObject *>(self));
+    Py_XDECREF(done);
+    Py_DECREF(reinterpret_cast<PyObject *>(self));
+}
+
 Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
     Writer writer;
     writer.subscriber = self;
     BusObject *bus = self->bus;
     const double seconds = timeout == own_timeout ? self->timeout : timeout;
     Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
+    const double patience = bus ? bus->stuck_after : 0;
+    Deadline tell = bus ? Deadline::after(patience) : Deadline{};
+    bool told = false;
     self->writers.join(&writer);
     Pushed result;
     while (true) {
@@ -79,13 +93,30 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
             enqueue(self, item);
             break;
         }
+        if (Publishing::ended()) {
+            raise_error("ClosedError", "this publisher was closed while it waited for subscriber %R, which was full; the "
+                        "message was dropped for it and counted", self->name);
+            result = Pushed::failed;
+            self->counters->drop(DropReason::closed);
+            break;
+        }
         if (deadline.passed()) {
             result = Pushed::timed_out;
             self->counters->drop(DropReason::overflow);
             break;
         }
+        if (tell.passed()) {
+            tell = Deadline{};
+            told = true;
+            tell_stuck(self, patience);
+            if (writer.subscriber) continue;
+            item.give_back();
+            return Pushed::dropped;
+        }
         writer.rearm();
-        bool fine = sleep_without_gil(&writer, deadline);
+        const bool earlier = tell.at_ns != Deadline::never &&
+                             (deadline.at_ns == Deadline::never || tell.at_ns < deadline.at_ns);
+        bool fine = sleep_without_gil(&writer, earlier ? tell : deadline);
         if (!writer.subscriber) {  // nobody can read it any more, nor count it
             item.give_back();
             return fine ? Pushed::dropped : Pushed::failed;
@@ -96,6 +127,7 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
             break;
         }
     }
+    if (told) counters_state(self->counters, "");
     self->writers.leave(&writer);
     if (self->ring.size() < self->capacity) self->writers.wake_first();
     if (result != Pushed::queued) item.give_back();  // last: it may run anything, and the subscriber may go by that

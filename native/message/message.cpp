@@ -159,6 +159,11 @@ PyObject *optional_number(std::int64_t value) {
 }
 
 PyObject *get_ordinal(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_message(self)->envelope.ordinal); }
+PyObject *get_stored(PyObject *self, void *) {
+    std::int64_t stored_ns = as_message(self)->envelope.stored_ns;
+    if (stored_ns == Envelope::not_stored) Py_RETURN_NONE;
+    return PyLong_FromLongLong(stored_ns);
+}
 PyObject *get_timestamp(PyObject *self, void *) { return PyLong_FromLongLong(as_message(self)->envelope.timestamp_ns); }
 PyObject *get_position(PyObject *self, void *) { return optional_number(as_message(self)->envelope.position); }
 PyObject *get_id(PyObject *self, void *) { return optional_number(as_message(self)->envelope.id); }
@@ -262,7 +267,46 @@ PyObject *message_copy(PyObject *self, PyObject *) {
     return copy;
 }
 
+// A message with the same words over a copy of the bytes: it holds nothing of the reach that gave it.
+PyObject *message_deepcopy(PyObject *self, PyObject *) {
+    Message *message = as_message(self);
+    if (message->released) {
+        PyErr_SetString(PyExc_BufferError, "this message was released; there is nothing to copy");
+        return nullptr;
+    }
+    const Envelope &e = message->envelope;
+    const std::size_t sizes[] = {static_cast<std::size_t>(e.size), e.details_size(), e.metadata_size};
+    PyObject *bytes = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(sizes[0] + sizes[1] + sizes[2]));
+    if (!bytes) return nullptr;
+    auto *to = reinterpret_cast<std::uint8_t *>(PyBytes_AS_STRING(bytes));
+    if (sizes[0]) std::memcpy(to, e.data, sizes[0]);
+    if (sizes[1]) std::memcpy(to + sizes[0], e.properties, sizes[1]);
+    if (sizes[2]) std::memcpy(to + sizes[0] + sizes[1], e.metadata, sizes[2]);
+    auto *owner = new BufferOwner;
+    int failed = PyObject_GetBuffer(bytes, &owner->buffer, PyBUF_SIMPLE);
+    Py_DECREF(bytes);
+    if (failed) {
+        delete owner;
+        return nullptr;
+    }
+    Envelope envelope = e;
+    envelope.token = 0;
+    envelope.data = to;
+    envelope.properties = sizes[1] ? to + sizes[0] : nullptr;
+    envelope.metadata = sizes[2] ? to + sizes[0] + sizes[1] : nullptr;
+    PyObject *copy = message_new(envelope, owner, message->channel, message->source);
+    if (!copy) {
+        owner->release(0);
+        return nullptr;
+    }
+    as_message(copy)->properties = Py_XNewRef(message->properties);  // nobody changes it
+    return copy;
+}
+
 PyMethodDef message_methods[] = {
+    {"__deepcopy__", message_deepcopy, METH_O,
+     "__deepcopy__(memo, /)\n--\n\nA message over a copy of the bytes, which holds nothing of its channel."},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, nullptr},
     {"release", message_release, METH_NOARGS,
      "release()\n--\n\nGive the memory back now. With live views it goes back when the last of them dies."},
     {"array", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(message_array)),
@@ -276,7 +320,9 @@ PyMethodDef message_methods[] = {
 
 PyGetSetDef message_getset[] = {
     {"ordinal", get_ordinal, nullptr, "Number in its channel or topic, from 1.", nullptr},
-    {"timestamp_ns", get_timestamp, nullptr, "Realtime nanoseconds, monotone per channel.", nullptr},
+    {"timestamp_ns", get_timestamp, nullptr,
+     "Realtime nanoseconds: the time that its publisher gave it, or when it was published (then monotone per channel).", nullptr},
+    {"stored_ns", get_stored, nullptr, "When a journal or broker stored it, monotone per journal; None elsewhere.", nullptr},
     {"channel", get_channel, nullptr, "Name of the channel or topic.", nullptr},
     {"position", get_position, nullptr, "Number in its journal across topics, or None.", nullptr},
     {"id", get_id, nullptr, "Message id, where the reach has one, or None.", nullptr},
@@ -349,6 +395,20 @@ PyObject *message_new_of(PyTypeObject *type, const Envelope &envelope, Owner *ow
     if (!self) return nullptr;
     fill(as_message(self), envelope, owner, channel, source);
     return self;
+}
+
+void tell_published(std::size_t count) {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    PyObject *number = PyLong_FromSize_t(count);
+    PyObject *noted = number && PyObject_SetAttrString(value, "published", number) == 0
+                          ? PyObject_CallMethod(value, "add_note", "N", PyUnicode_FromFormat("%zu were published", count))
+                          : nullptr;
+    if (!noted) PyErr_Clear();
+    Py_XDECREF(noted);
+    Py_XDECREF(number);
+    PyErr_Restore(type, value, trace);
 }
 
 bool message_ready(PyObject *module) {

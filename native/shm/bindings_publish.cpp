@@ -169,13 +169,7 @@ bool read_keywords(PyObject *const *values, PyObject *names, PyObject *&timeout,
 // What publish_many gives: the number, which an error carries as its attribute `published`.
 PyObject *counted(Py_ssize_t published) {
     if (!PyErr_Occurred()) [[likely]] return PyLong_FromSsize_t(published);
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    PyObject *number = PyLong_FromSsize_t(published);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
-    Py_XDECREF(number);
-    PyErr_Restore(type, value, trace);
+    tell_published(static_cast<std::size_t>(published));
     return nullptr;
 }
 
@@ -264,6 +258,13 @@ PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t siz
 
 void Lender::cancel(std::uint64_t token) noexcept {
     if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
+}
+
+void Lender::hold(std::uint64_t) noexcept {
+    if (publisher->handle) ++publisher->handle->looked_at;
+}
+void Lender::let_go(std::uint64_t) noexcept {
+    if (publisher->handle) publisher->handle->stop_looking();
 }
 
 PyObject *publisher_activate(PyObject *object, PyObject *) {

@@ -29,8 +29,8 @@ void check_usable(Outlet &core) {
 // Calls `step`, which waits without the GIL, until it is done, or an error is raised. The turn is held, but not while a
 // signal handler runs: that may publish too.
 template <typename Step>
-void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step) {
-    std::int64_t timeout = core.block_timeout_ns();
+void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step, bool wait = true) {
+    std::int64_t timeout = wait ? core.block_timeout_ns() : 0;
     std::int64_t deadline = timeout < 0 ? -1 : monotonic_ns() + timeout;
     for (;;) {
         Sent sent;
@@ -44,6 +44,10 @@ void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step) {
             case Sent::closed:
                 fail("ClosedError", "this publisher was closed");
             case Sent::timed_out:
+                if (!wait) {
+                    PyErr_SetNone(PyExc_BlockingIOError);
+                    throw nb::python_error();
+                }
                 PyErr_Format(PyExc_TimeoutError,
                              "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
                              static_cast<long long>(timeout / 1'000'000));
@@ -56,7 +60,7 @@ void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step) {
     }
 }
 
-std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message, bool more) {
+std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message, bool more, bool wait = true) {
     std::uint64_t ordinal = 0;
     switch (core.quick(message, ordinal, more)) {
         case Quick::done:
@@ -71,7 +75,7 @@ std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message
         case Quick::slow:
             break;
     }
-    send_until_done(core, turn, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); });
+    send_until_done(core, turn, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); }, wait);
     return ordinal;
 }
 
@@ -131,7 +135,7 @@ std::int64_t number_or(nb::handle value, std::int64_t otherwise, std::int64_t mo
 }
 
 std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle properties, nb::handle vchan_id,
-                                nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops) {
+                                nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops, bool wait) {
     Outlet &core = *self.core;
     check_usable(core);
     Bytes bytes(data.ptr());
@@ -146,7 +150,7 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.properties_size = static_cast<std::uint32_t>(encoded.size());
     message.drops = drops;
     Turn<Outlet> turn(core);
-    return send_one(core, turn, message, false);
+    return send_one(core, turn, message, false, wait);
 }
 
 // Flushes what publish_many has gathered, however it ends.
@@ -158,7 +162,7 @@ struct FlushAtEnd {
     }
 };
 
-std::uint64_t send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry) {
+void send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry, std::uint64_t &count) {
     BatchPin pin(batch);  // sent without the GIL: others may release the batch meanwhile
     if (!pin.entries()) throw nb::python_error();
     FlushAtEnd flush{core};
@@ -176,20 +180,13 @@ std::uint64_t send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool
             message.properties_size = entry.properties_size;
         }
         send_one(core, turn, message, true);
+        ++count;
     }
-    return pin.entries()->size();
 }
 
-std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {
-    Outlet &core = *self.core;
-    check_usable(core);
-    if (batch_check(batch.ptr())) {
-        Turn<Outlet> turn(core);
-        return send_batch(core, turn, batch.ptr(), carry);
-    }
+void send_items(Outlet &core, nb::handle batch, std::uint64_t &count) {
     nb::object iterator = nb::steal(PyObject_GetIter(batch.ptr()));
     if (!iterator.is_valid()) throw nb::python_error();
-    std::uint64_t count = 0;
     FlushAtEnd flush{core};
     for (;;) {  // the turn is taken anew for each: the iterator may be anybody's code
         nb::object item = nb::steal(calling_python([&] { return PyIter_Next(iterator.ptr()); }));
@@ -203,6 +200,24 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
         ++count;
     }
     if (PyErr_Occurred()) throw nb::python_error();
+}
+
+std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {
+    Outlet &core = *self.core;
+    check_usable(core);
+    std::uint64_t count = 0;
+    try {
+        if (batch_check(batch.ptr())) {
+            Turn<Outlet> turn(core);
+            send_batch(core, turn, batch.ptr(), carry, count);
+        } else {
+            send_items(core, batch, count);
+        }
+    } catch (nb::python_error &error) {
+        error.restore();
+        tell_published(count);
+        throw nb::python_error();
+    }
     return count;
 }
 
@@ -325,7 +340,7 @@ void bind_outlet(nb::module_ &module) {
         .def("publish", outlet_publish, nb::arg("data"))
         .def("publish", outlet_publish_as, nb::arg("data"), nb::kw_only(), nb::arg("properties").none() = nb::none(),
              nb::arg("vchan_id").none() = nb::none(), nb::arg("ordinal").none() = nb::none(),
-             nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0)
+             nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0, nb::arg("wait") = true)
         .def("publish_many", outlet_publish_many, nb::arg("batch"), nb::arg("carry") = false)
         .def("reserve", [](nb::handle self, nb::handle size) { return outlet_reserve(self, size); }, nb::arg("size"))
         .def("drain", outlet_drain, nb::arg("timeout").none())

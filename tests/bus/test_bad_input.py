@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -172,7 +173,7 @@ def test_objects_that_were_never_set_up_do_not_crash() -> None:
         lambda: bus.allocate(1, 1),
         lambda: bus._counts(),
         lambda: bus._flush(0),
-        lambda: bus._serve(),
+        lambda: bus._serve(weakref.ref(bus)),
         lambda: bus._drain(),
         lambda: bus._wait_ready(1, 1, 0),
         lambda: bus.add(subscriber),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import time
 from typing import Any
@@ -57,6 +58,58 @@ def test_the_publisher_says_what_the_table_says_of_properties(reach: Reach) -> N
     publisher = reach.publisher()
     assert publisher.carries_properties is (reach.can["properties"] == "yes")
     assert publisher.carries_properties or not publisher.carries_properties_of_many
+
+
+def test_messages_are_forwarded(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    named = [penstock.Message(b"1", properties={"unit": "K"}), penstock.Message(b"2"), penstock.Message(b"3")]
+    assert publisher.forward(named) == 3
+    assert publisher.forward([]) == 0
+    for number in (1, 2, 3):
+        message = subscriber.receive(LONG)
+        assert bytes(message) == b"%d" % number
+        assert dict(message.properties) == ({"unit": "K"} if number == 1 and publisher.carries_properties else {})
+        message.release()
+
+
+def test_a_batch_is_forwarded(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish_many([b"1", b"2"])
+    found: list[bytes] = []
+    while len(found) < 2:
+        batch = subscriber.read_many(10, LONG)
+        assert publisher.forward(batch) == len(batch)
+        found += [bytes(message) for message in batch]
+        del batch
+    assert found == [b"1", b"2"]
+    assert read_all(subscriber, 2) == [b"1", b"2"]
+
+
+def test_handles_have_a_repr(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for handle in (publisher, subscriber):
+        assert " object at " not in repr(handle)
+        handle.close()
+        assert " object at " not in repr(handle)
+
+
+def test_a_message_is_copied(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"kept")
+    message = subscriber.receive(LONG)
+    for copied in (copy.copy(message), copy.deepcopy(message)):
+        assert copied is not message and isinstance(copied, penstock.Message)
+        assert bytes(copied) == b"kept"
+        for name in ("ordinal", "timestamp_ns", "channel", "position", "id", "vchan_id"):
+            assert getattr(copied, name) == getattr(message, name)
+        assert dict(copied.properties) == dict(message.properties)
+    message.release()
+    assert bytes(copied) == b"kept"
+    assert not copy.copy(copied).released
+    subscriber.close()
+    assert bytes(copied) == b"kept", "a deep copy has memory of its own"
+    with pytest.raises(BufferError):
+        copy.copy(message)
 
 
 @pytest.mark.needs("properties")

@@ -212,3 +212,33 @@ def test_closing_ends_a_call_of_another_thread(reach: Reach) -> None:
     go_on.set()
     assert [type(error) for error in errors] == [penstock.ClosedError]
     assert client.ledger.balanced
+
+
+def test_closing_ends_a_call_that_waits_for_room(reach: Reach) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def function(payload: bytes) -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return b""
+
+    server = reach.stack.enter_context(penstock.server(reach.address, function))
+    address = reach.address if server.port is None else f"tcp://127.0.0.1:{server.port}"
+    client = reach.stack.enter_context(penstock.client(address, max_calls=1))
+    errors: list[type[BaseException]] = []
+
+    def ask() -> None:
+        try:
+            client.call(b"x")
+        except BaseException as error:
+            errors.append(type(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    client.close()
+    for thread in threads:
+        thread.join(60)
+    go_on.set()
+    assert errors == [penstock.ClosedError] * 3

@@ -125,9 +125,7 @@ def test_a_full_channel_does_not_stop_the_loop(reach: Reach, method: str) -> Non
 
 
 @pytest.mark.needs("block")
-def test_close_ends_a_publish_that_is_awaited(reach: Reach, request: pytest.FixtureRequest) -> None:
-    if reach.name == "bus":
-        request.applymarker(pytest.mark.xfail(strict=True, reason="a bus publisher that waits is not woken by close"))
+def test_close_ends_a_publish_that_is_awaited(reach: Reach) -> None:
     publisher, _ = reach.pair(reach.bounded(4, "block"))
     payload = b"x" * (reach.flood_padding or 8)
 

@@ -78,3 +78,20 @@ def test_block_gives_up_after_its_timeout(reach: Reach) -> None:
     with pytest.raises(TimeoutError):
         for _ in range(20_000):
             publisher.publish(payload)
+
+
+@pytest.mark.needs("block")
+def test_publish_many_says_how_many_went_before_the_time_was_over(reach: Reach) -> None:
+    publisher, subscriber = reach.pair(reach.bounded(4, "block", timeout=0.05))
+    batch = [(b"%06d" % i).ljust(max(6, reach.flood_padding), b".") for i in range(min(reach.flood_count, 20_000))]
+    with pytest.raises(TimeoutError) as raised:
+        publisher.publish_many(batch)
+    went = raised.value.published  # type: ignore[attr-defined]
+    assert 0 < went < len(batch)
+    assert publisher.ledger.matched == went
+    found = 0
+    while (message := subscriber.read(0.2)) is not None:
+        assert bytes(message)[:6] == b"%06d" % found
+        found += 1
+        message.release()
+    assert found in (went, went - 1), "one may have gone to others and not to this subscriber"

@@ -78,6 +78,33 @@ def test_bad_timeouts(reach: Reach, bad: float) -> None:
         publisher.wait_ready(1, bad)
 
 
+@pytest.mark.parametrize("bad", [-1, float("nan"), -0.001])
+def test_bad_timeouts_are_refused_when_a_message_is_there_too(reach: Reach, bad: float) -> None:
+    publisher, subscriber = reach.pair()
+    publisher.publish(b"x")
+    assert subscriber.wait(LONG)
+    with pytest.raises(ValueError):
+        subscriber.read(bad)
+    with pytest.raises(ValueError):
+        subscriber.read_many(1, bad)
+    with pytest.raises(ValueError):
+        subscriber.wait(bad)
+    with pytest.raises(ValueError):
+        subscriber.receive(bad)
+    with pytest.raises(ValueError):
+        asyncio.run(subscriber.read_async(bad))
+    assert read_all(subscriber, 1) == [b"x"]
+
+
+def test_receive_raises_when_the_time_is_over(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for timeout in (0, 0.001):
+        with pytest.raises(TimeoutError):
+            subscriber.receive(timeout)
+    publisher.publish(b"x")
+    assert bytes(subscriber.receive(LONG)) == b"x"
+
+
 def test_timeouts_of_a_wrong_type(reach: Reach) -> None:
     _, subscriber = reach.pair()
     with pytest.raises(TypeError):

@@ -296,7 +296,7 @@ class JournalRecords(Target):
         for gaps in (False, True):
             native.scan(data, 7, 1, 1 << 40, 0, gaps)
         layout.decode_properties(data)
-        layout.decode_frontier(data.ljust(layout.FRONTIER.size, b"\0"), UUID(int=1))
+        layout.decode_frontier(data.ljust(layout.FRONTIER_BYTES, b"\0"), UUID(int=1))
         for function in (layout.decode_marker, layout.decode_segment_header):
             with contextlib.suppress(PenstockError):
                 function(data, "here")

@@ -1,37 +1,36 @@
-"""The archive: exactly once, resumable, compacted; and history plus tail without overlap or gap."""
+"""The archive as a Spark job: tasks on workers write, the driver commits; the lake comes back as frames and views."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import sys
-from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from tests.spark.journals import extend, make
+from tests.spark.test_lake import as_made, old_archive, read_by_others, rows_of
 from tests.spark.test_stream import forget_before
 
-from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
+from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal
-from penstock.spark.pipelines import archive, history, read_all, read_manifest
-
-module = sys.modules[archive.__module__]
-_alone, compact, topics = module._alone, module.compact, module.topics
+from penstock.spark import lake
+from penstock.spark import table as table_of
+from penstock.spark.lake import archiving, planning
+from penstock.spark.pipelines import archive, compact, history, read_all
 
 
 def positions(frame):
     return sorted(row.position for row in frame.select("position").collect())
 
 
-def test_archive_then_read_all(spark, tmp_path):
+def test_archive_then_read_all(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(planning, "LEAST_RANGE_BYTES", 1 << 15)
+    monkeypatch.setattr(planning, "RANGE_BYTES", 1 << 16)  # several tasks
     rows = make(tmp_path / "j", 2000, step_ns=60 * 10**9)  # over two days
-    done = archive(spark, str(tmp_path / "j"), tmp_path / "archive", most_messages=1500)
+    done = archive(spark, str(tmp_path / "j"), tmp_path / "archive", most_messages=1500, compact_files=0)
     assert done.rows == 2000 and done.lag == 0 and done.payload_bytes == sum(len(row[3]) for row in rows)
-    manifest = read_manifest(tmp_path / "archive")
-    assert list(manifest.reached.values()) == [2001] and manifest.rows == 2000
-    assert len(topics(manifest)["a.x"]) == 2
+    assert as_made(rows_of(tmp_path / "archive")) == rows and done.files > 4
+    assert compact(spark, tmp_path / "archive", 1) == 2
     with Journal(tmp_path / "j") as journal:
         rows += extend(journal, 500, step_ns=60 * 10**9)
     everything = read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
@@ -39,80 +38,26 @@ def test_archive_then_read_all(spark, tmp_path):
     assert sorted((r[0], r[1], r[2], bytes(r[3]), r[4] or {}, r[5]) for r in got) == sorted(rows)
     assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 500
     assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 0
-    assert positions(history(spark, tmp_path / "archive")) == list(range(1, 2501))
-    plan = everything.filter("topic = 'b'")._jdf.queryExecution().executedPlan().toString()
-    assert "PartitionFilters: [isnotnull(topic" in plan
+    for reader, found in {"spark": positions(history(spark, tmp_path / "archive")), **read_by_others(tmp_path / "archive")}.items():
+        assert found == list(range(1, 2501)), reader
 
 
-def test_a_round_that_died_is_done_again(spark, tmp_path, monkeypatch):
-    make(tmp_path / "j", 300)
-    keep = module._write_manifest
-
-    def dies(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(module, "_write_manifest", dies)
-    with pytest.raises(KeyboardInterrupt):
-        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    assert list((tmp_path / "archive").glob("topic=*/*/*.parquet")), "it died before it wrote anything"
-    assert positions(read_all(spark, str(tmp_path / "j"), tmp_path / "archive")) == list(range(1, 301))
-    monkeypatch.setattr(module, "_write_manifest", keep)
-    archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    assert positions(history(spark, tmp_path / "archive")) == list(range(1, 301))
-    files = {str(path.relative_to(tmp_path / "archive")) for path in (tmp_path / "archive").glob("topic=*/*/*.parquet")}
-    assert files == set(read_manifest(tmp_path / "archive").files)
-
-
-def test_small_files_are_put_together(spark, tmp_path):
-    make(tmp_path / "j", 400, topics=("a",))
-    archive(spark, str(tmp_path / "j"), tmp_path / "archive", most_messages=100, compact_files=100)
-    before = history(spark, tmp_path / "archive")
-    assert len(read_manifest(tmp_path / "archive").files) >= 4
-    compact(spark, tmp_path / "archive", 2)
-    assert len(read_manifest(tmp_path / "archive").files) == 1
-    assert positions(before) == positions(history(spark, tmp_path / "archive")) == list(range(1, 401))
-    module.sweep(tmp_path / "archive", dropped=True)
-    plain = spark.read.parquet(str(tmp_path / "archive"))
-    assert positions(plain) == list(range(1, 401)), "whoever reads every file of the directory sees each row once"
-
-
-class Watched:
-    """What a power cut would take: directories whose names, and files whose bytes, were not synced yet."""
-
-    def __init__(self, monkeypatch):
-        self.unsynced, self.synced, self.manifests = set(), set(), 0
-        self.real = {name: getattr(os, name) for name in ("fsync", "mkdir", "replace")}
-        for name in self.real:
-            monkeypatch.setattr(os, name, getattr(self, name))
-
-    def fsync(self, descriptor):
-        self.real["fsync"](descriptor)
-        self.unsynced.discard(os.readlink(f"/proc/self/fd/{descriptor}"))
-        self.synced.add(os.fstat(descriptor).st_ino)
-
-    def mkdir(self, path, *rest, **options):
-        self.real["mkdir"](path, *rest, **options)
-        self.unsynced.add(os.path.dirname(path))
-
-    def replace(self, source, target):
-        if os.path.basename(target) == "manifest.json":
-            self.manifests += 1
-            root = Path(target).parent.parent
-            files = [root / name for name in json.loads(Path(source).read_bytes())["files"]]
-            assert files and not [path for path in files if path.stat().st_ino not in self.synced]
-            assert not self.unsynced
-        self.real["replace"](source, target)
-        self.unsynced.add(os.path.dirname(target))
-
-
-def test_the_manifest_names_only_what_is_on_the_disk(spark, tmp_path, monkeypatch):
-    make(tmp_path / "j", 200, step_ns=10 * 60 * 10**9)  # over two days
-    watched = Watched(monkeypatch)
-    root = tmp_path / "not" / "there" / "yet"
-    archive(spark, str(tmp_path / "j"), root, most_messages=50, compact_files=2)
-    assert watched.manifests > 4, "rounds and compactions"
-    assert not watched.unsynced
-    assert positions(history(spark, root)) == list(range(1, 201))
+def test_the_table_as_a_frame_and_a_view(spark, tmp_path):
+    make(tmp_path / "j", 3000, step_ns=60 * 10**9)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "archive", most_messages=1000, compact_files=0)
+    before = lake.info(tmp_path / "archive")
+    lake.compact(None, tmp_path / "archive", 1)
+    frame = table_of(spark, tmp_path / "archive")
+    frame.createOrReplaceTempView("measurements")
+    found = spark.sql("SELECT topic, count(*) AS n FROM measurements WHERE date = '2026-01-02' GROUP BY topic").collect()
+    dataset = DeltaTable(str(tmp_path / "archive")).to_pyarrow_dataset().to_table(columns=["topic", "date"]).to_pylist()
+    for row in found:
+        assert row.n == sum(item["topic"] == row.topic and str(item["date"]) == "2026-01-02" for item in dataset)
+    plan = spark.sql("SELECT payload FROM measurements WHERE topic = 'b'")._jdf.queryExecution().executedPlan().toString()
+    assert "PushedFilters: [IsNotNull(topic), EqualTo(topic,b)]" in plan and "ColumnarToRow" in plan, "vectorised"
+    assert positions(table_of(spark, tmp_path / "archive", version=before.version)) == list(range(1, 3001))
+    assert table_of(spark, tmp_path / "archive", topics="a.*").count() == 2000
+    assert positions(frame) == list(range(1, 3001))
 
 
 def test_segments_may_go_once_archived(spark, tmp_path):
@@ -123,32 +68,20 @@ def test_segments_may_go_once_archived(spark, tmp_path):
     assert archive(spark, str(tmp_path / "j"), tmp_path / "archive").rows == 0
 
 
-def test_what_went_before_it_was_archived_is_told(spark, tmp_path):
-    make(tmp_path / "j", 100)
-    archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
-        extend(journal, 5000)
-    forget_before(tmp_path / "j", 3)
-    with pytest.raises(StateError, match="went by retention before they were archived"):
-        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    with pytest.raises(StateError, match="went by retention"):
-        read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
-
-
 def test_what_goes_while_it_is_archived_is_told(spark, tmp_path, monkeypatch):
     """Retention between planning and reading: the round fails, and nothing counts as archived that is not."""
     make(tmp_path / "j", 5000)
     tail = read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
-    keep = module._write
+    real = archiving.run
 
-    def write(frame, root):
+    def run(*arguments):
         forget_before(tmp_path / "j", 3)
-        return keep(frame, root)
+        return real(*arguments)
 
-    monkeypatch.setattr(module, "_write", write)
+    monkeypatch.setattr(archiving, "run", run)
     with pytest.raises(PySparkException, match="went by retention before they were read"):
         archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    assert read_manifest(tmp_path / "archive").reached == {}
+    assert lake.info(tmp_path / "archive").reached == {}
     with pytest.raises(PySparkException, match="went by retention before they were read"):
         tail.count()
 
@@ -156,7 +89,7 @@ def test_what_goes_while_it_is_archived_is_told(spark, tmp_path, monkeypatch):
 def test_an_archive_of_some_topics_stays_one(spark, tmp_path):
     """What was left out counts as archived: other topics are refused, and the tail is of the same ones."""
     make(tmp_path / "j", 90)
-    archive(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "b,a.x"})
+    archive(None, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "b,a.x"})
     with Journal(tmp_path / "j") as journal:
         extend(journal, 90)
     for options in ({}, {"topics": "a.y"}, {"topics": "a.x,b", "startTime": "0"}):
@@ -169,39 +102,31 @@ def test_an_archive_of_some_topics_stays_one(spark, tmp_path):
         read_all(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "a.y"})
     archive(spark, str(tmp_path / "j"), tmp_path / "archive", options={"topics": "a.x,b"}, compact_files=1)
     assert positions(history(spark, tmp_path / "archive")) == wanted
-    assert read_manifest(tmp_path / "archive").filters == {"topics": "a.x,b"}
 
 
-def test_one_journal_under_two_names_is_not_archived_twice(tmp_path):
-    make(tmp_path / "journals" / "j", 10)
-    shutil.copytree(tmp_path / "journals" / "j", tmp_path / "journals" / "j.bak")
-    with pytest.raises(InvalidArgument, match="are the same journal"):
-        archive(None, f"{tmp_path}/journals/*", tmp_path / "archive")
+def test_an_archive_of_version_1_is_taken_over_by_a_job(spark, tmp_path):
+    made = old_archive(tmp_path)
+    for read in (lambda: history(spark, tmp_path / "lake"), lambda: read_all(spark, str(tmp_path / "j"), tmp_path / "lake")):
+        with pytest.raises(InvalidArgument, match="of version 1: archive to it once"):
+            read()
+    archive(spark, str(tmp_path / "j"), tmp_path / "lake")
+    assert as_made(rows_of(tmp_path / "lake")) == made
 
 
-def test_an_older_copy_of_an_archived_journal_is_told(tmp_path):
+def test_an_error_of_a_task_comes_back_as_itself(spark, tmp_path):
+    make(tmp_path / "j", 500)
+    log = min((tmp_path / "j").glob("*.log"))
+    data = bytearray(log.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    log.write_bytes(data)
+    with pytest.raises(PySparkException, match="is damaged"):
+        archive(spark, str(tmp_path / "j"), tmp_path / "lake")
+    assert lake.info(tmp_path / "lake").rows == 0
+
+
+def test_a_log_that_cannot_be_read_is_told(spark, tmp_path):
     make(tmp_path / "j", 10)
-    with Journal(tmp_path / "j", mode="read") as journal:
-        reached = {str(journal.uuid): 21}
-    with _alone(tmp_path / "archive"):
-        module._write_manifest(tmp_path / "archive", module.Manifest(reached, rows=20))
-    with pytest.raises(StateError, match="older copy"):
-        archive(None, str(tmp_path / "j"), tmp_path / "archive")
-    assert read_manifest(tmp_path / "archive").reached == reached
-
-
-def test_the_archive_is_its_makers_alone(tmp_path):
-    (tmp_path / "own").mkdir(mode=0o755)
-    for place, mode in (("new/archive", 0o700), ("own", 0o755)):
-        with _alone(tmp_path / place):
-            assert (tmp_path / place).stat().st_mode & 0o777 == mode
-            assert (tmp_path / place / "_penstock").stat().st_mode & 0o777 == 0o700
-
-
-def test_two_at_once_and_a_damaged_manifest(spark, tmp_path):
-    make(tmp_path / "j", 10)
-    with _alone(tmp_path / "archive"), pytest.raises(RefusedError, match="another process archives"):
-        archive(spark, str(tmp_path / "j"), tmp_path / "archive")
-    (tmp_path / "archive" / "_penstock" / "manifest.json").write_text("{")
-    with pytest.raises(CorruptionError, match="is damaged"):
-        read_all(spark, str(tmp_path / "j"), tmp_path / "archive")
+    archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    (tmp_path / "lake" / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"add": 1}))
+    with pytest.raises(CorruptionError, match="penstock lake verify"):
+        read_all(spark, str(tmp_path / "j"), tmp_path / "lake")

@@ -188,9 +188,9 @@ class JournalStore:
         """Those that are too long to be published with are left out."""
         while True:
             batch, following, _ = self.read(start, 4096, 1 << 40)
-            positions, timestamps_ns = batch.positions, batch.timestamps_ns
+            positions, stored_ns = batch.positions, batch.stored_ns
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
-                yield positions[number], identifier, timestamps_ns[number]
+                yield positions[number], identifier, stored_ns[number]
             if following >= self._journal.frontier or following <= start:
                 return
             start = following

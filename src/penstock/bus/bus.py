@@ -2,7 +2,9 @@
 
 How it delivers is its ``mode``:
 
-- ``thread`` (the default): publish queues and returns; the bus's own thread delivers, one message after the other.
+- ``thread`` (the default): publish queues and returns; the bus's own thread delivers, one message after the other. What
+  waits for it is bounded (``pending_bytes``); beyond that ``publish`` raises ``CapacityError``, or does what was asked
+  for with ``pending_depth``. A bus that nobody holds any more ends its thread.
 - ``direct``: publish delivers in the caller; several threads may do so at a time. What a handler publishes meanwhile is
   delivered when the current message has reached everybody.
 - an ``executor``: publish queues, a task of the executor delivers; one at a time.
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 OnError = Callable[["CallbackSubscriber | QueueSubscriber | FifoSubscriber", "Message", BaseException], Any]
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
+DEFAULT_PENDING_BYTES = 64 << 20
 MODES = ("thread", "direct")
 EXIT_S = 2.0  # for delivering what is pending at exit
 
@@ -60,8 +63,10 @@ class Bus(_native.Bus):
         pending_depth: int | None = None,
         pending_overflow: str | Overflow = Overflow.BLOCK,
         pending_timeout: float | None = None,
+        pending_bytes: int = DEFAULT_PENDING_BYTES,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         max_messages: int | None = None,
+        stuck_after: float = 10.0,
     ) -> None:
         if executor is not None:
             mode = "executor"
@@ -69,6 +74,8 @@ class Bus(_native.Bus):
             raise InvalidArgument(f"mode={mode!r} is not a choice (or give an executor); {nearest(str(mode), MODES)}")
         if pending_depth is not None and pending_depth < 1:
             raise InvalidArgument(f"pending_depth={pending_depth} must be 1 or more messages, or None")
+        if pending_bytes < 1:
+            raise InvalidArgument(f"pending_bytes={pending_bytes} must be 1 or more bytes")
         super().__init__(
             name,
             mode != "direct",
@@ -77,6 +84,8 @@ class Bus(_native.Bus):
             check_timeout(pending_timeout, "pending_timeout"),
             max_message_bytes,
             max_messages or 0,
+            pending_bytes,
+            check_timeout(stuck_after, "stuck_after") or 0.0,
         )
         self.mode = mode
         self.on_error = on_error
@@ -107,7 +116,10 @@ class Bus(_native.Bus):
         return decorate
 
     def add_declared(self, *functions: Any) -> None:
-        """Add the subscribers of functions that ``declare`` decorated."""
+        """Add the subscribers of functions that ``declare`` decorated: of these, or of all that are on no bus yet."""
+        if not functions:
+            declared = [function for reference in _declared if (function := reference()) is not None]
+            functions = tuple(one for one in declared if one.subscriber.bus is None and not one.subscriber.closed)
         for function in functions:
             subscriber = getattr(function, "subscriber", None)
             if subscriber is None:
@@ -148,8 +160,11 @@ class Bus(_native.Bus):
         if self._executor is not None:
             self._executor.submit(self._drain)
             return
-        self._thread = threading.Thread(target=self._serve, name=f"penstock-bus-{self.name}", daemon=True)
-        self._thread.start()
+        # A weak reference: a bus that nobody holds any more takes its thread along.
+        arguments = (weakref.ref(self),)
+        thread = threading.Thread(target=Bus._serve, args=arguments, name=f"penstock-bus-{self.name}", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def flush(self, timeout: float | None = None) -> bool:
         """Wait until everything published before has been delivered; False when the time is over."""
@@ -200,9 +215,13 @@ def declare(*ids: int, kind: str = "callback", **options: Any) -> Callable[[Any]
 
     def decorate(function: Any) -> Any:
         function.subscriber = _make(kind, function, ids, options)
+        _declared.append(weakref.ref(function, _declared.remove))
         return function
 
     return decorate
+
+
+_declared: list[weakref.ref[Any]] = []
 
 
 def _detached(allocator: _native.Allocator, bus: Bus) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import bus as _native
-from penstock.channel import Ledger
+from penstock.channel import Buffer, Ledger
 from penstock.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ class Publisher(_native.Publisher, channel.Publisher):
         if self.closed:
             raise ClosedError("this publisher was closed")
         return bool(self.bus._wait_ready(self.id, subscribers, timeout))
+
+    def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:
+        return self._now(data, **options)
 
     @property
     def ledger(self) -> Ledger:

@@ -13,6 +13,7 @@ Every method may be called from any thread. A queue or fifo subscriber that nobo
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self
 
@@ -33,6 +34,7 @@ Handler = Callable[["Message"], Any]
 Predicate = Callable[["Message"], Any]
 
 logger = logging.getLogger("penstock.bus")
+TELL_STUCK_S = 60.0  # at most so often for one subscriber
 FULL = {Overflow.BLOCK: 0, Overflow.DROP_OLDEST: 1, Overflow.DROP_NEWEST: 2}
 
 
@@ -93,6 +95,7 @@ class _Subscriber(_native.Subscriber):
             -1 if drop_above is None else check_id(drop_above, "drop_above"),
         )
         self._told = False
+        self._told_stuck = -TELL_STUCK_S
         self.overflow = chosen
         self.on_error: Callable[[_Subscriber, Message, BaseException], Any] | None = None
         if predicate is not None:
@@ -155,6 +158,20 @@ class _Subscriber(_native.Subscriber):
             self._told = True
             text = "handler of subscriber %r raised on a message with id %s; from now on it is only counted"
             logger.error(text, self.name, message.id, exc_info=error)
+
+    def _tell_stuck(self, seconds: float) -> None:
+        """Called natively when somebody has waited so long for room here."""
+        if time.monotonic() - self._told_stuck < TELL_STUCK_S:
+            return
+        self._told_stuck = time.monotonic()
+        logger.warning(
+            "bus %r waits for subscriber %r: its queue of %d messages has been full for %g s and nobody reads it; read "
+            "it, close it, or give it timeout= or another overflow=",
+            getattr(self.bus, "name", "?"),
+            self.name,
+            self.depth,
+            seconds,
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r}{', closed' if self.closed else ''}>"

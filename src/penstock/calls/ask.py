@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import queue
 import threading
 import time
 from collections.abc import Hashable
@@ -64,7 +65,9 @@ class Client:
         self._counters = Counters(scheme, "client", name.removeprefix("//"))
         self._counters.set("capacity", max_calls)
         self._numbers = itertools.count(1)
-        self._room = threading.Semaphore(max_calls)
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each call that may still begin
+        for _ in range(max_calls):
+            self._room.put(None)
         self._calls: dict[int, _Call] = {}
         self._lock = threading.Lock()  # of the table of calls
         self._reading = threading.Lock()  # held by whoever receives
@@ -83,18 +86,20 @@ class Client:
         """
         deadline = self._deadline(timeout)
         payload = _payload(data)
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not self._room.acquire(timeout=-1 if left is None else left):
-            raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
-        call = self._register(None)
         try:
-            self._send(call, payload, deadline)
-            self._await(call, deadline)
-        except BaseException as error:
-            self._give_up(call, error)
-            raise
+            self._room.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)") from None
+        try:
+            call = self._register(None)
+            try:
+                self._send(call, payload, deadline)
+                self._await(call, deadline)
+            except BaseException as error:
+                self._give_up(call, error)
+                raise
         finally:
-            self._room.release()
+            self._room.put(None)
         return self._result(call)
 
     async def call_async(self, data: Buffer, timeout: float | None = None) -> bytes:
@@ -120,7 +125,7 @@ class Client:
             self._give_up(call, error)
             raise
         finally:
-            self._room.release()
+            self._room.put(None)
         return self._result(call)
 
     async def _send_async(
@@ -149,12 +154,19 @@ class Client:
         """Room for one more call; the loop goes on while there is none."""
         import asyncio
 
-        while not self._room.acquire(blocking=False):
+        while not self._take_room():
             if self._closed:
                 raise ClosedError(f"the client of {self.address} was closed")
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
             await asyncio.sleep(0.001)
+
+    def _take_room(self) -> bool:
+        try:
+            self._room.get_nowait()
+        except queue.Empty:
+            return False
+        return True
 
     def wait_ready(self, servers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many servers are there; False when the time is over."""
@@ -174,6 +186,7 @@ class Client:
     def _register(self, loop: asyncio.AbstractEventLoop | None) -> _Call:
         call = _Call(next(self._numbers), loop)
         with self._lock:
+            self._check()
             self._calls[call.number] = call
         self._counters.add("matched")
         return call
@@ -230,10 +243,11 @@ class Client:
         if call is None:
             return  # answered late: its caller was told already
         if envelope.kind is Kind.ANSWER:
-            self._counters.add("delivered")
-            self._counters.add("bytes", len(envelope.payload))
-            self._counters.note_latency(time.monotonic_ns() - call.started_ns)
-            self._counters.set("last_ns", time.time_ns())
+            counters = self._counters
+            counters.add("delivered")
+            counters.add("bytes", len(envelope.payload))
+            counters.note_latency(time.monotonic_ns() - call.started_ns)
+            counters.set("last_ns", time.time_ns())
             self._settle(call, envelope.payload, None)
             return
         text = envelope.payload.decode("utf-8", "replace")
@@ -389,6 +403,7 @@ class Client:
         if self._watched is not None and not self._watched.is_closed():
             loop, self._watched = self._watched, None
             _call_soon(loop, loop.remove_reader, self._lane.fileno())
+        self._room.put(None)  # whoever waits for room finds the client closed, and passes the entry on
         self._lane.close()
         self._final = Ledger.of(self._counters.snapshot())
         self._counters.close()

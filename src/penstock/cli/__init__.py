@@ -73,6 +73,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
     Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
     Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
+    Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
     Entry("broker", "broker", "Run the durable broker.", RUN),
     Entry("run", "run", "Run a gateway from its file.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
@@ -87,7 +88,7 @@ COMMANDS: tuple[Entry, ...] = (
 #: A module that is missing, and the extra that brings it.
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
-    "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "mcap": "mcap", "numpy": "numpy",
+    "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 WATCH_S = 0.5
 STOP_S = 30.0
+FOLLOW_S = 2.0
 
 
 class Name(StrEnum):
@@ -44,11 +45,17 @@ class Name(StrEnum):
 def pipeline(
     name: Annotated[str, typer.Argument(help="archive, quality, align, rollup, sessions, replay, or a file.toml.")],
     source: Annotated[
-        str | None, typer.Option("--from", help="A journal's directory, a glob, or broker://HOST:PORT.")
+        str | None, typer.Option("--from", help="A journal's directory, a glob, broker://HOST:PORT, or a lake.")
     ] = None,
     target: Annotated[str | None, typer.Option("--to", help="A directory; an address for replay.")] = None,
     once: Annotated[bool, typer.Option("--once", help="Do what is there, then end (the default).")] = False,
     every: Annotated[str | None, typer.Option("--every", help="Again and again, as in 10s or '1 minute'.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="archive: a commit every 2 s (or --every), compaction beside it.")
+    ] = False,
+    trim: Annotated[
+        bool, typer.Option("--trim", help="archive: segments that are in the lake go from the journal.")
+    ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     option: Annotated[
         list[str] | None, typer.Option("--set", help="KEY=VALUE for the pipeline; more than once.")
@@ -66,8 +73,14 @@ def pipeline(
 
     if once and every is not None:
         raise InvalidArgument("give --once or --every, not both")
+    if (follow or trim) and name != Name.ARCHIVE:
+        raise InvalidArgument("--follow and --trim are for the pipeline archive")
     pause = None if every is None else interval_s(every, "--every")
     settings = dict(_pair(text) for text in option or ())
+    if follow:
+        settings["every_s"], pause = str(FOLLOW_S if pause is None else pause), None
+    if trim:
+        settings["trim"] = "true"
     run = _prepared(name, source, target, settings, topics, again=pause is not None)
     with _session(master) as spark, _Progress(name, source, as_json) as progress:
         while True:
@@ -123,7 +136,20 @@ def _prepared(
     return lambda spark, progress: _table(kind, _load(spark, source, options), Path(target), arguments, progress)
 
 
+def _is_lake(source: str) -> bool:
+    from penstock.spark.lake.store import LOG, SCHEMES
+
+    if source.partition("://")[0] in SCHEMES:
+        return True
+    return os.path.isdir(os.path.join(source.removeprefix("file://"), LOG))
+
+
 def _check_source(source: str) -> None:
+    if _is_lake(source):
+        from penstock.spark.lake import info
+
+        info(source)
+        return
     from penstock.spark.places import open_places, resolve
 
     open_places(resolve({"path": source}))
@@ -135,6 +161,12 @@ def _arguments(kind: Name, settings: dict[str, str]) -> dict[str, Any]:
 
     from penstock.address import check_options, convert, option_names
 
+    if kind is Name.ARCHIVE:
+        from penstock.spark.lake import archive
+
+        kept = {"every_s": float(settings.pop("every_s"))} if "every_s" in settings else {}
+        check_options(settings, archive, f"pipeline {kind}")
+        return {**convert(settings, archive, kind), **kept}
     function = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)
     if kind is Name.ROLLUP:
         known = option_names(function)
@@ -157,6 +189,11 @@ def _lists(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def _load(spark: SparkSession, source: str, options: dict[str, str]) -> DataFrame:
+    """A journal, or a lake read by its log."""
+    if _is_lake(source):
+        from penstock.spark.lake import table
+
+        return table(spark, source, topics=options.get("topics"))
     return spark.read.format("penstock").options(**options).load(source)
 
 
@@ -220,12 +257,18 @@ def _told() -> Iterator[None]:
 
 
 def _archive(spark: SparkSession, source: str, target: str, arguments: dict[str, Any], progress: _Progress) -> None:
-    from penstock.spark.pipelines import archive
+    from penstock.spark import lake
 
-    done = archive(
-        spark, source, target, on_progress=lambda now: progress.show(now.rows, now.payload_bytes, now.lag), **arguments
-    )
+    def shown(now: lake.Archived) -> None:
+        progress.show(now.rows, now.payload_bytes, now.lag)
+
+    if "every_s" in arguments:
+        lake.follow(spark, source, target, stop=threading.Event(), on_progress=shown, **arguments)  # until Ctrl-C
+        return
+    done = lake.archive(spark, source, target, on_progress=shown, **arguments)
     progress.add(done.rows, done.payload_bytes, done.lag)
+    if done.segments:
+        progress.tell(f"{done.segments} segments went from the journal", segments=done.segments)
 
 
 def _replay(frame: DataFrame, target: str, arguments: dict[str, Any], progress: _Progress) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger, Overflow, choose
+from penstock.channel import Buffer, Ledger, Overflow, choose
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.shm.handles import remember
 
@@ -97,6 +97,14 @@ class Publisher(native.Publisher, channel.Publisher):
             if self._on_resize(self, old, new) is False:
                 raise RefusedError(f"channel {self.name!r}: growing its slots from {old} to {new} bytes was vetoed")
         self._do_grow(size)
+
+    def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:
+        if not self.reliable:
+            return self.publish(data, **options)
+        try:
+            return self.publish(data, **{**options, "timeout": 0})
+        except TimeoutError:
+            raise BlockingIOError from None
 
     @property
     def ledger(self) -> Ledger:

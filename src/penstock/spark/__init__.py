@@ -13,3 +13,12 @@ from penstock.spark.relation import push_down
 from penstock.spark.session import make_class_cache, session
 
 __all__ = ["session", "push_down", "make_class_cache", "find_java"]
+
+
+def __getattr__(name: str) -> object:
+    """``table`` needs pyarrow and deltalake, which importing this must not."""
+    if name == "table":
+        from penstock.spark.lake import table
+
+        return table
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

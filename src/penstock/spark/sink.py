@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.spark.blocks import SHAPE
-from penstock.spark.source import check_options, folded
+from penstock.spark.options import check_options, folded
 from penstock.spark.staging import Staging, open_staging
 
 if TYPE_CHECKING:

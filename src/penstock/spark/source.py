@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import pyarrow
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from penstock.errors import InvalidArgument, StateError, nearest
+from penstock.errors import InvalidArgument, StateError
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
-from penstock.spark.directory import anew_text
-from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_place, open_places, resolve, shown
+from penstock.spark.executor import open_range
+from penstock.spark.options import check_options, choice, folded
+from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_places, resolve
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
@@ -30,15 +31,6 @@ PARTITION_BYTES = 128 << 20
 LEAST_PARTITION_BYTES = 1 << 20
 PIECES = 8  # of a task at least, so that tasks are even to about a sixteenth
 MAX_PARTITIONS = 100_000
-OPTIONS = (
-    "path", "paths", "topics", "topic",
-    "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
-    "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
-    "maxMessagesPerTrigger", "maxBytesPerTrigger",
-    "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
-)  # fmt: skip
-
-SPARKS_OWN = ("checkpointLocation", "queryName", "outputMode")
 
 
 class PenstockSource(DataSource):
@@ -69,28 +61,6 @@ class PenstockSource(DataSource):
         from penstock.spark.sink import stream_writer
 
         return stream_writer(dict(self.options), schema)
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """``InvalidArgument`` for an option that is not one, with the nearest that is."""
-    known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN)}
-    for name in options:
-        if name.lower() not in known:
-            raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
-
-
-def folded(options: Mapping[str, str]) -> dict[str, str]:
-    """Options under the spelling of ``OPTIONS``: Spark hands them over in small letters."""
-    spelling = {name.lower(): name for name in OPTIONS}
-    return {spelling.get(name.lower(), name): value for name, value in options.items()}
-
-
-def choice(options: Mapping[str, str], name: str, valid: Iterable[str], default: str) -> str:
-    """One of ``valid``, whatever its case."""
-    value = options.get(name, default).lower()
-    if value not in valid:
-        raise InvalidArgument(f"{name}={options[name]!r} is not a choice; {nearest(value, valid)}")
-    return value
 
 
 def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds, *, whole: bool = False) -> Reading:
@@ -168,10 +138,7 @@ def _even(total: int, most: int, multiple: int) -> int:
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
     """The batches of one task."""
     for piece in getattr(part, "ranges", ()):
-        place = open_place(piece.place)
-        if place.uuid != piece.journal:
-            raise StateError(anew_text(shown(piece.place)))
-        yield from place.batches(piece.start, piece.end, how)
+        yield from open_range(piece).batches(piece.start, piece.end, how)
 
 
 class JournalReader(DataSourceReader):

@@ -24,8 +24,9 @@ from pyspark.sql.streaming.datasource import (
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import from_options, integer, time_ns
+from penstock.spark.options import check_options, folded
 from penstock.spark.places import Place, Range, open_places, resolve, shown
-from penstock.spark.source import check_options, folded, planned, read_part, reading
+from penstock.spark.source import planned, read_part, reading
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery

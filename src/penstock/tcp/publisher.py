@@ -172,6 +172,9 @@ class Publisher(PublisherContract):
             )  # fmt: skip
         return len(batch)
 
+    def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:
+        return self._outlet.publish(data, **options, wait=False)
+
     def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> int:
         """``publish`` by the reference's name; a list of buffers is gathered to one message."""
         if not isinstance(data, list | tuple):

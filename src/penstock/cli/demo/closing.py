@@ -84,7 +84,7 @@ def closing(result: dict[str, Any]) -> RenderableType:
     if "parquet" in spark:
         total = sum(spark["parquet"]["rows"].values())
         rounds = spark.get("archive", {}).get("rounds", 0)
-        facts.append(("Parquet", f"{show.count_text(total)} rows in {rounds} rounds: {spark['parquet']['directory']}"))
+        facts.append(("lake", f"{show.count_text(total)} rows in {rounds} rounds: {spark['parquet']['directory']}"))
         facts.append(
             ("rollup", f"{spark['rollup']['rows']} rows of {show.count_text(spark['rollup']['readings'])} readings")
         )

@@ -1,4 +1,4 @@
-"""Spark on the recording: archive to Parquet as it grows; at the end rollup and quality over everything."""
+"""Spark on the recording: archive to a Delta table as it grows; at the end rollup and quality over everything."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run(stage: Stage) -> None:
 
 
 def _archive(spark: SparkSession, stage: Stage, place: Path, counters: Any, done: dict[str, int]) -> None:
-    """One round: all that the recording holds now goes to Parquet, exactly once."""
+    """One round: all that the recording holds now goes to the table, exactly once."""
     from penstock.spark.pipelines import archive
 
     round_ = archive(spark, stage.configuration["recording"], place / "archive")
@@ -63,16 +63,14 @@ def _archive(spark: SparkSession, stage: Stage, place: Path, counters: Any, done
 def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
     """Rows counted as a user reads them, a rollup of the temperatures, and the quality of every topic.
 
-    A user may ask the archive or read the directory as plain Parquet: both must give every row once.
+    A user may read the archive by Spark or by any other reader of Delta tables: both must give every row once.
     """
     from pyspark.sql import functions as F
 
-    from penstock.spark.pipelines import quality, report, rollup
-    from penstock.spark.pipelines.archive import history, sweep
+    from penstock.spark.pipelines import history, quality, report, rollup
 
-    sweep(place / "archive", dropped=True)  # nobody else reads the demo's archive
-    stored = history(spark, place / "archive").where(f"topic != '{STORY}'")
-    plain = spark.read.parquet(str(place / "archive")).where(f"topic != '{STORY}'")
+    archive = place / "archive"
+    stored = history(spark, archive).where(f"topic != '{STORY}'")
     decoded = stored.where("topic = 'temperature'").withColumn(
         "value", F.from_json(F.col("payload").cast("string"), "n long, device string, celsius double")
     )
@@ -86,10 +84,20 @@ def _finish(spark: SparkSession, place: Path) -> dict[str, Any]:
     faults = figures.agg(*(F.sum(name).alias(name) for name in ("missing", "duplicates", "out_of_order"))).first()
     assert faults is not None
     return {
-        "parquet": {"rows": _count(stored), "plain_rows": _count(plain), "directory": str(place / "archive")},
+        "parquet": {"rows": _count(stored), "plain_rows": _count_plain(archive), "directory": str(archive)},
         "rollup": {"rows": written.count(), "readings": written.agg(F.sum("readings")).first()[0]},  # type: ignore[index]
         "quality": {**{name: int(value or 0) for name, value in faults.asDict().items()}, "page": str(page)},
     }
+
+
+def _count_plain(archive: Path) -> dict[str, int]:
+    """Rows of each topic as a reader counts them that knows nothing of Penstock."""
+    from deltalake import DeltaTable
+
+    topics = DeltaTable(str(archive)).to_pyarrow_dataset().to_table(columns=["topic"])["topic"]
+    counts = {row["values"]: row["counts"] for row in topics.value_counts().to_pylist()}
+    counts.pop(STORY, None)
+    return counts
 
 
 def _count(frame: DataFrame) -> dict[str, int]:

@@ -6,8 +6,8 @@
 
 from __future__ import annotations
 
+from penstock.spark.lake import Archived, archive, compact, history, read_all
 from penstock.spark.pipelines.align import align, asof, grid
-from penstock.spark.pipelines.archive import Archived, Manifest, archive, history, read_all, read_manifest
 from penstock.spark.pipelines.quality import between_windows, quality, worst
 from penstock.spark.pipelines.replay import Replayed, replay
 from penstock.spark.pipelines.report import report
@@ -20,12 +20,11 @@ __all__ = [
     "Archived",
     "asof",
     "between_windows",
+    "compact",
     "grid",
     "history",
-    "Manifest",
     "quality",
     "read_all",
-    "read_manifest",
     "replay",
     "Replayed",
     "report",

@@ -1,0 +1,237 @@
+"""``archive``: what journals hold goes to the lake, exactly once, in rounds; ``follow``: again and again.
+
+A round: read how far the table is, plan ranges from there, let tasks write files, check them, commit files and new
+positions in one version, sync, open the table anew and compare. Whatever dies in between leaves files that no version
+names; the next round begins where the table says. Any number of archivers may run, of the same journals too: of two
+that did the same positions one commits and the other begins its round again. Only after the last check may segments
+go from the journal (``trim``).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
+from penstock.spark.bounds import from_options
+from penstock.spark.lake import compaction, delta, planning, takeover
+from penstock.spark.lake.files import File, Work
+from penstock.spark.lake.store import Store, store
+from penstock.spark.lake.tasks import run
+from penstock.spark.places import DirectoryPlace, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MOST_MESSAGES = 5_000_000
+ROUND_S = 1800.0  # half of the least retention of ``vacuum``, which would take a longer round's files
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What was done, and how many positions of the journals are still to come."""
+
+    rows: int = 0
+    payload_bytes: int = 0
+    files: int = 0
+    lag: int = 0
+    seconds: float = 0.0
+    segments: int = 0  # that went from the journals (``trim``)
+
+
+def archive(
+    spark: SparkSession | None,
+    journal: str | Sequence[str],
+    directory: str | os.PathLike[str],
+    *,
+    most_messages: int = MOST_MESSAGES,
+    compact_files: int = compaction.MOST_FILES,
+    trim: bool = False,
+    options: Mapping[str, str] | None = None,
+    storage: Mapping[str, str] | None = None,
+    on_progress: Callable[[Archived], None] | None = None,
+) -> Archived:
+    """Archive all that the journals hold now, in rounds of ``most_messages``; gives the sum of the rounds.
+
+    ``spark`` None: this process does the work. ``storage``: options of an object store. ``compact_files``: a day with
+    more small files than this gets them put together; 0 never. ``trim``: segments that are in the lake go from their
+    journals. Each round is all or nothing: after a crash the next call goes on where the table ends.
+    """
+    if most_messages < 1:
+        raise InvalidArgument(f"most_messages={most_messages} must be at least 1")
+    where, given = store(directory, storage), planning.filters(options or {})
+    begun = time.monotonic()
+    opened = planning.places(journal)
+    takeover.take_over(spark, where)
+    total = Archived()
+    while True:
+        done = _round(spark, opened, where, most_messages, given)
+        written = compaction.compact(spark, where, compact_files) if done.rows and compact_files else 0
+        total = Archived(
+            total.rows + done.rows, total.payload_bytes + done.payload_bytes, total.files + done.files + written,
+            done.lag, time.monotonic() - begun, total.segments,
+        )  # fmt: skip
+        if on_progress is not None:
+            on_progress(total)
+        if done.lag == 0:
+            break
+    return _trimmed(total, trim_archived(opened, where)) if trim else total
+
+
+def _trimmed(done: Archived, segments: int) -> Archived:
+    return Archived(done.rows, done.payload_bytes, done.files, done.lag, done.seconds, segments)
+
+
+def _round(
+    spark: SparkSession | None, opened: Sequence[tuple[str, Any]], where: Store, most: int, given: Mapping[str, str]
+) -> Archived:
+    """One round, done again where another archiver was faster."""
+    while True:
+        table = delta.open_or_create(where, given)
+        planning.check_filters(delta.filters(table), given, where.uri)
+        spans, lag = _spans(table, opened, most)
+        if not spans:
+            return Archived()
+        try:
+            return _write(spark, where, table, spans, lag, given)
+        except delta.Superseded:
+            continue
+
+
+def _spans(table: Any, opened: Sequence[tuple[str, Any]], most: int) -> tuple[list[planning.Span], int]:
+    spans, lag = [], 0
+    for text, place in opened:
+        known = delta.reached(table, place.uuid)
+        start, frontier = planning.start(known, text, place), place.frontier
+        end = min(frontier, start + most)
+        most -= end - start
+        lag += frontier - end
+        if end > start:
+            spans.append(planning.Span(text, place, known, start, end))
+    return spans, lag
+
+
+def _write(
+    spark: SparkSession | None,
+    where: Store,
+    table: Any,
+    spans: Sequence[planning.Span],
+    lag: int,
+    given: Mapping[str, str],
+) -> Archived:
+    begun = time.monotonic()
+    pieces = [piece for span in spans for piece in planning.cover(span)]
+    ranges = planning.tasks(pieces, parallel(spark))
+    planning.check_plan(ranges, spans)
+    work = Work(where, table.version(), tuple(ranges), from_options(given))
+    results = run(spark, work, len(ranges))
+    delta.step("files written")
+    files = [File(**file) for result in results for file in result["files"]]
+    try:
+        _check(where, results, ranges)
+        if time.monotonic() - begun > ROUND_S:
+            raise StateError(f"a round took more than {ROUND_S:g} s, and vacuum may take its files: set most_messages")
+        where.sync(file.name for file in files)
+        moved = {span.place.uuid: (span.known, span.end) for span in spans}
+        note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}
+        delta.commit(where, table, files, moved=moved, note=note)
+    except Exception as error:
+        if not isinstance(error, CorruptionError):
+            where.delete(file.name for file in files if not _named(where, file))
+        raise
+    rows, size = sum(file.rows for file in files), sum(file.payload_bytes for file in files)
+    return Archived(rows, size, len(files), lag)
+
+
+def _named(where: Store, file: File) -> bool:
+    """Whether some version names a file: then it stays, whatever else failed."""
+    return any(action["path"] == file.name for action in delta.live_files(delta.open_table(where)))
+
+
+def _check(where: Store, results: Sequence[Mapping[str, Any]], ranges: Sequence[Any]) -> None:
+    """Nothing is archived that is not there: every task answered, rows are index entries, files are seen from here."""
+    if [result["number"] for result in results] != list(range(len(ranges))):
+        raise AssertionError("a task gave no result or two")
+    nodes = {}
+    for result, piece in zip(results, ranges, strict=True):
+        rows = sum(file["rows"] for file in result["files"])
+        if rows != result["entries"]:
+            raise CorruptionError(
+                f"node {result['node']} wrote {rows} rows of positions {piece.start} to {piece.end - 1} of "
+                f"{shown(piece.place)}, whose index has {result['entries']}; nothing was archived",
+                piece.place,
+            )
+        nodes.update(dict.fromkeys((file["name"] for file in result["files"]), result["node"]))
+    delta.check_files(where, [File(**file) for result in results for file in result["files"]], nodes)
+
+
+def parallel(spark: SparkSession | None) -> int:
+    """How many tasks run at once."""
+    return max(1, spark.sparkContext.defaultParallelism if spark is not None else os.cpu_count() or 1)
+
+
+def trim_archived(opened: Sequence[tuple[str, Any]], where: Store) -> int:
+    """Let segments go that are in the lake for sure; gives how many. Queues that are not done keep theirs."""
+    table = delta.open_table(where)
+    delta.secure(where, table.version())
+    delta.step("before trim")
+    removed = 0
+    for text, place in opened:
+        known = delta.reached(table, place.uuid)
+        if known is None:
+            continue
+        if isinstance(place, DirectoryPlace):
+            removed += _trim_directory(place, known)
+        elif "queue=" in text:
+            place.committed(known)
+        else:
+            raise InvalidArgument(f"to trim {shown(text)} name the archive's queue: broker://HOST:PORT?queue=archive")
+    return removed
+
+
+def _trim_directory(place: DirectoryPlace, known: int) -> int:
+    from penstock.journal import Journal
+
+    try:
+        journal = Journal(place.path, retain_queues=True)
+    except RefusedError as error:
+        raise RefusedError(f"{place.path} has a writer, which must trim it itself: {error}") from None
+    with journal:
+        if str(journal.uuid) != place.uuid:
+            raise StateError(f"{place.path} was made anew meanwhile: nothing was trimmed")
+        floors = [state.floor for state in journal.queue_states.values()]
+        return journal.retain(passed=min([known - 1, *floors]))
+
+
+def follow(
+    spark: SparkSession | None,
+    journal: str | Sequence[str],
+    directory: str | os.PathLike[str],
+    *,
+    every_s: float,
+    stop: threading.Event,
+    compact_files: int = compaction.MOST_FILES,
+    on_progress: Callable[[Archived], None] | None = None,
+    **settings: Any,
+) -> Archived:
+    """Archive every ``every_s`` seconds until ``stop`` is set; small files are put together in the background."""
+    total = Archived()
+    worker = compaction.Background(spark, store(directory, settings.get("storage")), compact_files)
+    try:
+        while True:
+            done = archive(spark, journal, directory, compact_files=0, **settings)
+            worker.wake(done.files)
+            total = Archived(
+                total.rows + done.rows, total.payload_bytes + done.payload_bytes, total.files + done.files, done.lag,
+                total.seconds + done.seconds, total.segments + done.segments,
+            )  # fmt: skip
+            if on_progress is not None:
+                on_progress(total)
+            if stop.wait(every_s):
+                return total
+    finally:
+        worker.close()

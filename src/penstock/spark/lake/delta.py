@@ -1,0 +1,239 @@
+"""The table's log: open it, make it, commit to it. The only place that knows ``deltalake``'s transactions.
+
+Rules. A commit lands right after the version that it was made on, or fails (``max_commit_retries=0``): deltalake's own
+retries would let a second committer with the same or an older transaction version through, and two that remove the
+same file. Whoever loses reads the table again, checks again whether the commit still holds, and tries again.
+deltalake syncs nothing: the entry and its folder are synced here, then the table is opened anew and compared. The
+automatic checkpoint is off, since a torn one keeps the table from opening; ``checkpoint`` writes and syncs one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import CapacityError, CorruptionError, InvalidArgument, PenstockError, StateError
+from penstock.spark.lake import schema
+from penstock.spark.lake.files import File
+from penstock.spark.lake.store import LOG, Store
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+FILTERS = "penstock.filters"
+FORMAT = "penstock.lake"
+CHECKPOINT_EVERY = 50
+TRIES = 1000
+SETTINGS = {
+    "delta.dataSkippingStatsColumns": ",".join(schema.STATISTICS),
+    "delta.checkpointInterval": str(10**9),
+    FORMAT: "1",
+}
+
+
+def step(name: str) -> None:
+    """A named step of a commit; tests stop the process here."""
+
+
+def open_table(where: Store, version: int | None = None) -> DeltaTable:
+    """The table as it is now, or at an older version; ``InvalidArgument`` where there is none."""
+    from deltalake import DeltaTable
+    from deltalake.exceptions import TableNotFoundError
+
+    try:
+        return DeltaTable(where.uri, version=version, storage_options=dict(where.options) or None)
+    except TableNotFoundError:
+        raise InvalidArgument(f"{where.uri} is not a lake: it has no {LOG}{_old(where)}") from None
+    except Exception as error:  # deltalake raises classes of its own for whatever its readers find
+        if version is not None:
+            raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first(error)}") from None
+        text = f"the log of {where.uri} cannot be read: {_first(error)}; run: penstock lake verify {where.uri}"
+        raise CorruptionError(text, where.uri) from error
+
+
+def exists(where: Store) -> bool:
+    """Whether there is a table."""
+    from deltalake import DeltaTable
+
+    return bool(DeltaTable.is_deltatable(where.uri, dict(where.options) or None))
+
+
+def has_version_1(where: Store) -> bool:
+    """Whether an archive of version 1 lies there that was not, or not wholly, taken over."""
+    path = where.path
+    return path is not None and (path / "_penstock" / "manifest.json").exists()
+
+
+def _old(where: Store) -> str:
+    return "; it is an archive of version 1: archive to it once, which takes it over" if has_version_1(where) else ""
+
+
+def open_or_create(where: Store, filters: Mapping[str, str]) -> DeltaTable:
+    """The table, made now where there is none; its latest entries are on the disk when it returns."""
+    from deltalake import DeltaTable, Schema
+
+    if not exists(where):
+        where.prepare()
+        settings = {**SETTINGS, FILTERS: json.dumps(dict(filters))}
+        try:
+            DeltaTable.create(
+                where.uri, Schema.from_arrow(schema.TABLE), mode="error", partition_by=["date"],
+                configuration=settings, storage_options=dict(where.options) or None, raise_if_key_not_exists=False,
+            )  # fmt: skip
+        except Exception:
+            if not exists(where):  # else another archiver was faster
+                raise
+    table = open_table(where)
+    check_ours(table, where)
+    secure(where, table.version())
+    return table
+
+
+def check_ours(table: DeltaTable, where: Store) -> None:
+    """``InvalidArgument`` for a Delta table that somebody else made."""
+    if FORMAT not in table.metadata().configuration:
+        raise InvalidArgument(f"{where.uri} is a Delta table, but not one that penstock made: archive to another place")
+
+
+def secure(where: Store, version: int) -> None:
+    """Sync what an archiver that died before its own sync may have left; its commit counts from now on."""
+    where.sync_log(max(0, version - 2 * CHECKPOINT_EVERY), version)
+
+
+def filters(table: DeltaTable) -> dict[str, str]:
+    """The options that left messages out of this table."""
+    kept = json.loads(table.metadata().configuration.get(FILTERS, "{}"))
+    return {str(key): str(value) for key, value in kept.items()}
+
+
+def reached(table: DeltaTable, journal: str) -> int | None:
+    """The next position of a journal to archive; None where nothing of it was."""
+    found = table.transaction_version(journal)
+    return None if found is None else int(found)
+
+
+class Superseded(PenstockError):
+    """Another committer did the same work first: read the table again."""
+
+
+def commit(
+    where: Store,
+    table: DeltaTable,
+    added: Sequence[File],
+    *,
+    removed: Sequence[Mapping[str, Any]] = (),
+    moved: Mapping[str, tuple[int | None, int]],
+    note: Mapping[str, Any],
+    still_holds: Callable[[DeltaTable], bool] = lambda table: True,
+) -> DeltaTable:
+    """Add and remove files and move journals from one position to the next, all in one version; gives the new table.
+
+    ``moved``: {journal: (the position that the table must have, the one it gets)}; where the table has another one,
+    or ``still_holds`` says no, it is ``Superseded`` and nothing was written.
+    """
+    from deltalake import Schema
+    from deltalake.exceptions import CommitFailedError
+    from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
+
+    now = int(time.time() * 1000)
+    properties = CommitProperties(
+        custom_metadata={"penstock": json.dumps(dict(note))},
+        max_commit_retries=0,
+        app_transactions=[Transaction(journal, end, now) for journal, (_, end) in moved.items()],
+    )
+    actions = [*_removes(removed, now), *_adds(added, now, data_change=not removed)]
+    quiet = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+    for number in range(TRIES):
+        if any(reached(table, journal) != start for journal, (start, _) in moved.items()) or not still_holds(table):
+            raise Superseded(f"another process committed to {where.uri} first")
+        version = table.version() + 1
+        step("before commit")
+        try:
+            table.create_write_transaction(
+                actions, "append", Schema.from_arrow(schema.TABLE), ["date"],
+                commit_properties=properties, post_commithook_properties=quiet,
+            )  # fmt: skip
+        except CommitFailedError:
+            table = open_table(where)
+            if number and _landed(table, added, moved):
+                break  # what looked like a failure was none
+            continue
+        step("after commit")
+        where.sync_log(version, version)
+        step("after sync")
+        break
+    else:
+        raise CapacityError(f"{TRIES} commits to {where.uri} lost against others: too many archivers at once")
+    fresh = open_table(where)
+    if not _landed(fresh, added, moved) and fresh.version() == version:
+        raise CorruptionError(f"version {version} of {where.uri} does not hold what was committed", where.uri)
+    check_files(where, added, {})
+    if fresh.version() % CHECKPOINT_EVERY == 0:
+        checkpoint(where, fresh)
+    return fresh
+
+
+def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[int | None, int]]) -> bool:
+    live = {str(action["path"]) for action in live_files(table)}
+    return all(file.name in live for file in added) and all(
+        (reached(table, journal) or 0) >= end for journal, (_, end) in moved.items()
+    )
+
+
+def check_files(where: Store, files: Iterable[File], nodes: Mapping[str, str]) -> None:
+    """``StateError`` where this process does not see a file with its size; names the node that wrote it."""
+    wanted = {file.name: file.size for file in files}
+    for name, size in where.sizes(wanted).items():
+        if size != wanted[name]:
+            seen = "is not there" if size is None else f"has {size} bytes here"
+            raise StateError(
+                f"node {nodes.get(name, 'unknown')} wrote {name} with {wanted[name]} bytes, and in {where.uri} it "
+                f"{seen}. Name a directory that every node mounts, or an object store such as s3://"
+            )
+
+
+def live_files(table: DeltaTable) -> list[dict[str, Any]]:
+    """The files of this version: path, size, rows, least and greatest values."""
+    import pyarrow
+
+    rows: list[dict[str, Any]] = pyarrow.table(table.get_add_actions()).to_pylist()
+    return rows
+
+
+def checkpoint(where: Store, table: DeltaTable) -> None:
+    """Write the state of the whole log into one file, so that opening stays fast; on the disk when it returns."""
+    from penstock.spark.lake.store import sync
+
+    table.create_checkpoint()
+    path = where.path
+    if path is not None:
+        for file in (path / LOG).glob(f"{table.version():020d}.checkpoint*.parquet"):
+            sync(file)
+        sync(path / LOG / "_last_checkpoint")
+        sync(path / LOG)
+
+
+def _adds(files: Iterable[File], now: int, *, data_change: bool) -> list[Any]:
+    from deltalake.transaction import AddAction
+
+    return [
+        AddAction(file.name, file.size, {"date": file.day}, now, data_change, json.dumps(file.statistics))
+        for file in files
+    ]
+
+
+def _removes(actions: Iterable[Mapping[str, Any]], now: int) -> list[Any]:
+    from deltalake.transaction import RemoveAction
+
+    return [
+        RemoveAction(
+            action["path"], False, now, action["size_bytes"], {"date": action["partition"]["date"].isoformat()}
+        )
+        for action in actions
+    ]
+
+
+def _first(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

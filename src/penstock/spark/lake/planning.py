@@ -1,0 +1,134 @@
+"""What a round archives: which positions of which journals, in ranges that cover every one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import CorruptionError, InvalidArgument, StateError
+from penstock.spark.bounds import Bounds
+from penstock.spark.options import check_options, folded
+from penstock.spark.places import DirectoryPlace, Place, Range, open_places, resolve, shown
+
+RANGE_BYTES = 64 << 20
+LEAST_RANGE_BYTES = 4 << 20
+PIECES = 8  # of a range, so that ranges are even to about a sixteenth
+FILTERS = ("topics", "startOrdinal", "endOrdinal", "startTime", "endTime")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions ``start`` to ``end - 1`` of one journal; ``known`` is what the table says, None before its first."""
+
+    text: str
+    place: Place
+    known: int | None
+    start: int
+    end: int
+
+
+def places(journal: str | Sequence[str]) -> list[tuple[str, Place]]:
+    """The journals that were named, each once, in a stable order."""
+    named = [journal] if isinstance(journal, str) else [os.fspath(item) for item in journal]
+    texts = resolve({"paths": json.dumps(named)})
+    return list(zip(texts, open_places(texts), strict=True))
+
+
+def start(known: int | None, text: str, place: Place) -> int:
+    """The first position of a journal that the lake does not have; ``StateError`` when it is gone."""
+    first = place.first
+    begin = first if known is None else known
+    if begin < first:
+        raise StateError(
+            f"positions {begin} to {first - 1} of {shown(text)} went by retention before they were archived"
+        )
+    if begin > place.frontier:
+        raise StateError(
+            f"{shown(text)} ends before position {place.frontier}, and the archive has it up to {begin - 1}: it is an "
+            "older copy. Name the journal itself, or archive to another directory"
+        )
+    return begin
+
+
+def cover(span: Span) -> Iterator[Range]:
+    """Pieces of a span that lie side by side from its start to its end; a missing segment is damage, not a hole.
+
+    Holes that compaction recorded in a segment belong to the piece after them.
+    """
+    if isinstance(span.place, DirectoryPlace):
+        _check_segments(span.place, span.start, span.end)
+    reached = span.start
+    last: Range | None = None
+    for piece in span.place.ranges(span.start, span.end, Bounds(), RANGE_BYTES // PIECES, whole=True):
+        if piece.start < reached or piece.end <= piece.start:
+            raise AssertionError(f"ranges of {span.text} overlap at position {piece.start}")
+        if last is not None:
+            yield last
+        last = Range(piece.place, piece.journal, reached, piece.end, piece.size)
+        reached = piece.end
+    place = span.text if last is None else last.place
+    begin = span.start if last is None else last.start
+    yield Range(place, span.place.uuid, begin, span.end, 0 if last is None else last.size)
+
+
+def _check_segments(place: DirectoryPlace, begin: int, end: int) -> None:
+    reached = begin
+    for low, high in place.directory.visit(begin, end, Bounds(), lambda _, low, high: (low, high), whole=True):
+        if low != reached:
+            break
+        reached = high
+    if reached < end:
+        raise CorruptionError(
+            f"no segment of {place.path} has position {reached}; run: penstock journal verify {place.path}", place.path
+        )
+
+
+def tasks(pieces: Sequence[Range], parallel: int) -> list[Range]:
+    """Pieces put together into ranges for tasks: as many as can run at once, none much over ``RANGE_BYTES``."""
+    total = sum(piece.size for piece in pieces)
+    rounds = max(1, -(-total // (RANGE_BYTES * parallel)))
+    most = max(LEAST_RANGE_BYTES, -(-total // (rounds * parallel)))
+    joined: list[Range] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and last.journal == piece.journal and last.size + piece.size // 2 < most:
+            joined[-1] = Range(last.place, last.journal, last.start, piece.end, last.size + piece.size)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def check_plan(ranges: Sequence[Range], spans: Sequence[Span]) -> None:
+    """The ranges have every position of the spans, once: checked apart from how they were made."""
+    reached = {span.place.uuid: span.start for span in spans}
+    for piece in ranges:
+        if piece.start != reached[piece.journal]:
+            raise AssertionError(f"positions {reached[piece.journal]} to {piece.start - 1} are in no task")
+        reached[piece.journal] = piece.end
+    if reached != {span.place.uuid: span.end for span in spans}:
+        raise AssertionError("the tasks do not reach the end of the round")
+
+
+def filters(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the options that leave messages out, topics in one order; an unknown option is an error."""
+    check_options(options)
+    given = folded(options)
+    chosen = given.pop("topics", "") or given.pop("topic", "")
+    if chosen:
+        given["topics"] = ",".join(sorted({part.strip() for part in chosen.split(",")} - {""})) or chosen
+    return {name: given[name] for name in FILTERS if name in given}
+
+
+def check_filters(made: Mapping[str, str], given: Mapping[str, str], where: Any) -> None:
+    """``InvalidArgument`` where an archive was made with others: what these left out would be missing for good."""
+    if made != given:
+        had, wanted = (
+            " ".join(f"{name}={value}" for name, value in each.items()) or "all messages" for each in (made, given)
+        )
+        raise InvalidArgument(
+            f"the archive {where} is one of {had}, not of {wanted}: what was left out counts as "
+            "archived. Name the same, or archive to another directory"
+        )

@@ -1,0 +1,148 @@
+"""Where a lake lies: a local directory, or an object store that delta-rs reaches by itself.
+
+Rules: a file is on the disk before ``create`` returns; names of files are on the disk after ``sync``. An object store
+does both by itself. A ``Store`` is small and goes to executors as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from penstock.errors import InvalidArgument, nearest
+
+LOG = "_delta_log"
+SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A place for a table's files; ``options`` go to the object store (keys, endpoint)."""
+
+    uri: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
+
+    @property
+    def path(self) -> Path | None:
+        """The local directory; None for an object store."""
+        return None if "://" in self.uri else Path(self.uri)
+
+    def prepare(self) -> None:
+        """Make a local directory, readable by its owner alone, with the names of all that is new on the disk."""
+        path = self.path
+        if path is None:
+            return
+        missing = [part for part in (path / LOG, path, *path.parents) if not part.exists()]
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last part alone
+        (path / LOG).mkdir(mode=0o700, exist_ok=True)
+        for part in missing:
+            sync(part.parent)
+
+    @contextlib.contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        """A new file to write to; its bytes are on the disk afterwards."""
+        path = self.path
+        if path is None:
+            with self.filesystem().open_output_stream(name) as stream:
+                yield stream
+            return
+        target = path / name
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        with target.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self, names: Iterable[str]) -> None:
+        """The names of these files on the disk, and those of their folders."""
+        path = self.path
+        if path is not None:
+            for folder in {path, *((path / name).parent for name in names)}:
+                sync(folder)
+
+    def sync_log(self, first: int, last: int) -> None:
+        """The log's entries of these versions on the disk, bytes and names."""
+        path = self.path
+        if path is None:
+            return
+        for version in range(first, last + 1):
+            with contextlib.suppress(FileNotFoundError):  # older than a checkpoint, and cleaned up
+                sync(path / LOG / entry_name(version))
+        sync(path / LOG)
+
+    def sizes(self, names: Iterable[str]) -> dict[str, int | None]:
+        """The size of each file as this process sees it; None for one that it does not see."""
+        wanted = list(names)
+        path = self.path
+        if path is not None:
+            return {name: _size(path / name) for name in wanted}
+        found = self.filesystem().get_file_info(wanted) if wanted else []
+        return {name: entry.size if entry.is_file else None for name, entry in zip(wanted, found, strict=True)}
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete files that no version names; what fails is left for ``vacuum``."""
+        path = self.path
+        for name in names:
+            with contextlib.suppress(OSError):
+                if path is not None:
+                    (path / name).unlink()
+                else:
+                    self.filesystem().delete_file(name)
+
+    def filesystem(self) -> Any:
+        """The table's files for pyarrow, named as in the log."""
+        import pyarrow.fs
+
+        path = self.path
+        if path is not None:
+            return pyarrow.fs.SubTreeFileSystem(str(path), pyarrow.fs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        return pyarrow.fs.PyFileSystem(DeltaStorageHandler(self.uri, dict(self.options)))
+
+
+def store(where: str | os.PathLike[str] | Store, options: Mapping[str, str] | None = None) -> Store:
+    """A directory, ``file:///directory`` or an object store's address as a ``Store``."""
+    if isinstance(where, Store):
+        return where
+    text = os.fspath(where)
+    scheme = urlsplit(text).scheme if "://" in text else ""
+    if scheme == "file":
+        parts = urlsplit(text)
+        if parts.netloc not in ("", "localhost") or not parts.path:
+            raise InvalidArgument(f"{text!r} names a host; a local directory has three slashes: file:///directory")
+        text, scheme = unquote(parts.path), ""
+    if scheme and scheme not in SCHEMES:
+        raise InvalidArgument(f"a lake cannot be at {scheme}://; {nearest(scheme, ('file', *SCHEMES))}")
+    place = text if scheme else os.path.abspath(text)
+    if "%" in place and not scheme:
+        raise InvalidArgument(f"a lake cannot be at {place}: delta-rs reads % in a path as an escape")
+    if scheme and options is None:  # executors need what this process was given
+        options = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
+    return Store(place, dict(options or {}))
+
+
+def entry_name(version: int) -> str:
+    """The file of one version in the log."""
+    return f"{version:020d}.json"
+
+
+def sync(path: Path) -> None:
+    """A file's bytes, or a directory's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return None

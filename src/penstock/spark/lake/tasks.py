@@ -1,0 +1,43 @@
+"""Running numbered tasks: by Spark on its executors, or in threads of this process. Rows never pass through the JVM."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pyarrow
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Task = Callable[[int], dict[str, Any]]
+
+
+def run(spark: SparkSession | None, task: Task, count: int) -> list[dict[str, Any]]:
+    """What ``task(number)`` gives for each number below ``count``, in that order."""
+    if count == 0:
+        return []
+    if spark is None:
+        with ThreadPoolExecutor(min(count, os.cpu_count() or 1), "penstock-lake") as pool:
+            return list(pool.map(task, range(count)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")  # which is not used here
+        described = spark.range(0, count, 1, count).mapInArrow(_Described(task), "result string")
+    rows = described.collect()
+    return sorted((json.loads(row.result) for row in rows), key=lambda result: int(result["number"]))
+
+
+class _Described:
+    """A task's results as rows of text."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self, batches: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield pyarrow.RecordBatch.from_pydict({"result": [json.dumps(self.task(number))]})

@@ -1,0 +1,146 @@
+"""A subscriber that nobody reads: told of by name, bounded in memory; a bus that is dropped ends its thread."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock import CapacityError, ClosedError
+from penstock._core import counters_read
+from penstock.address import parse
+from penstock.bus import Bus, CallbackSubscriber, Overflow, declare
+from penstock.bus.explain import explain
+
+LONG = 30.0
+
+
+def until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def test_a_stuck_subscriber_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "penstock.bus"), Bus("house", stuck_after=0.01) as bus:
+        stuck = bus.subscribe(1, name="the stuck one", depth=2)
+        bus.publish_many([b"x"] * 5, 1)
+        until(lambda: "the stuck one" in caplog.text, "nobody was told")
+        mine = [block for block in counters_read() if block["name"] == "the stuck one"]
+        assert mine and mine[0]["state"].startswith("stuck")
+        assert any("the stuck one" in finding.text for finding in explain(parse("bus:house")))
+        assert caplog.text.count("the stuck one") == 1
+        assert len([message for message in (stuck.read(LONG) for _ in range(5)) if message is not None]) == 5
+        assert bus.flush(LONG)
+        assert not [block for block in counters_read() if block["name"] == "the stuck one" and block["state"]]
+
+
+def test_with_a_timeout_a_full_subscriber_drops_and_counts() -> None:
+    with Bus("house") as bus:
+        stuck = bus.subscribe(1, depth=2, timeout=0.01)
+        bus.publish_many([b"x"] * 5, 1)
+        assert bus.flush(LONG)
+        assert stuck.ledger.dropped == {"overflow": 3} and stuck.ledger.balanced
+
+
+def test_what_waits_for_dispatch_is_bounded() -> None:
+    bus = Bus("house", pending_bytes=100_000)
+    stuck = bus.subscribe(1, name="the stuck one", depth=1)
+    with pytest.raises(CapacityError, match="the stuck one"):
+        for _ in range(10_000):
+            bus.publish(b"x" * 1000, 1)
+            if bus.pending > 50:  # so that the thread waits for the subscriber by now
+                time.sleep(0.001)
+    assert 50 < bus.pending <= 100
+    with pytest.raises(CapacityError) as raised:
+        bus.publisher(1).publish_many([b"x" * 1000] * 3)
+    assert raised.value.published == 0  # type: ignore[attr-defined]
+    assert stuck.read(LONG) is not None  # room is given back as it is read
+    until(lambda: _published(bus), "there is no room though something was read")
+    bus.close(drain=False)
+
+
+def _published(bus: Bus) -> bool:
+    try:
+        bus.publish(b"x", 1)
+    except CapacityError:
+        return False
+    return True
+
+
+def test_a_message_larger_than_the_bound_goes_through_an_empty_bus() -> None:
+    with Bus("house", pending_bytes=100) as bus:
+        reader = bus.subscribe(1)
+        bus.publish(b"x" * 1000, 1)
+        message = reader.read(LONG)
+        assert message is not None and message.size == 1000
+
+
+@pytest.mark.parametrize("overflow", [Overflow.DROP_OLDEST, Overflow.DROP_NEWEST])
+def test_the_bound_in_bytes_drops_where_that_was_asked_for(overflow: Overflow) -> None:
+    bus = Bus("house", pending_bytes=10_000, pending_depth=1_000_000, pending_overflow=overflow)
+    bus.subscribe(1, depth=1)
+    for _ in range(200):
+        bus.publish(b"x" * 1000, 1)
+    assert bus.ledger.dropped["overflow"] > 100 and bus.pending <= 10
+    bus.close(drain=False)
+
+
+@pytest.mark.parametrize("used", [False, True])
+def test_a_dropped_bus_ends_its_thread(used: bool) -> None:
+    bus = Bus("dropped")
+    calls: list[bytes] = []
+    bus.add(CallbackSubscriber(lambda message: calls.append(bytes(message)), ids=(1,)))
+    bus.publish(b"1", 1)
+    if used:
+        assert bus.flush(LONG)
+    thread = bus._thread
+    assert thread is not None
+    gone = weakref.ref(bus)
+    del bus
+    until(lambda: (gc.collect(), gone() is None)[1], "the bus is still there")
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert calls == [b"1"], "what was published is delivered first"
+
+
+def test_closing_a_publisher_ends_its_wait() -> None:
+    with Bus("house", mode="direct") as bus:
+        stuck = bus.subscribe(1, depth=1)
+        publisher = bus.publisher(1)
+        other = bus.publisher(1)
+        publisher.publish(b"1")
+        threading.Timer(0.05, publisher.close).start()
+        with pytest.raises(ClosedError):
+            publisher.publish(b"2")
+        assert stuck.ledger.dropped == {"closed": 1}
+        assert stuck.read(0) is not None
+        other.publish(b"3")
+        message = stuck.read(0)
+        assert message is not None and bytes(message) == b"3" and stuck.ledger.balanced
+
+
+def test_add_declared_without_names_adds_all() -> None:
+    found: list[str] = []
+
+    @declare(1001)
+    def first(_: Any) -> None:
+        found.append("first")
+
+    @declare(1001)
+    def second(_: Any) -> None:
+        found.append("second")
+
+    with Bus("house", mode="direct") as bus:
+        bus.add_declared()
+        bus.publish(b"", 1001)
+        assert found[-2:] == ["first", "second"]
+        bus.add_declared()  # they are on a bus now
+        assert len(bus.subscribers) == len({id(one) for one in bus.subscribers})

@@ -1,0 +1,579 @@
+"""The lake without Spark: exactly once, nothing that is not there, and the same rows for readers that are not ours."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("deltalake")
+
+import duckdb
+import numpy
+import pandas
+import polars
+import pyarrow
+import pyarrow.dataset
+import pyarrow.parquet
+from deltalake import DeltaTable
+from tests.spark.journals import BEGIN_NS, extend, make
+from tests.spark.test_stream import forget_before
+
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
+from penstock.journal import Journal
+from penstock.spark import lake
+from penstock.spark.lake import archiving, compaction, delta, files, inspection, schema
+from penstock.spark.lake.store import store
+
+FIELDS = ("topic", "position", "timestamp_ns", "payload", "properties", "message_id")
+
+
+def rows_of(directory, **options):
+    """All rows, by pyarrow over the files that deltalake names."""
+    return DeltaTable(str(directory), **options).to_pyarrow_dataset().to_table()
+
+
+def as_made(table):
+    """Rows in the form that ``make`` gives them, sorted by position."""
+    found = [
+        (row["topic"], row["position"], row["timestamp_ns"], row["payload"], dict(row["properties"]), row["message_id"])
+        for row in table.to_pylist()
+    ]
+    return sorted(found, key=lambda row: row[1])
+
+
+def read_by_others(directory):
+    """The positions as four readers that are not ours give them."""
+    dataset = DeltaTable(str(directory)).to_pyarrow_dataset()
+    return {
+        "pyarrow": sorted(dataset.to_table(columns=["position"])["position"].to_pylist()),
+        "duckdb": [row[0] for row in duckdb.sql("SELECT position FROM dataset ORDER BY position").fetchall()],
+        "polars": sorted(polars.read_delta(str(directory))["position"].to_list()),
+        "pandas": sorted(DeltaTable(str(directory)).to_pandas()["position"].tolist()),
+    }
+
+
+def test_every_row_and_column_is_there_once_for_every_reader(tmp_path):
+    made = make(tmp_path / "j", 2000, step_ns=60 * 10**9)  # over two days
+    done = lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=1500)
+    assert (done.rows, done.lag, done.payload_bytes) == (2000, 0, sum(len(row[3]) for row in made))
+    table = rows_of(tmp_path / "lake")
+    assert as_made(table) == made
+    assert set(table.column_names) == {*schema.SCHEMA.names, "date"} and table["journal"].unique().to_pylist() == [
+        str(Journal(tmp_path / "j", mode="read").uuid)
+    ]
+    days = [datetime.datetime.fromtimestamp(row["timestamp_ns"] // 10**9, datetime.UTC).date() for row in table.to_pylist()]
+    assert table["date"].to_pylist() == days and len(set(days)) == 2
+    for reader, positions in read_by_others(tmp_path / "lake").items():
+        assert positions == list(range(1, 2001)), reader
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 0
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 500)
+    assert lake.archive(None, str(tmp_path / "j"), f"file://{tmp_path}/lake").rows == 500
+    found = lake.info(tmp_path / "lake")
+    assert (found.rows, list(found.reached.values())) == (2500, [2501])
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+
+
+def test_the_key_is_kept(tmp_path):
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"x", key="left")
+        journal.append("a", b"y")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert sorted(rows_of(tmp_path / "lake")["key"].to_pylist(), key=str) == [None, "left"]
+
+
+@pytest.mark.parametrize("topic", ["x" * 255, "a/b", "__HIVE_DEFAULT_PARTITION__", "a=b%2Fc", "é🙂", "date=1"])
+def test_any_topic_of_a_journal_works(tmp_path, topic):
+    with Journal(tmp_path / "j") as journal:
+        journal.append(topic, b"x")
+        journal.append("plain", b"y")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    dataset = DeltaTable(str(tmp_path / "lake")).to_pyarrow_dataset()
+    assert dataset.count_rows(filter=pyarrow.dataset.field("topic") == topic) == 1
+    assert polars.scan_delta(str(tmp_path / "lake")).filter(polars.col("topic") == topic).collect().height == 1
+    assert duckdb.sql("SELECT count(*) FROM dataset WHERE topic = $1", params=[topic]).fetchall() == [(1,)]
+
+
+def test_statistics_hide_no_row(tmp_path):
+    """Filters on every column, with and without statistics, give what a scan of all rows gives."""
+    make(tmp_path / "j", 600, step_ns=333_333_333)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    everything = rows_of(tmp_path / "lake").to_pylist()
+    table = DeltaTable(str(tmp_path / "lake"))
+    dataset = table.to_pyarrow_dataset()
+    for name in ("topic", "ordinal", "position", "timestamp", "timestamp_ns", "message_id", "vchan_id", "journal", "date"):
+        for row in everything[::53]:
+            value = row[name]
+            if value is None:
+                continue
+            wanted = sum(other[name] == value for other in everything)
+            field = pyarrow.dataset.field(name)
+            literal = pyarrow.scalar(value, dataset.schema.field(name).type)
+            assert dataset.count_rows(filter=field == literal) == wanted, name
+            got = polars.scan_delta(str(tmp_path / "lake")).filter(polars.col(name) == value).collect().height
+            assert got == wanted, name
+    sizes = {action["path"]: action for action in delta.live_files(table)}
+    assert len(sizes) == 6 and all(action["num_records"] == 100 for action in sizes.values())
+    assert len(table.file_uris(file_pruning_predicate=[("position", "=", 250)])) == 1, "statistics skip files"
+
+
+def test_files_are_sorted_by_topic_and_parted_by_day_alone(tmp_path):
+    make(tmp_path / "j", 3000, topics=tuple(f"t{number:03d}" for number in range(50)), step_ns=40 * 10**9)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", compact_files=0)
+    names = [str(path.relative_to(tmp_path / "lake")) for path in (tmp_path / "lake").glob("**/*.parquet")]
+    assert len(names) == len({name.split("/")[0] for name in names}) == 2
+    for name in names:
+        rows = pyarrow.parquet.read_table(tmp_path / "lake" / name, partitioning=None)
+        keys = list(zip(rows["topic"].to_pylist(), rows["position"].to_pylist(), strict=True))
+        assert keys == sorted(keys) and len(keys) > 100
+
+
+def test_a_fresh_table_object_with_an_old_position_does_not_commit(tmp_path):
+    """deltalake takes an equal or older transaction version from a fresh snapshot; the lake does not."""
+    make(tmp_path / "j", 100)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    where = store(tmp_path / "lake")
+    journal = next(iter(lake.info(tmp_path / "lake").reached))
+    for start, end in ((None, 101), (1, 101), (51, 101)):
+        with pytest.raises(delta.Superseded):
+            delta.commit(where, delta.open_table(where), [], moved={journal: (start, end)}, note={})
+    assert lake.info(tmp_path / "lake").version == 1
+
+
+def test_archivers_of_the_same_and_of_other_journals_at_once(tmp_path):
+    for name in ("one", "two"):
+        make(tmp_path / name, 1200)
+    failures = []
+
+    def work(name):
+        try:
+            lake.archive(None, str(tmp_path / name), tmp_path / "lake", most_messages=100, compact_files=3)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in ("one", "one", "one", "two", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    found = lake.verify(tmp_path / "lake", deep=True)
+    assert found.problems == [] and found.rows == 2400
+    table = rows_of(tmp_path / "lake")
+    for journal in lake.info(tmp_path / "lake").reached:
+        positions = table.filter(pyarrow.dataset.field("journal") == journal)["position"].to_pylist()
+        assert sorted(positions) == list(range(1, 1201))
+
+
+STEPS = ("files written", "before commit", "after commit", "after sync")
+
+
+class Died(BaseException):
+    """Stands for a kill: nothing that handles errors may handle it."""
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_round_that_dies_at_a_step_is_done_once(tmp_path, monkeypatch, step):
+    make(tmp_path / "j", 300)
+    left = [2]
+
+    def dies(name):
+        if name == step:
+            left[0] -= 1
+            if left[0] == 0:
+                raise Died
+
+    monkeypatch.setattr(delta, "step", dies)
+    with pytest.raises(Died):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    monkeypatch.undo()
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    for reader, positions in read_by_others(tmp_path / "lake").items():
+        assert positions == list(range(1, 301)), reader
+    found = lake.verify(tmp_path / "lake", deep=True)
+    assert found.problems == [] and len(found.orphans) == (1 if step in STEPS[:2] else 0)
+
+
+def test_a_lost_commit_is_named_and_its_rows_are_archived_again(tmp_path):
+    """A power cut leaves the last entry empty: the table opens without its rows and nobody is told."""
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    entry = tmp_path / "lake" / "_delta_log" / f"{3:020d}.json"
+    entry.write_bytes(b"")
+    assert len(rows_of(tmp_path / "lake")) == 200, "it opens without an error"
+    (problem,) = lake.verify(tmp_path / "lake").problems
+    assert "00000000000000000003.json is empty" in problem
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 100
+    assert read_by_others(tmp_path / "lake")["pyarrow"] == list(range(1, 301))
+    entry.write_bytes(b'{"commitInfo"')
+    assert any("is torn" in problem for problem in lake.verify(tmp_path / "lake").problems)
+
+
+def test_a_missing_short_or_foreign_file_is_named(tmp_path):
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    one, two, three = sorted((tmp_path / "lake").glob("date=*/*.parquet"))
+    one.unlink()
+    two.write_bytes(two.read_bytes()[:-10])
+    pyarrow.parquet.write_table(pyarrow.table({"a": [1]}), tmp_path / "lake" / "date=2026-01-01" / "orphan.parquet")
+    found = lake.verify(tmp_path / "lake")
+    texts = " ".join(found.problems)
+    assert f"{one.name} is missing: 100 rows" in texts and f"{two.name} has" in texts and three.name not in texts
+    assert [Path(name).name for name in found.orphans] == ["orphan.parquet"]
+
+
+class Watched:
+    """Which files and folders were synced, in which order, and what the log named then."""
+
+    def __init__(self, monkeypatch, root):
+        self.synced = []
+        real = os.fsync
+
+        def fsync(descriptor):
+            real(descriptor)
+            self.synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+
+def test_files_are_synced_before_the_commit_and_the_entry_after_it(tmp_path, monkeypatch):
+    make(tmp_path / "j", 200, step_ns=10 * 60 * 10**9)  # over two days
+    watched = Watched(monkeypatch, tmp_path)
+    at_commit = []
+    monkeypatch.setattr(delta, "step", lambda name: name == "before commit" and at_commit.append(list(watched.synced)))
+    root = tmp_path / "not" / "there" / "yet"
+    lake.archive(None, str(tmp_path / "j"), root)
+    (before,) = at_commit
+    named = [str(path) for path in root.glob("date=*/*.parquet")]
+    assert len(named) == 2 and set(named) <= set(before)
+    assert {str(root), *(os.path.dirname(name) for name in named)} <= set(before)
+    assert {str(tmp_path / "not"), str(tmp_path)} <= set(before), "folders that were made on the way"
+    after = watched.synced[len(before) :]
+    log = root / "_delta_log"
+    assert str(log / f"{1:020d}.json") in after and after.index(str(log)) > after.index(str(log / f"{1:020d}.json"))
+
+
+@pytest.mark.parametrize("damage", ["rows", "file", "size"])
+def test_nothing_is_archived_that_is_not_there(tmp_path, monkeypatch, damage):
+    make(tmp_path / "j", 300)
+    real = files.Work.__call__
+
+    def wrong(self, number):
+        result = real(self, number)
+        path = tmp_path / "lake" / result["files"][0]["name"]
+        if damage == "rows":
+            result["files"][0]["rows"] -= 1
+        elif damage == "file":
+            path.unlink()
+        else:
+            path.write_bytes(b"PAR1")
+        return {**result, "node": "worker-7"}
+
+    monkeypatch.setattr(files.Work, "__call__", wrong)
+    with pytest.raises((CorruptionError, StateError), match="node worker-7 wrote"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    monkeypatch.undo()
+    assert lake.info(tmp_path / "lake").rows == 0
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 300
+
+
+def test_a_node_that_sees_another_directory_says_so(tmp_path, monkeypatch):
+    make(tmp_path / "j", 300)
+    real = files.Work.__call__
+
+    def elsewhere(self, number):
+        os.rename(tmp_path / "lake", tmp_path / "kept")
+        (tmp_path / "lake").mkdir()
+        return real(self, number)
+
+    monkeypatch.setattr(files.Work, "__call__", elsewhere)
+    with pytest.raises(StateError, match=r"node .* does not see the lake"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert list((tmp_path / "lake").iterdir()) == []
+
+
+def test_a_missing_segment_is_damage(tmp_path):
+    make(tmp_path / "j", 5000)
+    middle = sorted((tmp_path / "j").glob("*.log"))[2]
+    for part in (tmp_path / "j").glob(middle.stem + ".*"):
+        part.unlink()
+    with pytest.raises(CorruptionError, match="penstock journal verify"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert lake.info(tmp_path / "lake").rows == 0
+
+
+def test_holes_of_a_compacted_journal_are_no_damage(tmp_path):
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False, compact_topics=["state"]) as journal:
+        for number in range(3000):
+            journal.append("state", b"%d" % number + b"." * 60, key=f"k{number % 7}")
+        journal.append("other", b"end")
+        journal.compact()
+        frontier = journal.frontier
+    done = lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert 7 <= done.rows < 3001 and list(lake.info(tmp_path / "lake").reached.values()) == [frontier]
+    latest = {row["key"]: row for row in sorted(rows_of(tmp_path / "lake").to_pylist(), key=lambda row: row["position"])}
+    assert {latest[f"k{number % 7}"]["payload"][:4] for number in range(2993, 3000)} == {b"%d" % n for n in range(2993, 3000)}
+
+
+def test_compaction_keeps_rows_and_order_and_older_versions(tmp_path):
+    made = make(tmp_path / "j", 400, topics=("b", "a"))
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=50, compact_files=0)
+    before = lake.info(tmp_path / "lake")
+    assert before.files == 8 and lake.compact(None, tmp_path / "lake", 7) == 1
+    assert lake.info(tmp_path / "lake").files == 1 and as_made(rows_of(tmp_path / "lake")) == made
+    (name,) = DeltaTable(str(tmp_path / "lake")).file_uris()
+    rows = pyarrow.parquet.read_table(name, partitioning=None)
+    keys = list(zip(rows["topic"].to_pylist(), rows["position"].to_pylist(), strict=True))
+    assert keys == sorted(keys)
+    assert as_made(rows_of(tmp_path / "lake", version=before.version)) == made, "time travel"
+    assert lake.compact(None, tmp_path / "lake", 1) == 0
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+
+
+def test_of_two_compactions_one_counts(tmp_path, monkeypatch):
+    """deltalake lets both remove the same files, and every row would be there twice."""
+    made = make(tmp_path / "j", 400)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=50, compact_files=0)
+    ran = []
+
+    def first(name):
+        if name == "merged" and not ran:
+            ran.append(name)
+            assert compaction.compact(None, tmp_path / "lake", 1) == 1
+
+    monkeypatch.setattr(delta, "step", first)
+    lake.compact(None, tmp_path / "lake", 1)
+    assert ran and as_made(rows_of(tmp_path / "lake")) == made
+
+
+def test_vacuum_takes_old_leftovers_and_nothing_else(tmp_path):
+    made = make(tmp_path / "j", 400)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=50, compact_files=0)
+    live = set((tmp_path / "lake").glob("date=*/*.parquet"))
+    folder = next(iter(live)).parent
+    for name, age_h in (("young.parquet", 0), ("old.parquet", 3)):
+        shutil.copy(next(iter(live)), folder / name)
+        os.utime(folder / name, (time.time() - age_h * 3600,) * 2)
+    with pytest.raises(InvalidArgument, match="a round may be under way"):
+        lake.vacuum(tmp_path / "lake", hours=0)
+    assert [Path(name).name for name in lake.vacuum(tmp_path / "lake", hours=1, dry_run=True)] == ["old.parquet"]
+    assert (folder / "old.parquet").exists()
+    assert [Path(name).name for name in lake.vacuum(tmp_path / "lake", hours=1)] == ["old.parquet"]
+    assert {*live, folder / "young.parquet"} == set((tmp_path / "lake").glob("date=*/*.parquet"))
+    lake.compact(None, tmp_path / "lake", 1)
+    assert lake.vacuum(tmp_path / "lake", hours=1) == [], "readers may still want what was just replaced"
+    assert as_made(rows_of(tmp_path / "lake")) == made
+
+
+def test_a_round_that_outlived_the_retention_does_not_commit(tmp_path, monkeypatch):
+    make(tmp_path / "j", 100)
+    monkeypatch.setattr(archiving, "ROUND_S", -1.0)
+    with pytest.raises(StateError, match="vacuum may take its files"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert lake.info(tmp_path / "lake").rows == 0 and not list((tmp_path / "lake").glob("date=*/*.parquet"))
+    assert archiving.ROUND_S * 2 <= inspection.LEAST_RETENTION_H * 3600
+
+
+def test_checkpoints_are_ours_and_keep_everything(tmp_path, monkeypatch):
+    monkeypatch.setattr(delta, "CHECKPOINT_EVERY", 4)
+    made = make(tmp_path / "j", 600)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=50, compact_files=0)
+    assert len(list((tmp_path / "lake" / "_delta_log").glob("*.checkpoint.parquet"))) == 3
+    assert as_made(rows_of(tmp_path / "lake")) == made
+    assert list(lake.info(tmp_path / "lake").reached.values()) == [601]
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 0
+    newest = max((tmp_path / "lake" / "_delta_log").glob("*.checkpoint.parquet"))
+    newest.write_bytes(b"")
+    assert any(f"{newest.name} is damaged" in problem for problem in lake.verify(tmp_path / "lake").problems)
+
+
+def test_trim_takes_segments_that_are_in_the_lake(tmp_path, monkeypatch):
+    made = make(tmp_path / "j", 5000)
+    segments = len(list((tmp_path / "j").glob("*.log")))
+
+    def dies(name):
+        if name == "before trim":
+            raise Died
+
+    monkeypatch.setattr(delta, "step", dies)
+    with pytest.raises(Died):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert len(list((tmp_path / "j").glob("*.log"))) == segments
+    monkeypatch.undo()
+    done = lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert done.segments > 0 and len(list((tmp_path / "j").glob("*.log"))) == segments - done.segments
+    assert as_made(rows_of(tmp_path / "lake")) == made
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True).rows == 0
+    with Journal(tmp_path / "j") as journal:
+        extend(journal, 100)
+        with pytest.raises(RefusedError, match="has a writer"):
+            lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+
+
+def test_a_failed_round_trims_nothing(tmp_path, monkeypatch):
+    make(tmp_path / "j", 5000)
+    segments = len(list((tmp_path / "j").glob("*.log")))
+    monkeypatch.setattr(delta, "check_files", lambda *_: (_ for _ in ()).throw(StateError("not seen")))
+    with pytest.raises(StateError, match="not seen"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", trim=True)
+    assert len(list((tmp_path / "j").glob("*.log"))) == segments
+
+
+def test_what_went_before_it_was_archived_is_told(tmp_path):
+    make(tmp_path / "j", 100)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    with Journal(tmp_path / "j", segment_bytes=1 << 16, sync=False) as journal:
+        extend(journal, 5000)
+    forget_before(tmp_path / "j", 3)
+    with pytest.raises(StateError, match="went by retention before they were archived"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+
+
+def test_an_archive_of_some_topics_stays_one(tmp_path):
+    make(tmp_path / "j", 90)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", options={"topics": "b, a.x"})
+    table = rows_of(tmp_path / "lake")
+    assert set(table["topic"].to_pylist()) == {"a.x", "b"} and len(table) == 60
+    with pytest.raises(InvalidArgument, match="not of all messages"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", options={"topics": "a.x,b"})
+    assert lake.info(tmp_path / "lake").filters == {"topics": "a.x,b"}
+    with pytest.raises(InvalidArgument, match="has no option 'topisc'"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "other", options={"topisc": "a"})
+
+
+def test_one_journal_under_two_names_or_an_older_copy_is_told(tmp_path):
+    make(tmp_path / "journals" / "j", 10)
+    shutil.copytree(tmp_path / "journals" / "j", tmp_path / "journals" / "j.bak")
+    with pytest.raises(InvalidArgument, match="are the same journal"):
+        lake.archive(None, f"{tmp_path}/journals/*", tmp_path / "lake")
+    with Journal(tmp_path / "journals" / "j") as journal:
+        extend(journal, 10)
+    lake.archive(None, str(tmp_path / "journals" / "j"), tmp_path / "lake")
+    with pytest.raises(StateError, match="older copy"):
+        lake.archive(None, str(tmp_path / "journals" / "j.bak"), tmp_path / "lake")
+
+
+def test_places_that_cannot_be_a_lake_are_told(tmp_path):
+    make(tmp_path / "j", 10)
+    for where, text in (
+        ("hdfs://host/x", "cannot be at hdfs"), ("file://host/x", "three slashes"), (str(tmp_path / "a%20b"), "escape"),
+    ):  # fmt: skip
+        with pytest.raises(InvalidArgument, match=text):
+            lake.archive(None, str(tmp_path / "j"), where)
+    with pytest.raises(InvalidArgument, match="is not a lake"):
+        lake.info(tmp_path / "nothing")
+    DeltaTable.create(str(tmp_path / "other"), pyarrow.schema([("a", pyarrow.int64())]))
+    with pytest.raises(InvalidArgument, match="not one that penstock made"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "other")
+    assert (tmp_path / "other").exists()
+
+
+def test_the_lake_is_its_makers_alone(tmp_path):
+    make(tmp_path / "j", 10)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "new" / "lake")
+    assert (tmp_path / "new" / "lake").stat().st_mode & 0o777 == 0o700
+
+
+def test_follow_commits_again_and_again_and_compacts_beside(tmp_path):
+    make(tmp_path / "j", 100)
+    stop = threading.Event()
+    lags = []
+    with Journal(tmp_path / "j", sync=False) as journal:
+
+        def progress(done):
+            lags.append(done.lag)
+            if len(lags) < 12:
+                extend(journal, 50)
+            else:
+                stop.set()
+
+        done = lake.follow(
+            None, str(tmp_path / "j"), tmp_path / "lake", every_s=0.01, stop=stop, compact_files=2, on_progress=progress
+        )
+    assert done.rows == 100 + 11 * 50 and lags[-1] == 0
+    assert read_by_others(tmp_path / "lake")["pyarrow"] == list(range(1, done.rows + 1))
+    assert any("compact" in str(item.get("penstock")) for item in lake.versions(tmp_path / "lake"))
+
+
+def old_archive(tmp_path, spark=None):
+    """An archive of version 1, as it lay on disk: rows by topic and date, a manifest that names files."""
+    made = make(tmp_path / "j", 300, step_ns=600 * 10**9)
+    root = tmp_path / "lake"
+    (root / "_penstock").mkdir(parents=True)
+    uuid = str(Journal(tmp_path / "j", mode="read").uuid)
+    names = {}
+    for topic in ("a.x", "a.y", "b"):
+        rows = [row for row in made if row[0] == topic and row[1] <= 200]
+        for day in sorted({row[2] // schema.DAY_NS for row in rows}):
+            part = [row for row in rows if row[2] // schema.DAY_NS == day]
+            name = f"topic={topic}/date={schema.day_text(day)}/{len(names)}.parquet"
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            columns = {
+                "ordinal": [row[1] for row in part], "position": [row[1] for row in part],
+                "timestamp": pyarrow.array([row[2] // 1000 for row in part], pyarrow.timestamp("us", tz="UTC")),
+                "timestamp_ns": [row[2] for row in part], "payload": [row[3] for row in part],
+                "properties": pyarrow.array([list(row[4].items()) for row in part], schema.KINDS["map<string,string>"]),
+                "message_id": pyarrow.array([row[5] for row in part], pyarrow.string()),
+                "vchan_id": pyarrow.nulls(len(part), pyarrow.int32()), "journal": [uuid] * len(part),
+            }  # fmt: skip
+            pyarrow.parquet.write_table(pyarrow.table(columns), root / name)
+            names[name] = (root / name).stat().st_size
+    manifest = {"version": 1, "reached": {uuid: 201}, "rows": 200, "files": names, "dropped": [], "filters": {}}
+    (root / "_penstock" / "manifest.json").write_text(json.dumps(manifest))
+    (root / "topic=b" / "date=2026-01-01" / "leftover.parquet").write_bytes(b"of a round that died")
+    return made
+
+
+@pytest.mark.parametrize("step", [None, "before take-over", "before commit", "after commit", "before old files go"])
+def test_an_archive_of_version_1_is_taken_over_once(tmp_path, monkeypatch, step):
+    made = old_archive(tmp_path)
+
+    def dies(name):
+        if name == step:
+            raise Died
+
+    monkeypatch.setattr(delta, "step", dies)
+    if step is not None:
+        with pytest.raises(Died):
+            lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+        monkeypatch.undo()
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 100
+    assert as_made(rows_of(tmp_path / "lake")) == made
+    assert not list((tmp_path / "lake").glob("topic=*")) and not (tmp_path / "lake/_penstock/manifest.json").exists()
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+
+
+def test_an_archive_of_version_1_that_lacks_rows_is_left_alone(tmp_path):
+    old_archive(tmp_path)
+    manifest = json.loads((tmp_path / "lake/_penstock/manifest.json").read_text())
+    (tmp_path / "lake/_penstock/manifest.json").write_text(json.dumps({**manifest, "rows": 201}))
+    with pytest.raises(StateError, match="nothing was taken over"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    assert all((tmp_path / "lake" / name).exists() for name in manifest["files"])
+
+
+def test_more_than_two_gibibytes_are_cut(tmp_path, monkeypatch):
+    """What a task holds is bounded: here by a small bound, several files a range, every row once."""
+    monkeypatch.setattr(files, "HELD_BYTES", 20_000)
+    monkeypatch.setattr(files, "BATCH_BYTES", 5_000)
+    made = make(tmp_path / "j", 2000)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", compact_files=0)
+    assert lake.info(tmp_path / "lake").files > 4 and as_made(rows_of(tmp_path / "lake")) == made
+
+
+def test_pandas_reads_times_as_they_were(tmp_path):
+    make(tmp_path / "j", 50, step_ns=1_000_001)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    frame = DeltaTable(str(tmp_path / "lake")).to_pandas().sort_values("position")
+    wanted = BEGIN_NS + numpy.arange(1, 51) * 1_000_001
+    assert frame["timestamp_ns"].tolist() == wanted.tolist()
+    assert (frame["timestamp"] == pandas.to_datetime(wanted // 1000 * 1000, utc=True)).all()
