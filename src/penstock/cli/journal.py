@@ -62,7 +62,7 @@ def info(directory: Directory, as_json: Json = False) -> None:
 def _print_info(report: JournalInfo) -> None:
     console = show.console()
     writer = f"written by process {report.writer_pid}" if report.writer_pid else "no writer"
-    console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}", markup=False)
+    console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}")
     console.print(
         f"{report.messages} messages, positions {report.first} to {report.frontier - 1}, "
         f"{show.bytes_text(report.bytes)} on disk"
