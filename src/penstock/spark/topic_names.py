@@ -22,9 +22,13 @@ class TopicNames:
     The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
     """
 
-    def __init__(self, directory: Directory, segment: Segment) -> None:
+    def __init__(self, directory: Directory, segment: Segment, following: Path | None = None) -> None:
+        """``following``: the log of the next segment, where the caller knows it."""
         self.directory = directory
         self.names: dict[int, str] = {}
+        if following is not None:
+            self._head(following)
+            return
         later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
         if later:
             self._head(directory.path / layout.segment_name(*later[0]))
