@@ -127,9 +127,8 @@ class Directory:
                 raise StateError(gone_text(start, names[0][0], str(self.path)))
             names = [name for name in names if name[0] < words.frontier]
             ends = [*(first for first, _ in names[1:]), words.frontier]
-            pairs = zip(names, ends, strict=False)
-            if among is not None:  # headers of others need not be read
-                pairs = ((name, end) for name, end in pairs if name[0] < among[1] and end > among[0])
+            low, high = among or (0, words.frontier)  # headers of others need not be read
+            pairs = [(name, end) for name, end in zip(names, ends, strict=False) if name[0] < high and end > low]
             try:
                 return [self._segment(name, end, words) for name, end in pairs]
             except FileNotFoundError:
