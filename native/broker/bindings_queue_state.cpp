@@ -36,7 +36,8 @@ class BoundQueueState {
                 continue;
             }
             const std::int64_t until = entry.properties_size ? number_property(entry, "$expires_ns") : 0;
-            if ((ttl_ns > 0 && entry.timestamp_ns + ttl_ns < now_ns) || (until > 0 && until < now_ns)) {
+            const std::int64_t since_ns = entry.stored_ns == Envelope::not_stored ? entry.timestamp_ns : entry.stored_ns;
+            if ((ttl_ns > 0 && since_ns + ttl_ns < now_ns) || (until > 0 && until < now_ns)) {
                 state_.pass(entry.position);
                 ++expired;
                 continue;

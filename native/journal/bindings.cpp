@@ -61,7 +61,7 @@ nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::
     nb::list topics, states, damage;
     for (const auto &topic : result.topics)
         topics.append(nb::make_tuple(topic.id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
-                                     topic.next_ordinal, topic.last_time_ns));
+                                     topic.next_ordinal, topic.last_stored_ns));
     for (const auto &state : result.states)
         states.append(nb::make_tuple(state.kind, static_cast<int>(state.flags), nb::bytes(view.data() + state.offset, state.bytes)));
     for (const auto &bad : result.damage)
@@ -70,12 +70,13 @@ nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::
     answer["states"] = states;
     answer["damage"] = damage;
     answer["end"] = result.end;
-    answer["last_batch"] = result.last_batch;
     answer["next_position"] = result.next_position;
     answer["batches"] = result.batches;
     answer["state_records"] = result.state_records;
     answer["least_time_ns"] = result.least_time_ns;
     answer["greatest_time_ns"] = result.greatest_time_ns;
+    answer["least_stored_ns"] = result.least_stored_ns;
+    answer["greatest_stored_ns"] = result.greatest_stored_ns;
     answer["tail_bytes"] = result.tail_bytes;
     return answer;
 }
@@ -113,14 +114,25 @@ nb::bytes sums_of(nb::handle data, std::uint64_t end) {
     return nb::bytes(sums.data(), sums.size() * 4);
 }
 
-nb::bytes summary_of(nb::handle index) {
+nb::bytes summary_of(nb::handle index, std::uint64_t nonce) {
     View view(index);
-    std::vector<std::uint8_t> bytes;
+    std::vector<TopicSummary> rows;
     {
         GilReleased released;
-        bytes = summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry));
+        rows = summarise(reinterpret_cast<const IndexEntry *>(view.data()), view.size() / sizeof(IndexEntry), nonce);
     }
-    return nb::bytes(bytes.data(), bytes.size());
+    return nb::bytes(rows.data(), rows.size() * sizeof(TopicSummary));
+}
+
+// How many entries at the beginning of an index are believed by their own checksum.
+std::size_t believed_of(nb::handle index, std::uint64_t nonce) {
+    View view(index);
+    auto [entries, count] = numbers<IndexEntry>(view, "index");
+    GilReleased released;
+    const std::uint32_t seed = nonce_seed(nonce);
+    std::size_t good = 0;
+    while (good < count && entry_believed(seed, entries[good])) ++good;
+    return good;
 }
 
 template <std::uint32_t (*function)(std::uint32_t, const void *, std::size_t)>
@@ -143,7 +155,8 @@ void bind_journal(nb::module_ &module) {
                nb::arg("head_records"), nb::arg("head_flags"));
     module.def("record_keys", keys_of, nb::arg("source"), nb::arg("index"));
     module.def("block_sums", sums_of, nb::arg("data"), nb::arg("end"));
-    module.def("summarise", summary_of, nb::arg("index"));
+    module.def("summarise", summary_of, nb::arg("index"), nb::arg("nonce"));
+    module.def("believed", believed_of, nb::arg("index"), nb::arg("nonce"));
     module.def("scan", scan, nb::arg("data"), nb::arg("nonce"), nb::arg("first"), nb::arg("limit"), nb::arg("durable"),
                nb::arg("gaps") = false);
     journal::bind_writer(module);

@@ -33,6 +33,7 @@ Envelope envelope_of(const Found &found) {
     envelope.size = record.data_bytes;
     envelope.ordinal = record.ordinal;
     envelope.timestamp_ns = record.timestamp_ns;
+    envelope.stored_ns = record.stored_ns;
     envelope.position = static_cast<std::int64_t>(found.position);
     envelope.properties = envelope.data + record.data_bytes;
     envelope.properties_size = record.properties_bytes;
@@ -45,6 +46,7 @@ Envelope envelope_of(const Found &found) {
 void check_problem(const Problem &problem) {
     if (problem.kind == Problem::none) return;
     if (problem.kind == Problem::system) fail_system(problem.error, problem.text, problem.place);
+    if (problem.kind == Problem::version) fail("InvalidArgument", problem.place + " " + problem.text);
     nb::object kind = nb::module_::import_("penstock.errors").attr("CorruptionError");
     nb::object error = kind(problem.text + " (" + problem.place + ")", problem.place);
     PyErr_SetObject(kind.ptr(), error.ptr());
@@ -107,38 +109,46 @@ class BoundReader {
         return nb::make_tuple(nb::bytes(at, record.id_bytes), nb::bytes(at + record.id_bytes, record.key_bytes));
     }
 
-    std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic) {
-        return with_reader([&](Problem &problem) { return reader_->find_time(timestamp_ns, topic, problem); });
+    std::uint64_t find_time(std::int64_t stored_ns, std::uint32_t topic) {
+        return with_reader([&](Problem &problem) { return reader_->find_time(stored_ns, topic, problem); });
     }
     std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal) {
         return with_reader([&](Problem &problem) { return reader_->find_ordinal(topic, ordinal, problem); });
     }
     std::uint32_t topic_id(std::string_view name) {
-        return with_reader([&](Problem &) { return reader_->topic_id(name); });
+        return with_reader([&](Problem &problem) { return reader_->topic_id(name, problem); });
     }
     nb::list topics() {
-        std::vector<std::string> names = with_reader([&](Problem &) { return reader_->topics(); });
+        std::vector<std::string> names = with_reader([&](Problem &problem) { return reader_->topics(problem); });
         nb::list result;
         for (std::size_t id = 1; id < names.size(); ++id)
             if (!names[id].empty()) result.append(nb::make_tuple(id, nb::bytes(names[id].data(), names[id].size())));
         return result;
     }
     nb::list segments() {
-        auto places = with_reader([&](Problem &) { return reader_->places(); });
+        auto places = with_reader([&](Problem &problem) { return reader_->places(problem); });
         nb::list result;
         for (const auto &place : places) result.append(nb::make_tuple(place.first, place.next, place.revision));
         return result;
     }
     std::uint64_t first() {
-        return with_reader([&](Problem &) { return reader_->first(); });
+        return with_reader([&](Problem &problem) { return reader_->first(problem); });
     }
-    std::uint64_t frontier() { return reader_->frontier().frontier; }
+    std::uint64_t frontier() { return words().frontier; }
     nb::tuple frontier_words() {
-        FrontierWords words = reader_->frontier();
-        return nb::make_tuple(words.frontier, words.segment, words.end, words.generation);
+        FrontierWords found = words();
+        return nb::make_tuple(found.frontier, found.segment, found.end, found.generation);
     }
+    nb::bytes uuid() { return nb::bytes(reader_->uuid(), 16); }
 
    private:
+    // Without the lock: only the mapped file is looked at.
+    FrontierWords words() {
+        Problem problem;
+        FrontierWords found = reader_->frontier(problem);
+        check_problem(problem);
+        return found;
+    }
     ReadResult look(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
         GilReleased released;
         std::lock_guard lock(mutex_);
@@ -167,7 +177,8 @@ class BoundReader {
         {
             GilReleased released;
             std::lock_guard lock(mutex_);
-            known = reader_->topics();
+            Problem problem;  // of the names alone: the messages are there
+            known = reader_->topics(problem);
         }
         std::size_t count = std::max<std::size_t>(known.size(), greatest + std::size_t{1});
         nb::object names = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(count)));
@@ -208,11 +219,12 @@ void bind_reader(nb::module_ &module) {
         .def("read_many", &BoundReader::read_many, nb::arg("start"), nb::arg("most"), nb::arg("most_bytes"),
              nb::arg("filter").none() = nb::none())
         .def("details", &BoundReader::details, nb::arg("position"))
-        .def("find_time", &BoundReader::find_time, nb::arg("timestamp_ns"), nb::arg("topic_id") = 0)
+        .def("find_time", &BoundReader::find_time, nb::arg("stored_ns"), nb::arg("topic_id") = 0)
         .def("find_ordinal", &BoundReader::find_ordinal, nb::arg("topic_id"), nb::arg("ordinal"))
         .def("topic_id", &BoundReader::topic_id, nb::arg("name"))
         .def("topics", &BoundReader::topics)
         .def("segments", &BoundReader::segments)
+        .def_prop_ro("uuid", &BoundReader::uuid)
         .def_prop_ro("first", &BoundReader::first)
         .def_prop_ro("frontier", &BoundReader::frontier)
         .def("frontier_words", &BoundReader::frontier_words);

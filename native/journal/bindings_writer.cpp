@@ -61,7 +61,7 @@ class BoundWriter {
         }
         if (disk.is_none()) disk_ = std::make_unique<SystemDisk>();
         else disk_ = std::make_unique<PythonDisk>(std::move(disk));
-        writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<FrontierFile *>(frontier_), frontier_file_);
+        writer_ = std::make_unique<Writer>(*disk_, segment_bytes, sync, static_cast<std::uint8_t *>(frontier_), frontier_file_);
         counters_ = counters_take("journal", "writer", name);
         writer_->count_in(counters_);
     }
@@ -133,7 +133,7 @@ class BoundWriter {
         {
             std::lock_guard lock(writer_->staging_lock());
             check_room(total);
-            if (encoded.size() || timestamp_ns) {
+            if (encoded.size() || timestamp_ns != time_now) {
                 first = writer_->next_position();
                 for (std::size_t k = 0; k < lengths.size(); ++k)
                     put(id, {reinterpret_cast<const std::uint8_t *>(addresses[k]), lengths[k], encoded.text(), {}, {}, timestamp_ns});
@@ -182,9 +182,10 @@ class BoundWriter {
 
     // A batch of messages, whose channels are numbered as topic_ids is (one id: it is that of all), without a step in
     // Python for each. Properties and message id, where given, are those of every message; otherwise each keeps its own,
-    // and always its key. `more` (encoded too) is added to the properties.
+    // and always its key. `more` (encoded too) is added to the properties. `timestamps_ns`: one a message, or none (then
+    // it is the time of storing).
     nb::tuple stage_batch(nb::handle batch, nb::handle topic_ids, nb::handle properties, nb::handle message_id,
-                          nb::handle more) {
+                          nb::handle more, nb::handle timestamps_ns) {
         check_process();
         if (!batch_check(batch.ptr())) throw nb::type_error("stage_batch takes a Batch");
         const std::vector<Envelope> *entries = batch_entries(batch.ptr());
@@ -193,6 +194,10 @@ class BoundWriter {
         View topic_view(topic_ids), encoded(properties.is_none() ? nb::handle(nothing) : properties), identity(message_id),
             added(more);
         const bool own = properties.is_none();
+        View time_view(timestamps_ns);
+        auto [given, given_count] = numbers<std::int64_t>(time_view, "timestamps_ns");
+        if (given_count && given_count != entries->size()) fail("InvalidArgument", "timestamps_ns has not one for each message");
+        const std::int64_t *times = given_count ? given : nullptr;
         auto [ids, id_count] = numbers<std::uint32_t>(topic_view, "topic_ids");
         const std::uint64_t common = encoded.size() + identity.size() + added.size();
         bool bare = common == 0;
@@ -223,10 +228,10 @@ class BoundWriter {
                 if (own) chosen = entry.encoded_properties();
                 if (added.size()) chosen = joined.assign(chosen).append(added.text());
                 const std::string_view name = identity.size() ? identity.text() : entry.message_id();
-                put(topics[i], {entry.data, lengths[i], chosen, name, entry.key(), 0});
+                put(topics[i], {entry.data, lengths[i], chosen, name, entry.key(), times ? times[i] : time_now});
             }
         } else {
-            first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size());
+            first = writer_->stage_many(topics.data(), 1, nullptr, addresses.data(), lengths.data(), lengths.size(), times);
         }
         lock.unlock();
         return nb::make_tuple(first, first + lengths.size() - 1);
@@ -304,7 +309,7 @@ class BoundWriter {
     void give_lead() { writer_->give_lead(); }
 
     void replace_segment(int log, int index, int sums, std::uint64_t nonce, std::uint64_t first, std::uint64_t end,
-                         std::uint64_t last_batch, std::uint64_t zeroed, std::uint64_t entries, std::uint32_t block_crc,
+                         std::uint64_t zeroed, std::uint64_t entries, std::uint32_t block_crc,
                          std::uint64_t next_position, std::uint64_t states) {
         ActiveSegment segment;
         segment.log = log;
@@ -313,7 +318,6 @@ class BoundWriter {
         segment.nonce = nonce;
         segment.first_position = first;
         segment.end = end;
-        segment.last_batch = last_batch;
         segment.zeroed = zeroed;
         segment.entries = entries;
         segment.block_crc = block_crc;
@@ -345,15 +349,17 @@ class BoundWriter {
     nb::list topics() {
         check_process();
         std::vector<std::pair<std::uint32_t, Topic>> committed;  // copied: no Python object is made under the lock
+        std::int64_t last_stored_ns;
         {
             std::lock_guard lock(writer_->staging_lock());
+            last_stored_ns = writer_->last_stored_ns();
             for (std::uint32_t id = 1; id <= writer_->topic_count(); ++id)
                 if (writer_->topic_at(id).committed) committed.emplace_back(id, writer_->topic_at(id));
         }
         nb::list result;
         for (const auto &[id, topic] : committed)
             result.append(nb::make_tuple(id, nb::bytes(topic.name.data(), topic.name.size()), static_cast<int>(topic.flags),
-                                         topic.committed_ordinal, topic.committed_time_ns));
+                                         topic.committed_ordinal, last_stored_ns));
         return result;
     }
 
@@ -460,22 +466,22 @@ void bind_writer(nb::module_ &module) {
         .def("restore_topic", &BoundWriter::restore_topic)
         .def("topics", &BoundWriter::topics)
         .def("append", &BoundWriter::append, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
-             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0)
+             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now)
         .def("stage", &BoundWriter::stage, nb::arg("topic_id"), nb::arg("data"), nb::arg("properties") = nb::bytes("", 0),
-             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0)
+             nb::arg("message_id") = nb::bytes("", 0), nb::arg("key") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now)
         .def("stage_buffers", &BoundWriter::stage_buffers, nb::arg("topic_id"), nb::arg("buffers"),
-             nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = 0, nb::arg("commit") = false)
+             nb::arg("properties") = nb::bytes("", 0), nb::arg("timestamp_ns") = time_now, nb::arg("commit") = false)
         .def("stage_many", &BoundWriter::stage_many, nb::arg("topic_ids"), nb::arg("buffer"), nb::arg("offsets"), nb::arg("lengths"))
         .def("stage_batch", &BoundWriter::stage_batch, nb::arg("batch"), nb::arg("topic_ids"),
              nb::arg("properties").none() = nb::none(), nb::arg("message_id") = nb::bytes("", 0),
-             nb::arg("more") = nb::bytes("", 0))
+             nb::arg("more") = nb::bytes("", 0), nb::arg("timestamps_ns") = nb::bytes("", 0))
         .def("stage_all", &BoundWriter::stage_all, nb::arg("messages"), nb::arg("states"))
         .def("stage_state", &BoundWriter::stage_state, nb::arg("kind"), nb::arg("data"), nb::arg("flags") = 0)
         .def("commit", &BoundWriter::commit, nb::arg("ticket") = 0)
         .def("take_lead", &BoundWriter::take_lead, nb::arg("only_if_full") = false)
         .def("give_lead", &BoundWriter::give_lead)
         .def("replace_segment", &BoundWriter::replace_segment, nb::arg("log"), nb::arg("index"), nb::arg("sums"), nb::arg("nonce"),
-             nb::arg("first"), nb::arg("end"), nb::arg("last_batch"), nb::arg("zeroed"), nb::arg("entries"),
+             nb::arg("first"), nb::arg("end"), nb::arg("zeroed"), nb::arg("entries"),
              nb::arg("block_crc"), nb::arg("next_position"), nb::arg("states") = 0)
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
@@ -490,9 +496,6 @@ void bind_writer(nb::module_ &module) {
         .def_prop_ro("block_crc", [](BoundWriter &self) { return self.writer().segment().block_crc; })
         .def_prop_ro("states", [](BoundWriter &self) { return self.writer().segment().states; })
         .def_prop_ro("sums_whole", [](BoundWriter &self) { return self.writer().segment().sums_whole; })
-        .def_prop_ro("times_ns", [](BoundWriter &self) {
-            return nb::make_tuple(self.writer().segment().least_time_ns, self.writer().segment().greatest_time_ns);
-        })
         .def_prop_ro("commits", [](BoundWriter &self) { return self.writer().commits.load(); })
         .def_prop_ro("failures", [](BoundWriter &self) { return self.writer().failures.load(); })
         .def_prop_ro("failed", [](BoundWriter &self) { return self.writer().failed(); });

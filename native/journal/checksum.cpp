@@ -115,6 +115,24 @@ std::uint32_t crc32c_hardware(std::uint32_t crc, const void *data, std::size_t b
 bool has_hardware() { return false; }
 #endif
 
+// a * b modulo the polynomial; bit 31 is the coefficient of 1.
+constexpr std::uint32_t multiply_modulo(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product = 0;
+    for (; a; a <<= 1) {
+        if (a >> 31) product ^= b;
+        b = b & 1 ? b >> 1 ^ 0x82f63b78 : b >> 1;
+    }
+    return product;
+}
+
+// x to the power of 8, 16, 32 ...: what 1, 2, 4 ... bytes shift by.
+constexpr std::array<std::uint32_t, 48> make_powers() {
+    std::array<std::uint32_t, 48> powers{1u << 23};
+    for (std::size_t k = 1; k < powers.size(); ++k) powers[k] = multiply_modulo(powers[k - 1], powers[k - 1]);
+    return powers;
+}
+constexpr std::array<std::uint32_t, 48> byte_powers = make_powers();
+
 const bool hardware = has_hardware();
 const bool multiply = has_multiply();
 
@@ -126,6 +144,12 @@ std::uint32_t crc32c_table(std::uint32_t crc, const void *data, std::size_t byte
 
 std::uint32_t crc32c(std::uint32_t crc, const void *data, std::size_t bytes) {
     return hardware ? crc32c_hardware(crc, data, bytes) : crc32c_table(crc, data, bytes);
+}
+
+std::uint32_t crc32c_shift(std::uint32_t crc, std::uint64_t bytes) {
+    for (std::size_t k = 0; bytes; ++k, bytes >>= 1)
+        if (bytes & 1) crc = multiply_modulo(crc, byte_powers[k]);
+    return crc;
 }
 
 std::uint32_t crc32(std::uint32_t crc, const void *data, std::size_t bytes) {

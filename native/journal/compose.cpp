@@ -21,7 +21,7 @@ class Composer {
     void begin(std::uint64_t position, std::uint32_t flags) {
         start_ = out_.log.size();
         out_.log.resize(start_ + sizeof(BatchHeader));
-        header_ = {batch_magic, 0, nonce_, position, 0, 0, 0, realtime_ns(), previous_, flags, 0};
+        header_ = {batch_magic, 0, nonce_, position, 0, 0, 0, realtime_ns(), position, flags, 0};
         checksums_.clear();
     }
 
@@ -31,6 +31,8 @@ class Composer {
     std::uint64_t add(const std::uint8_t *record, std::uint32_t bytes, std::uint64_t position) {
         std::uint64_t at = out_.log.size();
         out_.log.insert(out_.log.end(), record, record + bytes);
+        auto low = static_cast<std::uint32_t>(position);
+        std::memcpy(out_.log.data() + at + offsetof(RecordHeader, position_low), &low, 4);
         std::uint32_t checksum = crc32c(record_seed(nonce_, position), out_.log.data() + at + 4, bytes - 4);
         std::memcpy(out_.log.data() + at, &checksum, 4);
         checksums_.push_back(checksum);
@@ -43,14 +45,12 @@ class Composer {
 
     void end() {
         header_.bytes = out_.log.size() - start_;
-        std::uint32_t crc = crc32c(0, reinterpret_cast<std::uint8_t *>(&header_) + 8, sizeof header_ - 8);
-        header_.checksum = crc32c(crc, checksums_.data(), checksums_.size() * 4);
+        seal_header(header_, checksums_.data(), checksums_.size());
         std::memcpy(out_.log.data() + start_, &header_, sizeof header_);
-        previous_ = segment_header_bytes + start_;
     }
 
    private:
-    std::uint64_t nonce_, start_ = 0, previous_ = 0;
+    std::uint64_t nonce_, start_ = 0;
     Composed &out_;
     BatchHeader header_{};
     std::vector<std::uint32_t> checksums_;
@@ -72,6 +72,7 @@ Composed compose_segment(const std::uint8_t *source, std::uint64_t source_bytes,
         at += record.bytes;
     }
     bool open = true;
+    const std::uint32_t seed = nonce_seed(nonce);
     std::uint64_t expected = 0;
     for (const IndexEntry *entry = entries; entry < entries + count; ++entry) {
         if (!inside(*entry, source_bytes)) continue;
@@ -86,6 +87,7 @@ Composed compose_segment(const std::uint8_t *source, std::uint64_t source_bytes,
         IndexEntry moved = *entry;
         moved.offset = composer.add(source + entry->offset, record.bytes, entry->position);
         moved.checksum = composer.last_checksum();
+        moved.entry_checksum = entry_check(seed, moved);
         composer.count_message();
         out.index.push_back(moved);
         expected = entry->position + 1;

@@ -12,15 +12,15 @@
 #include <atomic>
 
 #include "journal/checksum.hpp"
+#include "journal/frontier.hpp"
 
 namespace penstock::journal {
 namespace {
 
 constexpr std::size_t open_segments = 64;
-
-std::uint64_t load(const std::uint64_t &word) {
-    return std::atomic_ref<std::uint64_t>(const_cast<std::uint64_t &>(word)).load(std::memory_order_acquire);
-}
+constexpr const char *frontier_damaged = "the frontier file is damaged; opening the journal for writing makes it anew";
+constexpr off_t max_summary_bytes = off_t{1} << 30;
+constexpr std::uint64_t longest_hole = std::uint64_t{1} << 30;  // longer than any batch: what follows is none of ours
 
 template <typename Header>
 Header copy(const std::uint8_t *at) {
@@ -29,8 +29,22 @@ Header copy(const std::uint8_t *at) {
     return header;
 }
 
+// Nothing but a file: a link may lead anywhere, and opening a FIFO would wait for its other end.
+int open_regular(const std::string &path) {
+    int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    if (file < 0) {
+        if (errno == ELOOP || errno == ENXIO) errno = EINVAL;
+        return -1;
+    }
+    struct stat status;
+    if (fstat(file, &status) == 0 && S_ISREG(status.st_mode)) return file;
+    ::close(file);
+    errno = EINVAL;
+    return -1;
+}
+
 bool read_file(const std::string &path, std::uint8_t *target, std::size_t bytes) {
-    int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    int file = open_regular(path);
     if (file < 0) return false;
     ssize_t got = pread(file, target, bytes, 0);
     ::close(file);
@@ -39,22 +53,23 @@ bool read_file(const std::string &path, std::uint8_t *target, std::size_t bytes)
 
 bool read_file(const std::string &path, std::vector<std::uint8_t> &target) {
     struct stat status;
-    if (stat(path.c_str(), &status) != 0) return false;
+    if (lstat(path.c_str(), &status) != 0 || status.st_size > max_summary_bytes) return false;
     target.resize(static_cast<std::size_t>(status.st_size));
     return read_file(path, target.data(), target.size());
 }
 
-// Whether a segment's header (its first 560 bytes) has a seal that counts: only then are its caches on disk.
-bool sealed(const std::uint8_t *head) {
-    std::uint32_t crc = crc32c(crc32c(0, head + 32, 8), head + 512, 44);
-    return copy<std::uint64_t>(head + 512) != 0 && copy<std::uint32_t>(head + 556) == crc;
+// The seal of a segment (its first 4096 bytes at `head`): only with it are its caches on disk. End 0: none that counts.
+Seal seal_of(const std::uint8_t *head) {
+    auto seal = copy<Seal>(head + seal_offset);
+    bool good = seal.end && seal.checksum == seal_check(copy<SegmentHeader>(head).nonce, seal);
+    return good ? seal : Seal{};
 }
 
 }  // namespace
 
 std::shared_ptr<Mapping> Mapping::open(const std::string &path, std::uint64_t at_least) {
     auto mapping = std::make_shared<Mapping>();
-    mapping->file_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    mapping->file_ = open_regular(path);
     if (mapping->file_ < 0) return nullptr;
     mapping->bytes_ = std::max(std::max(mapping->file_bytes(), at_least), std::uint64_t{4096});
     void *data = mmap(nullptr, mapping->bytes_, PROT_READ, MAP_SHARED, mapping->file_, 0);
@@ -103,24 +118,28 @@ std::unique_ptr<Reader> Reader::open(const std::string &directory, std::uint64_t
         problem = {Problem::system, "cannot open the journal's frontier file", directory + "/frontier", errno};
         return nullptr;
     }
-    if (reader->frontier_->file_bytes() < frontier_bytes ||
-        std::memcmp(reader->frontier_->data(), "PENSTKFR", 8) != 0) {
-        problem = {Problem::damage, "the frontier file is damaged; opening the journal for writing makes it anew",
-                   directory + "/frontier", 0};
+    FrontierHead head{};
+    if (reader->frontier_->file_bytes() >= frontier_bytes) std::memcpy(&head, reader->frontier_->data(), sizeof head);
+    const bool ours = std::memcmp(head.magic, "PENSTKFR", 8) == 0;
+    if (ours && head.version != format_version) {
+        problem = {Problem::version, "is of version " + std::to_string(head.version), directory, 0};
         return nullptr;
     }
-    return reader;
+    std::memcpy(reader->uuid_, head.uuid, sizeof head.uuid);
+    if (!ours) problem = {Problem::damage, frontier_damaged, directory + "/frontier", 0};
+    else reader->frontier(problem);
+    return problem.kind == Problem::none ? std::move(reader) : nullptr;
 }
 
-FrontierWords Reader::frontier() const {
-    auto *file = reinterpret_cast<const FrontierFile *>(frontier_->data());
-    for (int attempt = 0;; ++attempt) {
-        std::uint64_t before = load(file->sequence);
-        FrontierWords words{load(file->frontier), load(file->segment), load(file->end), load(file->generation)};
-        std::uint64_t after = load(file->sequence);
-        if (before == after && !(before & 1)) return words;
-        if (attempt > 1000) return {words.frontier, words.segment, 0, words.generation};  // its writer died in between
+// Both copies may be changing at the moment they are read, not a second long.
+FrontierWords Reader::frontier(Problem &problem) const {
+    for (int attempt = 0; attempt < 2000; ++attempt) {
+        if (frontier_->file_bytes() < frontier_bytes) break;
+        if (auto copy = read_frontier(frontier_->data())) return {copy->frontier, copy->segment, copy->end, copy->generation};
+        if (attempt > 100) usleep(500);
     }
+    problem = {Problem::damage, frontier_damaged, directory_ + "/frontier", 0};
+    return {};
 }
 
 std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const char *suffix) const {
@@ -131,12 +150,14 @@ std::string Reader::path_of(std::uint64_t first, std::uint32_t revision, const c
 
 // The frontier is read before the names, and stays what it was until the next refresh: one that is newer may speak of a
 // segment that is not in the list, and what is not in the list looks like damage.
-void Reader::refresh() {
-    FrontierWords now = frontier();
-    if ((now.generation != generation_ || now.segment != listed_segment_) && !list()) return;  // no descriptor left: later
+bool Reader::refresh(Problem &problem) {
+    FrontierWords now = frontier(problem);
+    if (problem.kind != Problem::none) return false;
+    if ((now.generation != generation_ || now.segment != listed_segment_) && !list()) return true;  // no descriptor left: later
     seen_ = now;
     generation_ = now.generation;
     listed_segment_ = now.segment;
+    return true;
 }
 
 // Whether a segment that cannot be opened has gone or been written anew meanwhile; the list is up to date then.
@@ -171,13 +192,13 @@ bool Reader::list() {
     return true;
 }
 
-std::uint64_t Reader::first() {
-    refresh();
+std::uint64_t Reader::first(Problem &problem) {
+    refresh(problem);
     return segments_.empty() ? 1 : segments_.begin()->first;
 }
 
-std::vector<Reader::SegmentPlace> Reader::places() {
-    refresh();
+std::vector<Reader::SegmentPlace> Reader::places(Problem &problem) {
+    refresh(problem);
     std::vector<SegmentPlace> result;
     std::uint64_t frontier_now = seen_.frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first <= frontier_now; ++at)
@@ -223,16 +244,22 @@ bool Reader::open_log(std::uint64_t first, bool active, Segment &segment, Proble
         problem = {Problem::damage, "the segment is shorter than its header", path, 0};
         return false;
     }
-    std::memcpy(&segment.flags, segment.log->data() + 12, 4);
-    std::memcpy(&segment.nonce, segment.log->data() + 32, 8);
-    segment.sealed_next = sealed(segment.log->data()) ? copy<std::uint64_t>(segment.log->data() + 520) : 0;
-    std::uint32_t checksum;
-    std::memcpy(&checksum, segment.log->data() + 60, 4);
-    if (checksum != crc32c(0, segment.log->data(), 60)) {
+    auto header = copy<SegmentHeader>(segment.log->data());
+    const char *wrong = nullptr;
+    if (header.checksum != crc32c(0, &header, offsetof(SegmentHeader, checksum))) wrong = "the segment's header is damaged";
+    else if (header.version != format_version) wrong = "the segment is of another version";
+    else if (std::memcmp(header.uuid, uuid_, sizeof header.uuid) != 0 || header.first_position != first)
+        wrong = "the segment belongs elsewhere";
+    if (wrong) {
         segment.log.reset();
-        problem = {Problem::damage, "the segment's header is damaged", path, 0};
+        problem = {Problem::damage, wrong, path, 0};
         return false;
     }
+    segment.flags = header.flags;
+    segment.nonce = header.nonce;
+    segment.seed = nonce_seed(header.nonce);
+    segment.seal = seal_of(segment.log->data());
+    segment.checked = false;
     close_unused(segment);
     return true;
 }
@@ -247,23 +274,45 @@ bool Reader::open_segment(std::uint64_t first, std::uint64_t next, Segment &segm
         view.count = segment.rebuilt->index.size();
         return true;
     }
-    std::uint64_t expected = (end - first) * sizeof(IndexEntry);
-    if (!segment.index || segment.index->bytes() < expected)
+    segment.rebuilt.reset();
+    const bool gaps = segment.flags & segment_gaps;
+    if (gaps && !segment.seal.end) return rebuild(first, next, segment, view, problem);  // how many there are is not known
+    std::uint64_t count = gaps ? segment.seal.messages : end - first, expected = count * sizeof(IndexEntry);
+    if (!segment.index || segment.index->bytes() < expected) {
         segment.index = Mapping::open(path_of(first, segment.revision, "index"), active ? expected * 2 + (1 << 24) : 0);
-    std::uint64_t there = segment.index ? segment.index->file_bytes() / sizeof(IndexEntry) : 0;
-    if (!segment.index) return rebuild(first, next, segment, view, problem);
-    view.entries = reinterpret_cast<const IndexEntry *>(segment.index->data());
-    view.count = std::min(there, end - first);
-    while (view.count && view.entries[view.count - 1].position == 0) {  // a cache that lost its end, or one with gaps
-        if (!(segment.flags & 3)) return rebuild(first, next, segment, view, problem);
-        --view.count;
+        segment.checked = false;
     }
-    if (!(segment.flags & 3) && view.count < end - first) return rebuild(first, next, segment, view, problem);
+    if (!segment.index || segment.index->file_bytes() < expected) return rebuild(first, next, segment, view, problem);
+    view.entries = reinterpret_cast<const IndexEntry *>(segment.index->data());
+    view.count = count;
+    return !gaps || segment.checked || believe_all(first, next, view, problem);
+}
+
+// With gaps an entry is found by its position, and one that lies would lead past others: all are checked, once.
+bool Reader::believe_all(std::uint64_t first, std::uint64_t next, View &view, Problem &problem) {
+    std::uint64_t before = 0;
+    for (const IndexEntry *entry = view.entries; entry < view.entries + view.count; ++entry) {
+        if (!entry_believed(view.segment->seed, *entry) || entry->position <= before)
+            return rebuild(first, next, *view.segment, view, problem);
+        before = entry->position;
+    }
+    view.segment->checked = true;
     return true;
 }
 
-bool Reader::rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem) {
-    std::vector<std::uint8_t> bytes(segment.log->file_bytes());
+// A copy of the log, as far as it has data: a hole that no batch can span ends it.
+bool Reader::read_log(std::uint64_t first, Segment &segment, std::vector<std::uint8_t> &bytes, Problem &problem) {
+    std::uint64_t end = segment.log->file_bytes();
+#ifdef SEEK_DATA
+    for (off_t hole = 0, data = 0; static_cast<std::uint64_t>(hole) < end; hole = lseek(segment.log->file(), data, SEEK_HOLE)) {
+        if (hole < 0) break;
+        data = lseek(segment.log->file(), hole, SEEK_DATA);
+        std::uint64_t begins = data < 0 ? segment.log->file_bytes() : static_cast<std::uint64_t>(data);
+        if (data < 0 || begins - static_cast<std::uint64_t>(hole) > longest_hole) end = static_cast<std::uint64_t>(hole);
+        if (data < 0) break;
+    }
+#endif
+    bytes.resize(end);
     std::uint64_t done = 0;
     while (done < bytes.size()) {
         ssize_t got = pread(segment.log->file(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
@@ -275,9 +324,17 @@ bool Reader::rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, 
         if (got == 0) break;
         done += static_cast<std::uint64_t>(got);
     }
+    bytes.resize(done);
+    return true;
+}
+
+bool Reader::rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem) {
+    std::vector<std::uint8_t> bytes;
+    if (!read_log(first, segment, bytes, problem)) return false;
     std::uint64_t durable = seen_.frontier;
     segment.rebuilt = std::make_unique<Scan>(scan_segment(
-        bytes.data(), done, {segment.nonce, first, std::min(next, durable), std::min(next, durable), (segment.flags & 3) != 0}));
+        bytes.data(), bytes.size(),
+        {segment.nonce, first, std::min(next, durable), std::min(next, durable), (segment.flags & segment_gaps) != 0}));
     auto &index = segment.rebuilt->index;
     while (!index.empty() && index.back().position >= std::min(next, durable)) index.pop_back();
     view.entries = index.data();
@@ -286,17 +343,20 @@ bool Reader::rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, 
 }
 
 bool Reader::entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const {
-    if (entry.offset < segment_header_bytes || entry.offset % 8 || entry.offset + sizeof(RecordHeader) > file_bytes) return false;
+    if (entry.offset < segment_header_bytes || entry.offset % 8 || entry.offset > file_bytes ||
+        file_bytes - entry.offset < sizeof(RecordHeader))
+        return false;
     const std::uint8_t *at = view.segment->log->data() + entry.offset;
     auto record = copy<RecordHeader>(at);
     return record.checksum == entry.checksum && record.kind == kind_message && record.topic == entry.topic &&
-           record.data_bytes == entry.length && record_fits(record, file_bytes - entry.offset) &&
+           record.data_bytes == entry.length && extra_bytes(record) == entry.extra_bytes &&
+           record.ordinal == entry.ordinal && record.timestamp_ns == entry.timestamp_ns && record_fits(record, file_bytes - entry.offset) &&
            crc32c(record_seed(view.segment->nonce, entry.position), at + 4, record.bytes - 4) == record.checksum;
 }
 
 ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
     ReadResult result;
-    refresh();
+    if (!refresh(result.problem)) return result;
     std::uint64_t frontier_now = seen_.frontier;
     auto skip = [&] {  // retention was quicker
         if (segments_.empty() || segments_.begin()->first <= start) return;
@@ -325,17 +385,17 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
             }
         }
         auto below = [](const IndexEntry &entry, std::uint64_t position) { return entry.position < position; };
-        const IndexEntry *entry = start - at->first < view.count && view.entries[start - at->first].position == start
-                                      ? view.entries + (start - at->first)
-                                      : std::lower_bound(view.entries, view.entries + view.count, start, below);
+        const bool direct = !view.segment->rebuilt && !(view.segment->flags & segment_gaps);
+        const IndexEntry *entry = direct ? view.entries + (start - at->first)
+                                         : std::lower_bound(view.entries, view.entries + view.count, start, below);
         const IndexEntry *stop = view.entries + view.count;
         std::uint64_t expected = start, bytes = 0;
-        bool gaps = view.segment->flags & 3;
+        bool gaps = view.segment->flags & segment_gaps;
         // Past what a sealed segment says it has, a segment is missing: that is no hole.
-        std::uint64_t stop_at = gaps && view.segment->sealed_next ? std::min(end, view.segment->sealed_next) : end;
+        std::uint64_t stop_at = gaps && view.segment->seal.end ? std::min(end, view.segment->seal.next_position) : end;
         bool missing = start >= stop_at;
         for (; entry < stop && result.found.size() < most; ++entry) {
-            bool in_order = entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt));
+            bool in_order = believed(view, *entry) && (entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt)));
             if (in_order && entry->position > expected && !gaps) break;  // damaged in between: told below
             if (in_order && filter) {
                 if (!filter->known(entry->topic) && !learn(*filter, entry->topic, result.problem)) return result;
@@ -383,50 +443,60 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
     return result;
 }
 
-std::uint64_t Reader::find_time(std::int64_t timestamp_ns, std::uint32_t topic, Problem &problem) {
-    refresh();
+template <typename Passes>
+std::uint64_t Reader::find(Passes passes, std::function<bool(std::uint64_t, const Segment &)> may_hold, Problem &problem) {
+    if (!refresh(problem)) return 0;
     std::uint64_t frontier_now = seen_.frontier;
     for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
+        if (!may_hold(at->first, at->second)) continue;
         View view;
         if (!open_segment(at->first, next_of(at), at->second, view, problem))
-            return gone(at->first, at->second.revision, problem) ? find_time(timestamp_ns, topic, problem) : 0;
-        // A sealed segment says how far it goes: most are passed over.
-        const std::uint8_t *head = view.segment->log->data();
-        if (sealed(head) && copy<std::int64_t>(head + 544) < timestamp_ns) continue;
-        for (std::uint64_t i = 0; i < view.count; ++i)
-            if (view.entries[i].timestamp_ns >= timestamp_ns && (!topic || view.entries[i].topic == topic))
-                return view.entries[i].position;
+            return gone(at->first, at->second.revision, problem) ? find(passes, may_hold, problem) : 0;
+        for (std::uint64_t i = 0; i < view.count; ++i) {
+            if (!believed(view, view.entries[i])) {
+                if (!rebuild(at->first, next_of(at), at->second, view, problem)) return 0;
+                i = ~std::uint64_t{0};  // from the beginning
+                continue;
+            }
+            if (passes(view.entries[i])) return view.entries[i].position;
+        }
     }
     return 0;
 }
 
-// Whether a segment can have the ordinal or a greater one of the topic: most sealed ones say no by their summary.
-bool Reader::may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const {
-    std::uint8_t head[560];
-    if (!read_file(path_of(first, revision, "log"), head, sizeof head) || !sealed(head)) return true;
-    std::vector<std::uint8_t> summary;
-    if (!read_file(path_of(first, revision, "topics"), summary)) return true;
-    std::uint64_t messages = 0;
-    bool here = false;
-    for (std::size_t i = 0; i + 64 <= summary.size(); i += 64) {  // id, reserved, messages, positions, ordinals, times
-        messages += copy<std::uint64_t>(summary.data() + i + 8);
-        if (copy<std::uint32_t>(summary.data() + i) == topic) here = copy<std::uint64_t>(summary.data() + i + 40) >= ordinal;
-    }
-    return here || messages != copy<std::uint64_t>(head + 528);  // a summary that does not add up is not believed
+std::uint64_t Reader::find_time(std::int64_t stored_ns, std::uint32_t topic, Problem &problem) {
+    auto passes = [&](const IndexEntry &entry) { return entry.stored_ns >= stored_ns && (!topic || entry.topic == topic); };
+    // A sealed segment says how far it goes: most are passed over.
+    auto may_hold = [&](std::uint64_t first, const Segment &segment) {
+        std::uint8_t head[segment_header_bytes];
+        if (!read_file(path_of(first, segment.revision, "log"), head, sizeof head)) return true;
+        Seal seal = seal_of(head);
+        return !seal.end || seal.greatest_stored_ns >= stored_ns;
+    };
+    return find(passes, may_hold, problem);
 }
 
 std::uint64_t Reader::find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem) {
-    refresh();
-    std::uint64_t frontier_now = seen_.frontier;
-    for (auto at = segments_.begin(); at != segments_.end() && at->first < frontier_now; ++at) {
-        if (!may_hold(at->first, at->second.revision, topic, ordinal)) continue;
-        View view;
-        if (!open_segment(at->first, next_of(at), at->second, view, problem))
-            return gone(at->first, at->second.revision, problem) ? find_ordinal(topic, ordinal, problem) : 0;
-        for (std::uint64_t i = 0; i < view.count; ++i)
-            if (view.entries[i].topic == topic && view.entries[i].ordinal >= ordinal) return view.entries[i].position;
-    }
-    return 0;
+    auto passes = [&](const IndexEntry &entry) { return entry.topic == topic && entry.ordinal >= ordinal; };
+    // Most sealed segments say by their summary that they have neither the ordinal nor a greater one of the topic.
+    auto may_hold = [&](std::uint64_t first, const Segment &segment) {
+        std::uint8_t head[segment_header_bytes];
+        std::vector<std::uint8_t> summary;
+        if (!read_file(path_of(first, segment.revision, "log"), head, sizeof head) || !seal_of(head).end ||
+            !read_file(path_of(first, segment.revision, "topics"), summary))
+            return true;
+        std::uint64_t messages = 0;
+        const std::uint32_t seed = nonce_seed(copy<SegmentHeader>(head).nonce);
+        bool here = false;
+        for (std::size_t i = 0; i + sizeof(TopicSummary) <= summary.size(); i += sizeof(TopicSummary)) {
+            auto row = copy<TopicSummary>(summary.data() + i);
+            if (row.checksum != summary_check(seed, row)) return true;
+            messages += row.messages;
+            if (row.topic == topic) here = row.greatest_ordinal >= ordinal;
+        }
+        return here || messages != seal_of(head).messages;  // a summary that does not add up is not believed
+    };
+    return find(passes, may_hold, problem);
 }
 
 // Learns names from the newest segment: its snapshot has all that were known before it. Called while another segment is
@@ -446,59 +516,95 @@ void Reader::walk_topics(Problem &problem) {
     if (known_end) end = std::min(end, seen_.end);
     while (walked_to_ + sizeof(BatchHeader) <= end) {
         auto header = copy<BatchHeader>(segment.log->data() + walked_to_);
-        if (header.magic != batch_magic || header.nonce != segment.nonce || header.bytes < sizeof header ||
-            header.bytes > end - walked_to_)
-            return;
-        if (header.flags & (batch_topics | batch_snapshot) && !walk_batch(segment, header, known_end)) return;
+        bool good = header.magic == batch_magic && header.nonce == segment.nonce && header.bytes >= sizeof header &&
+                    header.bytes <= end - walked_to_ && header.head_checksum == batch_head_check(header);
+        if (good && header.flags & (batch_topics | batch_snapshot)) good = walk_batch(segment, header);
+        if (!good && known_end) {  // what is durable and wrong is damaged: another segment may have the names
+            search_names(problem);
+            walked_to_ = end;
+        }
+        if (!good) return;  // or not all there yet: look again later
         walked_to_ += header.bytes;
     }
 }
 
-// False: the batch is not all there yet, look again later. One that is durable is damaged instead: what it has is taken.
-bool Reader::walk_batch(const Segment &segment, const BatchHeader &header, bool durable) {
+// False: a record of the batch is not whole.
+bool Reader::walk_batch(const Segment &segment, const BatchHeader &header) {
     const std::uint8_t *batch = segment.log->data() + walked_to_;
     std::uint64_t at = sizeof header, position = header.first_position;
     for (std::uint32_t i = 0; i < header.records; ++i) {
-        if (header.bytes - at < sizeof(RecordHeader)) return durable;
+        if (header.bytes - at < sizeof(RecordHeader)) return false;
         auto record = copy<RecordHeader>(batch + at);
-        if (!record_fits(record, header.bytes - at)) return durable;
-        if (record.kind == kind_topic && record.topic < (1u << 24)) {
-            if (crc32c(record_seed(segment.nonce, position), batch + at + 4, record.bytes - 4) != record.checksum) {
-                if (!durable) return false;
-            } else {
-                if (topics_.size() <= record.topic) topics_.resize(record.topic + 1);
-                topics_[record.topic].assign(reinterpret_cast<const char *>(batch + at + sizeof record), record.data_bytes);
-            }
+        if (!record_fits(record, header.bytes - at)) return false;
+        if (record.kind == kind_topic || header.flags & batch_snapshot) {
+            if (crc32c(record_seed(segment.nonce, position), batch + at + 4, record.bytes - 4) != record.checksum) return false;
+            if (record.kind == kind_topic)
+                take_name(record.topic, reinterpret_cast<const char *>(batch + at + sizeof record), record.data_bytes);
         }
         if (record.kind == kind_message) ++position;
         at += record.bytes;
     }
-    return true;
+    return at == header.bytes;
 }
 
-// What the filter says of a topic. Where its name cannot be looked up now nothing is said: that is no reason to pass over
-// its messages.
+void Reader::take_name(std::uint32_t topic, const char *name, std::uint32_t bytes) {
+    if (topic >= 1u << 24) return;
+    if (topics_.size() <= topic) topics_.resize(topic + 1);
+    if (bytes) topics_[topic].assign(name, bytes);
+}
+
+// All names that any segment has, record by record. Slow, and only done where the newest one does not tell.
+void Reader::search_names(Problem &problem) {
+    if (searched_ == generation_) return;
+    searched_ = generation_;
+    std::vector<std::uint32_t> met;
+    for (auto at = segments_.rbegin(); at != segments_.rend() && at->first <= seen_.frontier; ++at) {
+        Problem ignored;  // told when its messages are read
+        std::vector<std::uint8_t> bytes;
+        Segment segment;  // not the one in the list, which may be in use
+        segment.revision = at->second.revision;
+        if (!open_log(at->first, at == segments_.rbegin(), segment, ignored) || !read_log(at->first, segment, bytes, problem))
+            continue;
+        std::uint64_t end = at == segments_.rbegin() ? seen_.frontier : std::prev(at)->first;
+        end = std::min(end, seen_.frontier);
+        Scan scan = scan_segment(bytes.data(), bytes.size(),
+                                 {segment.nonce, at->first, end, end, (segment.flags & segment_gaps) != 0});
+        for (const ScanTopic &topic : scan.topics) {
+            take_name(topic.id, topic.name.data(), static_cast<std::uint32_t>(topic.name.size()));
+            met.push_back(topic.id);
+        }
+    }
+    nameless_ = std::any_of(met.begin(), met.end(), [&](std::uint32_t id) { return id < topics_.size() && topics_[id].empty(); });
+}
+
+// What the filter says of a topic. Where its name cannot be known nothing is said: that is no reason to pass over its
+// messages.
 bool Reader::learn(TopicFilter &filter, std::uint32_t topic, Problem &problem) {
-    if (topic >= topics_.size() || topics_[topic].empty()) walk_topics(problem);
+    auto known = [&] { return topic < topics_.size() && !topics_[topic].empty(); };
+    if (!known()) walk_topics(problem);
+    if (!known() && problem.kind == Problem::none) search_names(problem);
     if (problem.kind != Problem::none) return false;
-    const bool known = topic < topics_.size() && !topics_[topic].empty();
-    filter.learn(topic, known ? topics_[topic] : unknown_name(topic));  // its record was damaged
+    if (!known()) {
+        problem = {Problem::damage, "the name of topic number " + std::to_string(topic) + " is damaged", directory_, 0};
+        return false;
+    }
+    filter.learn(topic, topics_[topic]);
     return true;
 }
 
-std::uint32_t Reader::topic_id(std::string_view name) {
+std::uint32_t Reader::topic_id(std::string_view name, Problem &problem) {
     for (int attempt = 0; attempt < 2; ++attempt) {
         for (std::size_t id = 1; id < topics_.size(); ++id)
             if (topics_[id] == name) return static_cast<std::uint32_t>(id);
-        topics();
+        topics(problem);
     }
+    if (nameless_ && problem.kind == Problem::none)
+        problem = {Problem::damage, "the name of a topic is damaged: it may be " + std::string(name), directory_, 0};
     return 0;
 }
 
-const std::vector<std::string> &Reader::topics() {
-    refresh();
-    Problem problem;
-    walk_topics(problem);
+const std::vector<std::string> &Reader::topics(Problem &problem) {
+    if (refresh(problem)) walk_topics(problem);
     return topics_;
 }
 

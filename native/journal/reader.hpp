@@ -3,16 +3,19 @@
 // Rules
 //   - One thread at a time (the bindings hold a lock); any number of readers in any number of processes, no locks.
 //   - The size of a file is asked for before its mapping is touched, so that a truncated file is an error, not a fault.
-//   - A record is handed out only when its checksum and its index entry agree; a stale index is rebuilt in memory.
+//   - An index entry is believed by its own checksum, a topic's summary by its own, a record by its own and its entry's.
+//     What is not believed is rebuilt in memory from the log, or told; nothing is passed over by an unchecked word.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "journal/checksum.hpp"
 #include "journal/format.hpp"
 #include "journal/scan.hpp"
 
@@ -21,6 +24,7 @@ namespace penstock::journal {
 // A file mapped for reading; messages hold it by shared_ptr. It may be longer than the file is as yet.
 class Mapping {
    public:
+    // Null with errno set; EINVAL: no regular file, or a link.
     static std::shared_ptr<Mapping> open(const std::string &path, std::uint64_t at_least);
     ~Mapping();
     std::uint64_t file_bytes() const;  // now
@@ -55,7 +59,7 @@ class TopicFilter {
 bool topic_matches(std::string_view pattern, std::string_view name);
 
 struct Problem {
-    enum Kind : std::uint8_t { none, hole, damage, system, beyond } kind = none;
+    enum Kind : std::uint8_t { none, damage, system, version } kind = none;
     std::string text, place;
     int error = 0;
 };
@@ -79,21 +83,23 @@ class Reader {
     // Null with a problem filled in when the directory cannot be read.
     static std::unique_ptr<Reader> open(const std::string &directory, std::uint64_t segment_bytes, Problem &problem);
 
-    FrontierWords frontier() const;  // now; calls below look at the journal as of one moment, their beginning
-    std::uint64_t first();  // least position kept
+    // Now; calls below look at the journal as of one moment, their beginning.
+    FrontierWords frontier(Problem &problem) const;
+    const std::uint8_t *uuid() const { return uuid_; }
+    std::uint64_t first(Problem &problem);  // least position kept
     // Messages from `start` on that pass the filter: of one segment, so that one mapping holds them.
     ReadResult read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter);
-    // The first position at or after: by time (topic 0: any) or by ordinal in a topic. 0: none.
-    std::uint64_t find_time(std::int64_t timestamp_ns, std::uint32_t topic, Problem &problem);
+    // The first position at or after: by time of storing (topic 0: any) or by ordinal in a topic. 0: none.
+    std::uint64_t find_time(std::int64_t stored_ns, std::uint32_t topic, Problem &problem);
     std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem);
     static std::string unknown_name(std::uint32_t id) { return "unknown#" + std::to_string(id); }
-    std::uint32_t topic_id(std::string_view name);
-    const std::vector<std::string> &topics();
+    std::uint32_t topic_id(std::string_view name, Problem &problem);
+    const std::vector<std::string> &topics(Problem &problem);
     struct SegmentPlace {
         std::uint64_t first, next;
         std::uint32_t revision;
     };
-    std::vector<SegmentPlace> places();
+    std::vector<SegmentPlace> places(Problem &problem);
     std::string path_of(std::uint64_t first, std::uint32_t revision, const char *suffix) const;
 
    private:
@@ -102,8 +108,9 @@ class Reader {
         std::shared_ptr<Mapping> log, index;
         std::unique_ptr<Scan> rebuilt;  // where the index was no good
         std::uint64_t nonce = 0;
-        std::uint32_t flags = 0;
-        std::uint64_t sealed_next = 0;
+        std::uint32_t flags = 0, seed = 0;
+        bool checked = false;  // every entry of the index was
+        Seal seal{};           // end 0: not sealed, or damaged
         std::uint64_t used = 0;         // for closing the least recently used
     };
     struct View {  // what reading one segment needs
@@ -112,19 +119,27 @@ class Reader {
         std::uint64_t count = 0;
     };
 
-    void refresh();
+    bool refresh(Problem &problem);
     bool list();
     std::map<std::uint64_t, Segment>::iterator segment_of(std::uint64_t position);
     std::uint64_t next_of(std::map<std::uint64_t, Segment>::iterator at) const;
     bool open_log(std::uint64_t first, bool active, Segment &segment, Problem &problem);
     bool open_segment(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
     bool rebuild(std::uint64_t first, std::uint64_t next, Segment &segment, View &view, Problem &problem);
+    bool believed(const View &view, const IndexEntry &entry) const {
+        return view.segment->rebuilt || view.segment->checked || entry_believed(view.segment->seed, entry);
+    }
+    bool believe_all(std::uint64_t first, std::uint64_t next, View &view, Problem &problem);
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
-    bool may_hold(std::uint64_t first, std::uint32_t revision, std::uint32_t topic, std::uint64_t ordinal) const;
+    template <typename Passes>
+    std::uint64_t find(Passes passes, std::function<bool(std::uint64_t, const Segment &)> may_hold, Problem &problem);
     void close_unused(const Segment &keep);
     bool gone(std::uint64_t first, std::uint32_t revision, Problem &problem);
     void walk_topics(Problem &problem);
-    bool walk_batch(const Segment &segment, const BatchHeader &header, bool durable);
+    bool walk_batch(const Segment &segment, const BatchHeader &header);
+    void take_name(std::uint32_t topic, const char *name, std::uint32_t bytes);
+    void search_names(Problem &problem);
+    bool read_log(std::uint64_t first, Segment &segment, std::vector<std::uint8_t> &bytes, Problem &problem);
     bool learn(TopicFilter &filter, std::uint32_t topic, Problem &problem);
 
     std::string directory_;
@@ -135,7 +150,10 @@ class Reader {
     FrontierWords seen_;  // of the last refresh: segments_ has every position below its frontier
     std::uint64_t clock_ = 0;
 
+    std::uint8_t uuid_[16] = {};
     std::vector<std::string> topics_;  // by id; empty: not known
+    bool nameless_ = false;            // there is a topic whose name no segment has
+    std::uint64_t searched_ = ~std::uint64_t{0};  // the generation in which all segments were searched for names
     std::uint64_t walked_segment_ = 0, walked_to_ = 0;
     std::uint32_t walked_revision_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <unordered_map>
 
 #include "journal/checksum.hpp"
@@ -26,7 +27,7 @@ bool record_whole(const std::uint8_t *at, std::uint64_t room, std::uint64_t nonc
 class Scanner {
    public:
     Scanner(const std::uint8_t *data, std::uint64_t size, const ScanRange &range)
-        : data_(data), size_(size), range_(range), position_(range.first_position) {}
+        : data_(data), size_(size), range_(range), seed_(nonce_seed(range.nonce)), position_(range.first_position) {}
 
     Scan run() {
         std::uint64_t at = segment_header_bytes;
@@ -57,26 +58,46 @@ class Scanner {
 
     void take_batch(std::uint64_t at, std::uint64_t bytes) {
         auto header = load<BatchHeader>(data_ + at);
+        const bool open = header.flags & batch_open;
+        if (open && !group_) remember_group();
         if (header.flags & batch_snapshot) scan_.states.clear();
         position_ = header.first_position;
         std::uint64_t record = at + sizeof(BatchHeader);
         for (std::uint32_t i = 0; i < header.records; ++i) record += take_record(record);
-        scan_.last_batch = at;
         scan_.end = at + bytes;
         ++scan_.batches;
+        if (!open) group_.reset();
+    }
+
+    // What was there before a group began: where its last batch is missing, none of it counts.
+    void remember_group() {
+        Scan before = scan_;
+        before.index.clear();
+        group_.emplace(Group{std::move(before), scan_.index.size(), position_});
+    }
+
+    void drop_open_group() {
+        if (!group_ || group_->position < std::min(range_.durable_position, range_.limit_position)) return;
+        std::vector<IndexEntry> index = std::move(scan_.index);
+        index.resize(group_->entries);
+        scan_ = std::move(group_->before);
+        scan_.index = std::move(index);
+        position_ = group_->position;
     }
 
     std::uint64_t take_record(std::uint64_t at) {
         auto record = load<RecordHeader>(data_ + at);
         if (record.kind == kind_message) {
-            std::uint32_t extra = record.properties_bytes + record.id_bytes + record.key_bytes;
-            scan_.index.push_back({position_++, record.ordinal, record.timestamp_ns, at, record.data_bytes,
-                                   record.topic, extra, record.checksum});
+            IndexEntry entry = entry_of(record, position_++, at);
+            entry.entry_checksum = entry_check(seed_, entry);
+            scan_.index.push_back(entry);
             ScanTopic &topic = topic_of(record.topic);
             topic.next_ordinal = std::max(topic.next_ordinal, record.ordinal + 1);
-            topic.last_time_ns = std::max(topic.last_time_ns, record.timestamp_ns);
+            topic.last_stored_ns = std::max(topic.last_stored_ns, record.stored_ns);
             scan_.least_time_ns = std::min(scan_.least_time_ns, record.timestamp_ns);
             scan_.greatest_time_ns = std::max(scan_.greatest_time_ns, record.timestamp_ns);
+            scan_.least_stored_ns = std::min(scan_.least_stored_ns, record.stored_ns);
+            scan_.greatest_stored_ns = std::max(scan_.greatest_stored_ns, record.stored_ns);
         } else if (record.kind == kind_state) {
             ++scan_.state_records;
             scan_.states.push_back({record.topic, record.flags, at + sizeof record, record.data_bytes});
@@ -85,14 +106,14 @@ class Scanner {
             topic.name.assign(reinterpret_cast<const char *>(data_ + at + sizeof record), record.data_bytes);
             topic.flags = record.flags;
             topic.next_ordinal = std::max(topic.next_ordinal, record.ordinal);
-            topic.last_time_ns = std::max(topic.last_time_ns, record.timestamp_ns);
+            topic.last_stored_ns = std::max(topic.last_stored_ns, record.stored_ns);
         }
         return record.bytes;
     }
 
     ScanTopic &topic_of(std::uint32_t id) {
         auto [place, made] = topic_places_.try_emplace(id, scan_.topics.size());
-        if (made) scan_.topics.push_back({id, 0, {}, 1, 0});
+        if (made) scan_.topics.push_back({id, 0, {}, 1, INT64_MIN});
         return scan_.topics[place->second];
     }
 
@@ -112,13 +133,14 @@ class Scanner {
     void salvage(std::uint64_t from, std::uint64_t to) {
         std::uint64_t until = to < size_ ? load<BatchHeader>(data_ + to).first_position
                                          : std::min(range_.durable_position, range_.limit_position);
+        sum_beginnings(from, to);
         std::uint64_t bad_from = from, bad_position = position_;
         std::uint64_t at = from;
         auto tell = [&](std::uint64_t bad_to) {
             scan_.damage.push_back({bad_from, bad_to - bad_from, bad_position, position_, "checksum does not match"});
         };
         while (at + sizeof(RecordHeader) <= to) {
-            std::uint64_t found = find_position(at, to, until);
+            std::uint64_t found = find_position(from, at, to, until);
             if (!found) {
                 at += 8;
                 continue;
@@ -130,6 +152,7 @@ class Scanner {
             bad_from = at;
             bad_position = position_;
         }
+        beginnings_ = {};
         position_ = std::max(position_, until);
         if (bad_from < to || bad_position < position_) {
             bool tail = to == size_ && bad_position == position_;
@@ -137,17 +160,26 @@ class Scanner {
         }
     }
 
-    // The position under which the record at `at` is whole, 0 when under none that it can have.
-    std::uint64_t find_position(std::uint64_t at, std::uint64_t to, std::uint64_t until) const {
+    // The CRC32C of every beginning of the bad stretch, in steps of 8 bytes: with it the checksum of a record that may
+    // begin anywhere costs the same however long it says it is, so that no payload can make this slow.
+    void sum_beginnings(std::uint64_t from, std::uint64_t to) {
+        beginnings_.assign(1, 0);
+        for (std::uint64_t at = from; at + 8 <= to; at += 8) beginnings_.push_back(crc32c(beginnings_.back(), data_ + at, 8));
+    }
+
+    // The position of the record at `at`, which tells its low half; 0 where no whole record begins that can stand here.
+    std::uint64_t find_position(std::uint64_t from, std::uint64_t at, std::uint64_t to, std::uint64_t until) const {
         auto record = load<RecordHeader>(data_ + at);
         if (!record_fits(record, to - at)) return 0;
-        std::uint64_t last = std::min(until, position_ + 64);
-        for (std::uint64_t position = position_; position <= last; ++position)
-            if (record_whole(data_ + at, to - at, range_.nonce, position)) return position;
-        return 0;
+        std::uint64_t position = position_ + (record.position_low - static_cast<std::uint32_t>(position_));
+        if (record.kind == kind_message ? position >= until : position > until) return 0;
+        std::uint32_t crc = crc32c(record_seed(range_.nonce, position), data_ + at + 4, 4);
+        std::uint32_t before = beginnings_[(at + 8 - from) / 8], whole = beginnings_[(at + record.bytes - from) / 8];
+        return (crc32c_shift(crc ^ before, record.bytes - 8) ^ whole) == record.checksum ? position : 0;
     }
 
     void finish() {
+        drop_open_group();
         scan_.next_position = position_;
         std::uint64_t last = size_;
         while (last > scan_.end && data_[last - 1] == 0) --last;
@@ -157,8 +189,16 @@ class Scanner {
     const std::uint8_t *data_;
     std::uint64_t size_;
     ScanRange range_;
+    std::uint32_t seed_;
     std::uint64_t position_;
     Scan scan_;
+    struct Group {
+        Scan before;  // without its index
+        std::size_t entries;
+        std::uint64_t position;
+    };
+    std::optional<Group> group_;
+    std::vector<std::uint32_t> beginnings_;
     std::unordered_map<std::uint32_t, std::size_t> topic_places_;
 };
 
@@ -168,7 +208,7 @@ std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint6
     if (room < sizeof(BatchHeader)) return 0;
     auto header = load<BatchHeader>(at);
     if (header.magic != batch_magic || header.nonce != nonce || header.bytes < sizeof header || header.bytes > room ||
-        header.bytes % 8 || header.messages > header.records)
+        header.bytes % 8 || header.messages > header.records || header.head_checksum != batch_head_check(header))
         return 0;
     std::uint32_t crc = crc32c(0, at + 8, sizeof header - 8);
     std::uint64_t offset = sizeof header, position = header.first_position;
@@ -184,14 +224,14 @@ std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint6
 }
 
 std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t end) {
-    constexpr std::uint64_t seal = 512, seal_end = 560;
-    const std::uint8_t zeros[seal_end - seal] = {};
+    constexpr std::uint64_t seal_end = seal_offset + sizeof(Seal);
+    const std::uint8_t zeros[sizeof(Seal)] = {};
     std::vector<std::uint32_t> sums;
     for (std::uint64_t at = 0; at < end; at += block_bytes) {
         std::uint64_t stop = std::min(at + block_bytes, end), from = at;
         std::uint32_t crc = 0;
         if (at == 0 && stop >= seal_end) {
-            crc = crc32(crc32(0, data, seal), zeros, sizeof zeros);
+            crc = crc32(crc32(0, data, seal_offset), zeros, sizeof zeros);
             from = seal_end;
         }
         sums.push_back(crc32(crc, data + from, stop - from));
@@ -199,37 +239,33 @@ std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t en
     return sums;
 }
 
-std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count) {
-    struct Summary {
-        std::uint32_t topic, reserved;
-        std::uint64_t messages, least_position, greatest_position, least_ordinal, greatest_ordinal;
-        std::int64_t least_time_ns, greatest_time_ns;
-    };
-    static_assert(sizeof(Summary) == 64);
-    auto add = [](Summary &summary, const IndexEntry &entry) {
+std::vector<TopicSummary> summarise(const IndexEntry *entries, std::size_t count, std::uint64_t nonce) {
+    auto add = [](TopicSummary &summary, const IndexEntry &entry) {
         ++summary.messages;
         summary.greatest_position = entry.position;
         summary.greatest_ordinal = entry.ordinal;
         summary.least_time_ns = std::min(summary.least_time_ns, entry.timestamp_ns);
         summary.greatest_time_ns = std::max(summary.greatest_time_ns, entry.timestamp_ns);
+        summary.greatest_stored_ns = entry.stored_ns;
     };
-    std::unordered_map<std::uint32_t, Summary> topics;
-    Summary *last = nullptr;  // messages of one topic often stand together
+    std::unordered_map<std::uint32_t, TopicSummary> topics;
+    TopicSummary *last = nullptr;  // messages of one topic often stand together
     for (const IndexEntry *entry = entries; entry < entries + count; ++entry) {
         if (last && last->topic == entry->topic) {
             add(*last, *entry);
             continue;
         }
-        auto [place, made] = topics.try_emplace(entry->topic, Summary{entry->topic, 0, 0, entry->position, 0, entry->ordinal, 0,
-                                                                      entry->timestamp_ns, entry->timestamp_ns});
+        auto [place, made] = topics.try_emplace(
+            entry->topic, TopicSummary{entry->topic, 0, 0, entry->position, 0, entry->ordinal, 0, entry->timestamp_ns,
+                                       entry->timestamp_ns, entry->stored_ns, entry->stored_ns});
         last = &place->second;
         add(*last, *entry);
     }
-    std::vector<Summary> ordered;
+    std::vector<TopicSummary> ordered;
     for (const auto &[id, summary] : topics) ordered.push_back(summary);
-    std::sort(ordered.begin(), ordered.end(), [](const Summary &a, const Summary &b) { return a.topic < b.topic; });
-    auto *bytes = reinterpret_cast<const std::uint8_t *>(ordered.data());
-    return {bytes, bytes + ordered.size() * sizeof(Summary)};
+    std::sort(ordered.begin(), ordered.end(), [](const auto &a, const auto &b) { return a.topic < b.topic; });
+    for (TopicSummary &summary : ordered) summary.checksum = summary_check(nonce_seed(nonce), summary);
+    return ordered;
 }
 
 Scan scan_segment(const std::uint8_t *data, std::uint64_t size, const ScanRange &range) {

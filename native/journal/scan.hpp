@@ -15,7 +15,7 @@ struct ScanTopic {
     std::uint8_t flags;
     std::string name;
     std::uint64_t next_ordinal;
-    std::int64_t last_time_ns;
+    std::int64_t last_stored_ns;
 };
 
 struct ScanState {
@@ -37,11 +37,11 @@ struct Scan {
     std::vector<ScanState> states;  // since the last snapshot
     std::vector<ScanDamage> damage;
     std::uint64_t end = 0;            // after the last whole batch
-    std::uint64_t last_batch = 0;     // where it begins
     std::uint64_t next_position = 0;
     std::uint64_t batches = 0;
     std::uint64_t state_records = 0;
     std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
+    std::int64_t least_stored_ns = INT64_MAX, greatest_stored_ns = INT64_MIN;
     std::uint64_t tail_bytes = 0;     // from `end` to the last byte that is not zero
 };
 
@@ -57,8 +57,8 @@ struct ScanRange {
 std::uint64_t check_batch(const std::uint8_t *at, std::uint64_t room, std::uint64_t nonce);
 // CRC-32 of each block up to `end`, the seal in the header taken as zeros; the last one may be of a part of a block.
 std::vector<std::uint32_t> block_sums(const std::uint8_t *data, std::uint64_t end);
-// 64 bytes for each topic in an index: the `.topics` file.
-std::vector<std::uint8_t> summarise(const IndexEntry *entries, std::size_t count);
+// One for each topic in an index, in order of topic: the `.topics` file.
+std::vector<TopicSummary> summarise(const IndexEntry *entries, std::size_t count, std::uint64_t nonce);
 Scan scan_segment(const std::uint8_t *data, std::uint64_t size, const ScanRange &range);
 
 }  // namespace penstock::journal

@@ -11,13 +11,14 @@
 #include <atomic>
 
 #include "journal/checksum.hpp"
+#include "journal/frontier.hpp"
 
 namespace penstock::journal {
 namespace {
 
 // Small commits go into space that was written before: a sync of it moves no metadata. Larger ones extend the file.
 constexpr std::uint64_t ahead_bytes = 1 << 20;
-constexpr std::uint64_t small_commit_bytes = 1 << 16;
+constexpr std::uint64_t small_commit_bytes = 1 << 17;
 constexpr std::uint64_t kept_staging_bytes = 8 << 20;
 constexpr std::size_t failures_remembered = 1024;  // stretches of them
 
@@ -28,11 +29,6 @@ std::uint32_t fork_count() {
     return forks.load();
 }
 
-// Release, so that who sees a word of the frontier sees the odd sequence that went before it.
-void store(std::uint64_t &word, std::uint64_t value) {
-    std::atomic_ref<std::uint64_t>(word).store(value, std::memory_order_release);
-}
-
 }  // namespace
 
 std::int64_t realtime_ns() {
@@ -41,9 +37,12 @@ std::int64_t realtime_ns() {
     return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
 }
 
-Writer::Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, FrontierFile *frontier, int frontier_file)
+Writer::Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, std::uint8_t *frontier, int frontier_file)
     : disk_(disk), segment_bytes_(segment_bytes), sync_(sync), frontier_(frontier), frontier_file_(frontier_file),
-      generation_(fork_count()) {}
+      generation_(fork_count()) {
+    words_ = read_frontier(frontier_).value_or(FrontierCopy{});
+    words_.pid = static_cast<std::uint32_t>(getpid());
+}
 
 bool Writer::forked() const { return forks.load(std::memory_order_relaxed) != generation_; }
 
@@ -55,11 +54,12 @@ std::uint32_t Writer::topic(std::string_view name, std::uint8_t flags) {
 }
 
 void Writer::restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
-                           std::int64_t last_time_ns) {
+                           std::int64_t last_stored_ns) {
     std::lock_guard lock(staging_mutex_);
     if (topics_.size() < id) topics_.resize(id);
-    topics_[id - 1] = {std::string(name), flags, true, true, next_ordinal, next_ordinal, last_time_ns, last_time_ns};
+    topics_[id - 1] = {std::string(name), flags, true, true, next_ordinal, next_ordinal};
     names_[std::string(name)] = id;
+    last_stored_ns_ = std::max(last_stored_ns_, last_stored_ns);
 }
 
 std::uint64_t Writer::staged_bytes() const { return staging_.used; }
@@ -93,7 +93,7 @@ bool Writer::define(std::uint32_t id) {
     record.topic = id;
     record.data_bytes = static_cast<std::uint32_t>(topic.name.size());
     record.ordinal = topic.next_ordinal;
-    record.timestamp_ns = topic.last_time_ns;
+    record.timestamp_ns = record.stored_ns = last_stored_ns_;
     std::memcpy(at, &record, sizeof record);
     std::memset(at + bytes - 8, 0, 8);
     std::memcpy(at + sizeof record, topic.name.data(), topic.name.size());
@@ -102,28 +102,30 @@ bool Writer::define(std::uint32_t id) {
     return true;
 }
 
-void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id, const Content &content, std::int64_t now) {
-    Topic &topic = topics_[id - 1];
-    topic.last_time_ns = std::max(topic.last_time_ns, content.timestamp_ns ? content.timestamp_ns : now);
+// Before the messages of one call: what they are stored at. A clock that was set back does not go back here.
+void Writer::advance_clock() { last_stored_ns_ = std::max(last_stored_ns_, realtime_ns()); }
+
+void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id, const Content &content) {
     RecordHeader record{0,
                         static_cast<std::uint32_t>(bytes),
                         kind_message,
                         0,
                         static_cast<std::uint16_t>(content.message_id.size()),
                         static_cast<std::uint16_t>(content.key.size()),
-                        0,
+                        static_cast<std::uint16_t>(content.account.size()),
                         id,
                         static_cast<std::uint32_t>(content.properties.size()),
                         static_cast<std::uint32_t>(content.bytes),
-                        0,
-                        topic.next_ordinal++,
-                        topic.last_time_ns};
+                        0,  // put in with the checksum
+                        topics_[id - 1].next_ordinal++,
+                        content.timestamp_ns == time_now ? last_stored_ns_ : content.timestamp_ns,
+                        last_stored_ns_};
     std::memset(at + bytes - 8, 0, 8);  // the padding; overwritten where there is none
     std::memcpy(at, &record, sizeof record);
     at += sizeof record;
     if (content.bytes) std::memcpy(at, content.data, content.bytes);
     at += content.bytes;
-    for (std::string_view part : {content.properties, content.message_id, content.key}) {
+    for (std::string_view part : {content.properties, content.message_id, content.key, content.account}) {
         if (part.empty()) continue;
         std::memcpy(at, part.data(), part.size());
         at += part.size();
@@ -135,17 +137,19 @@ void Writer::put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t id
 std::uint64_t Writer::stage(std::uint32_t id, const Content &content) {
     std::lock_guard lock(staging_mutex_);
     if (!topics_[id - 1].staged && !define(id)) return 0;
-    std::uint64_t extra = content.properties.size() + content.message_id.size() + content.key.size();
+    std::uint64_t extra = content.properties.size() + content.message_id.size() + content.key.size() + content.account.size();
     std::uint64_t bytes = padded(sizeof(RecordHeader) + content.bytes + extra);
     std::uint8_t *at = grow(bytes);
     if (!at) return 0;
     std::uint64_t position = next_position_;
-    put_message(at, bytes, id, content, content.timestamp_ns ? 0 : realtime_ns());
+    advance_clock();
+    put_message(at, bytes, id, content);
     return position;
 }
 
 std::uint64_t Writer::stage_many(const std::uint32_t *topics, std::size_t topic_stride, const std::uint8_t *buffer,
-                                 const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count) {
+                                 const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count,
+                                 const std::int64_t *times) {
     std::lock_guard lock(staging_mutex_);
     std::uint64_t total = 0;
     for (std::size_t i = 0; i < count; ++i) total += padded(sizeof(RecordHeader) + lengths[i]);
@@ -153,14 +157,14 @@ std::uint64_t Writer::stage_many(const std::uint32_t *topics, std::size_t topic_
     if (std::uint64_t needed = staging_.used + total + sizeof(BatchHeader); needed > staging_.bytes.size())
         staging_.bytes.resize(needed);
     std::uint64_t first = next_position_;
-    std::int64_t now = realtime_ns();
+    advance_clock();
     for (std::size_t i = 0; i < count; ++i) {
         std::uint32_t id = topics[i * topic_stride];
         if (!topics_[id - 1].staged && !define(id)) return 0;
         std::uint64_t bytes = padded(sizeof(RecordHeader) + lengths[i]);
         std::uint8_t *at = grow(bytes);
         if (!at) return 0;
-        put_message(at, bytes, id, {buffer + offsets[i], lengths[i], {}, {}, {}, 0}, now);
+        put_message(at, bytes, id, {buffer + offsets[i], lengths[i], {}, {}, {}, times ? times[i] : time_now});
     }
     return first;
 }
@@ -214,6 +218,25 @@ CommitResult Writer::commit(std::uint64_t number) {
         if (failure_ != Failure::none) return {failure_, failed_error_, false};
         leading_ = true;
     }
+    CommitResult result;
+    try {
+        result = lead(number);
+    } catch (...) {  // no memory for giving back what was refused: nobody knows what goes with what any more
+        result = {Failure::sync, ENOMEM, false};
+    }
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (result.failure == Failure::none) done_number_ = number;
+        if (result.failure == Failure::sync) failure_ = Failure::sync;
+        if (result.failure != Failure::none) failed_error_ = result.error;
+        leading_ = false;
+    }
+    lead_changed_.notify_all();
+    return result;
+}
+
+// Writes all that is staged; `number` becomes that of the batch.
+CommitResult Writer::lead(std::uint64_t &number) {
     {
         std::lock_guard staging(staging_mutex_);
         std::swap(staging_, writing_);
@@ -223,14 +246,6 @@ CommitResult Writer::commit(std::uint64_t number) {
     CommitResult result = flush(writing_, 0);
     if (result.failure == Failure::write) give_back(number);
     if (writing_.bytes.size() > kept_staging_bytes) writing_.bytes = {};
-    {
-        std::lock_guard lead(lead_mutex_);
-        if (result.failure == Failure::none) done_number_ = number;
-        if (result.failure == Failure::sync) failure_ = Failure::sync;
-        if (result.failure != Failure::none) failed_error_ = result.error;
-        leading_ = false;
-    }
-    lead_changed_.notify_all();
     return result;
 }
 
@@ -243,7 +258,6 @@ void Writer::give_back(std::uint64_t number) {
     for (Topic &topic : topics_) {
         topic.staged = topic.committed;
         topic.next_ordinal = topic.committed_ordinal;
-        topic.last_time_ns = topic.committed_time_ns;
     }
     std::lock_guard lead(lead_mutex_);
     ++failures;
@@ -254,7 +268,11 @@ void Writer::give_back(std::uint64_t number) {
 }
 
 CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
-    seal_batch(staging, flags);
+    try {
+        seal_batch(staging, flags);
+    } catch (const std::bad_alloc &) {  // nothing was written yet
+        return {Failure::write, ENOMEM, false};
+    }
     ActiveSegment &segment = segment_;
     int error = 0;
     if (!entries_.empty())
@@ -272,7 +290,6 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
     if (error) return undo_write(error);
     if (sync_ && (error = disk_.sync(segment.log))) return {Failure::sync, error, false};
     put_sums(staging.bytes.data(), staging.used);
-    segment.last_batch = segment.end;
     segment.end = after;
     segment.zeroed = std::max(segment.zeroed, after + zeros);
     segment.entries += entries_.size();
@@ -307,9 +324,11 @@ CommitResult Writer::undo_write(int error) {
 // Checksums and index entries, in one pass over what is about to be written.
 void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
     BatchHeader header{batch_magic, 0, segment_.nonce, staging.first_position, staging.messages, staging.records,
-                       staging.used, realtime_ns(), segment_.last_batch, flags | staging.flags, 0};
+                       staging.used, realtime_ns(), staging.first_position, flags | staging.flags, 0};
     std::uint8_t *base = staging.bytes.data();
+    header.head_checksum = batch_head_check(header);
     std::uint32_t crc = crc32c(0, reinterpret_cast<std::uint8_t *>(&header) + 8, sizeof header - 8);
+    const std::uint32_t seed = nonce_seed(segment_.nonce);
     std::uint64_t position = staging.first_position;
     entries_.clear();
     defined_.clear();
@@ -317,13 +336,15 @@ void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
     for (std::uint64_t at = sizeof header; at < staging.used;) {
         RecordHeader record;
         std::memcpy(&record, base + at, sizeof record);
+        record.position_low = static_cast<std::uint32_t>(position);
+        std::memcpy(base + at + offsetof(RecordHeader, position_low), &record.position_low, 4);
         record.checksum = crc32c(record_seed(segment_.nonce, position), base + at + 4, record.bytes - 4);
         std::memcpy(base + at, &record.checksum, 4);
         crc = crc32c(crc, &record.checksum, 4);
-        if (record.kind == kind_message)
-            entries_.push_back({position++, record.ordinal, record.timestamp_ns, segment_.end + at, record.data_bytes,
-                                record.topic, record.properties_bytes + record.id_bytes + record.key_bytes,
-                                record.checksum});
+        if (record.kind == kind_message) {
+            IndexEntry &entry = entries_.emplace_back(entry_of(record, position++, segment_.end + at));
+            entry.entry_checksum = entry_check(seed, entry);
+        }
         if (record.kind == kind_topic) defined_.push_back(record.topic);
         if (record.kind == kind_state && !(record.flags & flag_internal)) ++segment_.states;
         at += record.bytes;
@@ -355,26 +376,34 @@ void Writer::keep_topics() {
     for (const IndexEntry &entry : entries_) {
         Topic &topic = topics_[entry.topic - 1];
         topic.committed_ordinal = entry.ordinal + 1;
-        topic.committed_time_ns = entry.timestamp_ns;
-        segment_.least_time_ns = std::min(segment_.least_time_ns, entry.timestamp_ns);
-        segment_.greatest_time_ns = std::max(segment_.greatest_time_ns, entry.timestamp_ns);
     }
 }
 
+// Both copies, one after the other: at every moment one of them is whole, and at rest either may be damaged.
 void Writer::move_frontier() {
-    std::uint64_t sequence = frontier_->sequence;
-    store(frontier_->sequence, sequence | 1);
-    store(frontier_->frontier, committed_position_);
-    store(frontier_->segment, segment_.first_position);
-    store(frontier_->end, segment_.end);
-    store(frontier_->sequence, (sequence | 1) + 1);
+    ++words_.sequence;
+    words_.frontier = committed_position_;
+    words_.segment = segment_.first_position;
+    words_.end = segment_.end;
+    words_.checksum = frontier_check(frontier_ + offsetof(FrontierHead, uuid), words_);
+    put_frontier(frontier_first_copy, words_);
+    put_frontier(frontier_second_copy, words_);
     const std::uint8_t bell = 1;
     (void)!pwrite(frontier_file_, &bell, 1, frontier_bell);
 }
 
+// In order, the checksum last: who finds it finds what went before it.
+void Writer::put_frontier(std::uint64_t at, const FrontierCopy &copy) {
+    std::uint64_t words[sizeof copy / 8];
+    std::memcpy(words, &copy, sizeof copy);
+    auto *target = reinterpret_cast<std::uint64_t *>(frontier_ + at);
+    for (std::size_t i = 0; i < sizeof copy / 8; ++i)
+        std::atomic_ref<std::uint64_t>(target[i]).store(words[i], std::memory_order_release);
+}
+
 void Writer::publish_frontier(std::uint64_t first, std::uint64_t generation_step) {
-    store(frontier_->first, first);
-    store(frontier_->generation, frontier_->generation + generation_step);
+    words_.first = first;
+    words_.generation += generation_step;
     move_frontier();
 }
 

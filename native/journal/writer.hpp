@@ -27,11 +27,14 @@
 
 namespace penstock::journal {
 
+inline constexpr std::int64_t time_now = INT64_MIN;  // no time was given: it is that of storing
+
 struct Content {
     const std::uint8_t *data = nullptr;
     std::uint64_t bytes = 0;
     std::string_view properties, message_id, key;
-    std::int64_t timestamp_ns = 0;  // 0: now
+    std::int64_t timestamp_ns = time_now;
+    std::string_view account = {};  // whose message id it is
 };
 
 struct Topic {
@@ -39,18 +42,16 @@ struct Topic {
     std::uint8_t flags = 0;
     bool staged = false, committed = false;  // its topic record
     std::uint64_t next_ordinal = 1, committed_ordinal = 1;
-    std::int64_t last_time_ns = 0, committed_time_ns = 0;
 };
 
 // The open files of the active segment and how far they go.
 struct ActiveSegment {
     int log = -1, index = -1, sums = -1;
-    std::uint64_t nonce = 0, first_position = 0, end = 0, last_batch = 0, zeroed = 0;
+    std::uint64_t nonce = 0, first_position = 0, end = 0, zeroed = 0;
     std::uint64_t entries = 0;
     std::uint64_t states = 0;  // records of the user's state
     bool sums_whole = true;    // no sum of a block could not be written
     std::uint32_t block_crc = 0;  // of the bytes since the last block border
-    std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
 };
 
 enum class Failure : std::uint8_t { none, write, sync, closed, forked };
@@ -63,18 +64,19 @@ struct CommitResult {
 
 class Writer {
    public:
-    Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, FrontierFile *frontier, int frontier_file);
+    Writer(Disk &disk, std::uint64_t segment_bytes, bool sync, std::uint8_t *frontier, int frontier_file);
 
     std::uint32_t topic(std::string_view name, std::uint8_t flags = 0);
     const Topic &topic_at(std::uint32_t id) const { return topics_[id - 1]; }
     std::uint32_t topic_count() const { return static_cast<std::uint32_t>(topics_.size()); }
     void restore_topic(std::uint32_t id, std::string_view name, std::uint8_t flags, std::uint64_t next_ordinal,
-                       std::int64_t last_time_ns);
+                       std::int64_t last_stored_ns);
 
     // Each gives the position, or 0 when the staging buffer is full. Topic ids must be valid.
     std::uint64_t stage(std::uint32_t topic, const Content &content);
     std::uint64_t stage_many(const std::uint32_t *topics, std::size_t topic_stride, const std::uint8_t *buffer,
-                             const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count);
+                             const std::uint64_t *offsets, const std::uint64_t *lengths, std::size_t count,
+                             const std::int64_t *times = nullptr);
     bool stage_state(std::uint32_t kind, std::uint8_t flags, const std::uint8_t *data, std::uint64_t bytes);
     // Several calls that must land in one batch: hold this meanwhile. Recursive.
     std::recursive_mutex &staging_lock() { return staging_mutex_; }
@@ -96,6 +98,7 @@ class Writer {
 
     const ActiveSegment &segment() const { return segment_; }
     std::uint64_t next_position() const { return next_position_; }  // with what is staged
+    std::int64_t last_stored_ns() const { return last_stored_ns_; }  // under the staging lock
     std::uint64_t committed_position() const { return committed_position_; }
     std::uint64_t staged_bytes() const;
     bool failed() const { return failure_ != Failure::none; }
@@ -112,7 +115,8 @@ class Writer {
 
     std::uint8_t *grow(std::uint64_t bytes);
     bool define(std::uint32_t topic);
-    void put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t topic, const Content &content, std::int64_t now);
+    void put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t topic, const Content &content);
+    void advance_clock();
     CommitResult flush(Staging &staging, std::uint32_t flags);
     CommitResult undo_write(int error);
     void seal_batch(Staging &staging, std::uint32_t flags);
@@ -122,11 +126,14 @@ class Writer {
     void note_failed(std::uint64_t number);
     void give_back(std::uint64_t number);
     void move_frontier();
+    void put_frontier(std::uint64_t at, const FrontierCopy &copy);
+    CommitResult lead(std::uint64_t &number);
 
     Disk &disk_;
     std::uint64_t segment_bytes_;
     bool sync_;
-    FrontierFile *frontier_;
+    std::uint8_t *frontier_;  // the mapped file
+    FrontierCopy words_;      // what its copies have, or will have in a moment
     int frontier_file_;
     std::uint32_t generation_;
 
@@ -135,6 +142,7 @@ class Writer {
     std::vector<Topic> topics_;
     std::unordered_map<std::string, std::uint32_t> names_;
     std::uint64_t next_position_ = 1;
+    std::int64_t last_stored_ns_ = INT64_MIN;  // of the journal: never goes back
     std::uint64_t staging_number_ = 1;  // of the batch that is being gathered
 
     std::mutex lead_mutex_;

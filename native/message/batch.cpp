@@ -194,6 +194,9 @@ PyObject *get_ordinals(PyObject *self, void *) {
 PyObject *get_timestamps(PyObject *self, void *) {
     return column<std::int64_t>(self, [](const Envelope &e) { return e.timestamp_ns; }, "q");
 }
+PyObject *get_stored(PyObject *self, void *) {
+    return column<std::int64_t>(self, [](const Envelope &e) { return e.stored_ns; }, "q");
+}
 PyObject *get_sizes(PyObject *self, void *) {
     return column<std::int64_t>(self, [](const Envelope &e) { return e.size; }, "q");
 }
@@ -225,6 +228,7 @@ PyMethodDef batch_methods[] = {
 PyGetSetDef batch_getset[] = {
     {"ordinals", get_ordinals, nullptr, "Ordinals as a memoryview of unsigned 64-bit numbers.", nullptr},
     {"timestamps_ns", get_timestamps, nullptr, "Times as a memoryview of signed 64-bit numbers.", nullptr},
+    {"stored_ns", get_stored, nullptr, "Times of storing likewise; -2**63 where nothing was stored.", nullptr},
     {"sizes", get_sizes, nullptr, "Sizes in bytes as a memoryview of signed 64-bit numbers.", nullptr},
     {"positions", get_positions, nullptr, "Journal positions (-1: none) as a memoryview.", nullptr},
     {"total_bytes", get_total, nullptr, "Bytes of all messages together.", nullptr},

@@ -159,6 +159,11 @@ PyObject *optional_number(std::int64_t value) {
 }
 
 PyObject *get_ordinal(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_message(self)->envelope.ordinal); }
+PyObject *get_stored(PyObject *self, void *) {
+    std::int64_t stored_ns = as_message(self)->envelope.stored_ns;
+    if (stored_ns == Envelope::not_stored) Py_RETURN_NONE;
+    return PyLong_FromLongLong(stored_ns);
+}
 PyObject *get_timestamp(PyObject *self, void *) { return PyLong_FromLongLong(as_message(self)->envelope.timestamp_ns); }
 PyObject *get_position(PyObject *self, void *) { return optional_number(as_message(self)->envelope.position); }
 PyObject *get_id(PyObject *self, void *) { return optional_number(as_message(self)->envelope.id); }
@@ -315,7 +320,9 @@ PyMethodDef message_methods[] = {
 
 PyGetSetDef message_getset[] = {
     {"ordinal", get_ordinal, nullptr, "Number in its channel or topic, from 1.", nullptr},
-    {"timestamp_ns", get_timestamp, nullptr, "Realtime nanoseconds, monotone per channel.", nullptr},
+    {"timestamp_ns", get_timestamp, nullptr,
+     "Realtime nanoseconds: the time that its publisher gave it, or when it was published (then monotone per channel).", nullptr},
+    {"stored_ns", get_stored, nullptr, "When a journal or broker stored it, monotone per journal; None elsewhere.", nullptr},
     {"channel", get_channel, nullptr, "Name of the channel or topic.", nullptr},
     {"position", get_position, nullptr, "Number in its journal across topics, or None.", nullptr},
     {"id", get_id, nullptr, "Message id, where the reach has one, or None.", nullptr},
@@ -395,7 +402,11 @@ void tell_published(std::size_t count) {
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *number = PyLong_FromSize_t(count);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
+    PyObject *noted = number && PyObject_SetAttrString(value, "published", number) == 0
+                          ? PyObject_CallMethod(value, "add_note", "N", PyUnicode_FromFormat("%zu were published", count))
+                          : nullptr;
+    if (!noted) PyErr_Clear();
+    Py_XDECREF(noted);
     Py_XDECREF(number);
     PyErr_Restore(type, value, trace);
 }

@@ -49,6 +49,9 @@ struct Envelope {
     // Right behind the properties, where the reach keeps them: an id and a key that its user gave.
     std::uint16_t message_id_size = 0;
     std::uint16_t key_size = 0;
+    // When a reach that stores messages stored it; not_stored where none did.
+    static constexpr std::int64_t not_stored = INT64_MIN;
+    std::int64_t stored_ns = not_stored;
     std::int8_t intact = -1;   // whether a checksum matches; -1: none was looked at
     bool activation = false;   // published by opening, not by publish()
     std::uint32_t metadata_size = 0;

@@ -260,6 +260,13 @@ void Lender::cancel(std::uint64_t token) noexcept {
     if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
 }
 
+void Lender::hold(std::uint64_t) noexcept {
+    if (publisher->handle) ++publisher->handle->looked_at;
+}
+void Lender::let_go(std::uint64_t) noexcept {
+    if (publisher->handle) publisher->handle->stop_looking();
+}
+
 PyObject *publisher_activate(PyObject *object, PyObject *) {
     PublisherObject *self = as_publisher(object);
     Publisher *handle = usable(self);

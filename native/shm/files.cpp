@@ -135,7 +135,7 @@ File make_file(const std::string &name, std::uint64_t size, const Access &access
     if (descriptor < 0) fail(errno, "cannot make ");
     File file(descriptor);
     PENSTOCK_STEP("make.after_open");
-    int error = posix_fallocate(descriptor, 0, off_t(size));
+    int error = size ? posix_fallocate(descriptor, 0, off_t(size)) : 0;
     if (error)
         throw Error(Fault::system,
                     "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +

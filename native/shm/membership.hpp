@@ -82,7 +82,9 @@ class Membership {
 
     // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
     bool recover();
-    void leave() noexcept;
+    // `somebody_looks`: at messages or arrays in its memory, which stays mapped then.
+    void leave(bool somebody_looks = false) noexcept;
+    void unmap() noexcept;
     // Closed with messages held: no reliable publisher waits for it, its holds stay.
     void linger() noexcept;
 
@@ -120,6 +122,9 @@ class Membership {
     bool attach_tables(bool locked);
     void attach_vchans();
     void choose_vchan();
+    void check_name() const;
+    std::string virtual_name(const std::string &name) const;
+    void give_back_vchans() const;
     void take_place();
     void settle_most_held();
     void count_sure() const;
@@ -168,6 +173,10 @@ struct ChannelView {
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };
 std::vector<ChannelView> list_channels();
+// Whether somebody who lives is in the channel with that file name.
+bool is_channel_in_use(const std::string &encoded);
+// The multiplexer of that virtual channel, where it is in use and not the one with that nonce; else empty.
+std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 
 // Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
 std::vector<std::string> clean_channels();

@@ -59,7 +59,7 @@ void Publisher::cancel(std::uint32_t slot) {
     if (!member.belongs_here() || !member.joined()) return;
     member.channel.cancel(writer, slot);
     if (reserved) --reserved;
-    if (retiring_ && !reserved) return member.leave();
+    if (retiring_ && !reserved) return member.leave(looked_at > 0);
     member.wake_publishers();
 }
 
@@ -178,7 +178,7 @@ void Publisher::wake() { member.bells.wake_self(); }
 void Publisher::close(bool at_once) noexcept {
     closed.store(true);
     if (!at_once && reserved && member.belongs_here() && member.joined()) retiring_ = true;
-    else member.leave();
+    else member.leave(reserved || looked_at);
 }
 
 std::string Publisher::why_full() const {

@@ -28,6 +28,7 @@ class Publisher {
     const bool retirement;  // keep account of what was published, to tell what all have released
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
+    std::uint32_t looked_at = 0;  // published, but an array of this process still shows it
 
     struct Place {
         std::uint32_t slot = 0;
@@ -80,6 +81,9 @@ class Publisher {
     }
     void cancel(std::uint32_t slot);
     // An unreliable publisher's message gives way to what reliable subscribers have not read.
+    void stop_looking() {
+        if (--looked_at == 0 && !member.joined()) member.unmap();
+    }
     void count_given_up() {
         counters->matched.add();
         counters->drop(DropReason::overflow, 1);

@@ -296,7 +296,7 @@ class JournalRecords(Target):
         for gaps in (False, True):
             native.scan(data, 7, 1, 1 << 40, 0, gaps)
         layout.decode_properties(data)
-        layout.decode_frontier(data.ljust(layout.FRONTIER.size, b"\0"), UUID(int=1))
+        layout.decode_frontier(data.ljust(layout.FRONTIER_BYTES, b"\0"), UUID(int=1))
         for function in (layout.decode_marker, layout.decode_segment_header):
             with contextlib.suppress(PenstockError):
                 function(data, "here")
@@ -396,7 +396,7 @@ class FilterExpression(Target):
     """An expression of ``--filter``, on a JSON body."""
 
     words = [b"and ", b"or ", b"not ", b"(", b")", b"==", b"like ", b"contains ", b"in [", b"]", b".a.b[0]", b"properties.x", b'"*a*b*"',
-             b"1e308", b"*", b"%", b"/", b"-", b"size", b"body", b"9" * 5000, b"\\"]  # fmt: skip
+             b"1e308", b"*", b"%", b"/", b"-", b"size", b"payload", b"9" * 5000, b"\\"]  # fmt: skip
 
     def __init__(self) -> None:
         self.message = Message(b'{"a": {"b": [1, "x", null]}, "n": 1e300}', ordinal=1, channel="c", properties={"x": "1"})

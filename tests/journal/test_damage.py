@@ -66,7 +66,11 @@ def test_a_flipped_bit_anywhere_costs_at_most_its_record(tmp_path: Path, seed: i
         logs = sorted(copy.glob("*.log"))
         log = chance.choice(logs)
         ends = [layout.decode_segment_header(log.read_bytes(), "").seal]
-        end = ends[0].end if ends[0] else layout.FRONTIER.unpack_from((copy / "frontier").read_bytes())[7]
+        end = (
+            ends[0].end
+            if ends[0]
+            else layout.FRONTIER_COPY.unpack_from((copy / "frontier").read_bytes(), layout.FRONTIER_COPIES[0])[3]
+        )
         offset = chance.randrange(layout.SEGMENT_HEADER_BYTES, end)
         flip(log, offset, 1 << chance.randrange(8))
         found = verify(copy)
@@ -103,7 +107,7 @@ def test_opening_with_damage_in_the_last_segment_goes_on_after_it(tmp_path: Path
 def test_a_truncated_last_segment_loses_its_end_and_numbers_are_not_used_again(tmp_path: Path) -> None:
     held = fill(tmp_path / "j")
     log = sorted((tmp_path / "j").glob("*.log"))[-1]
-    end = layout.FRONTIER.unpack_from((tmp_path / "j" / "frontier").read_bytes())[7]
+    end = layout.FRONTIER_COPY.unpack_from((tmp_path / "j" / "frontier").read_bytes(), layout.FRONTIER_COPIES[0])[3]
     os.truncate(log, end - 3000)
     assert verify(tmp_path / "j")
     with Journal(tmp_path / "j", mode="read") as journal:
@@ -122,7 +126,7 @@ def test_a_truncated_last_segment_loses_its_end_and_numbers_are_not_used_again(t
 def test_a_nonsense_tail_is_closed_off_and_told(tmp_path: Path, tail: bytes) -> None:
     held = fill(tmp_path / "j")
     log = sorted((tmp_path / "j").glob("*.log"))[-1]
-    end = layout.FRONTIER.unpack_from((tmp_path / "j" / "frontier").read_bytes())[7]
+    end = layout.FRONTIER_COPY.unpack_from((tmp_path / "j" / "frontier").read_bytes(), layout.FRONTIER_COPIES[0])[3]
     with log.open("r+b") as file:
         file.seek(end)
         file.write(tail)
@@ -178,7 +182,7 @@ def test_what_is_not_a_journal_is_refused_untouched(tmp_path: Path) -> None:
     other = tmp_path / "other"
     Journal(other).close()
     marker = other / layout.MARKER_NAME
-    marker.write_bytes(marker.read_bytes().replace(b"journal 1", b"journal 9"))
+    marker.write_bytes(marker.read_bytes().replace(b"journal 2", b"journal 9"))
     before = {path.name: path.read_bytes() for path in other.iterdir()}
     for mode in ("read", "write"):
         with pytest.raises(InvalidArgument, match="version 9"):

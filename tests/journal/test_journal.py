@@ -138,14 +138,17 @@ def test_state_that_no_function_gives_is_carried_too(tmp_path: Path) -> None:
 
 def test_find_by_ordinal_and_time(tmp_path: Path) -> None:
     with Journal(tmp_path / "j", segment_bytes=65536) as journal:
-        times = {}
         for i in range(1, 201):
-            position = journal.append(f"t{i % 2}", bytes(1000), timestamp_ns=i * 1000)
-            times[i * 1000] = position
-        assert journal.find_time(0) == 1 and journal.find_time(100_000) == times[100_000]
-        assert journal.find_time(99_500) == times[100_000] and journal.find_time(200_001) is None
-        assert journal.find_time(100_000, "t1") == times[101_000]
-        assert journal.find_ordinal("t1", 50) == times[99_000] and journal.find_ordinal("t1", 101) is None
+            journal.append(f"t{i % 2}", bytes(1000), timestamp_ns=-i)  # the publisher's times tell nothing of the order
+        stored = {position: journal.read(position).stored_ns or 0 for position in range(1, 201)}
+        assert list(stored.values()) == sorted(stored.values())
+        for position in (1, 2, 100, 200):
+            found = journal.find_time(stored[position])
+            assert found is not None and stored[found] == stored[position] and stored.get(found - 1) != stored[position]
+        assert journal.find_time(0) == 1 and journal.find_time(stored[200] + 1) is None
+        of_t1 = journal.find_time(stored[100], "t1")
+        assert of_t1 is not None and of_t1 in (99, 101), "the first of its topic at or after the time"
+        assert journal.find_ordinal("t1", 50) == 99 and journal.find_ordinal("t1", 101) is None
         assert journal.find_ordinal("none", 1) is None
 
 
@@ -316,13 +319,25 @@ def test_threads_share_commits(tmp_path: Path) -> None:
             assert list(batch.ordinals) == list(range(1, 101))
 
 
-def test_times_are_monotone_per_topic(tmp_path: Path) -> None:
+def test_times_are_the_publishers_and_those_of_storing_are_monotone(tmp_path: Path) -> None:
+    given = [500, 100, 0, -1, -(2**62), 2**63 - 1, 900]
     with Journal(tmp_path / "j") as journal:
-        for time_ns in (500, 100, 900):
+        for time_ns in given:
             journal.append("a", b"", timestamp_ns=time_ns)
+        journal.append_many("b", [b"x", b"y"], timestamp_ns=0)
+        journal.commit([Entry("c", b"", timestamp_ns=-7)])
         journal.append("a", b"")
-        stamps = list(journal.read_many(1).timestamps_ns)
-        assert stamps[:3] == [500, 500, 900] and abs(stamps[3] - time.time_ns()) < 60e9
+        batch = journal.read_many(1)
+        stamps, stored = list(batch.timestamps_ns), list(batch.stored_ns)
+        assert stamps[:-1] == [*given, 0, 0, -7] and stamps[-1] == stored[-1]
+        assert stored == sorted(stored) and abs(stored[0] - time.time_ns()) < 60e9
+        assert [message.stored_ns for message in batch] == stored
+        pytest.importorskip("pyarrow")
+        table = [row for part in journal.batches(columns=["timestamp_ns", "stored_ns"]) for row in part.to_pylist()]
+        assert [(row["timestamp_ns"], row["stored_ns"]) for row in table] == list(zip(stamps, stored, strict=True))
+    with Journal(tmp_path / "j") as journal:
+        journal.append("a", b"")
+        assert (journal.read(journal.frontier - 1).stored_ns or 0) >= stored[-1]
 
 
 def test_addresses(tmp_path: Path) -> None:

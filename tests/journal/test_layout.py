@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
 from penstock.journal import layout
-from penstock.journal.format import INDEX
+from penstock.journal.format import INDEX, RECORD, TOPICS
 
 HEADER = (Path(__file__).parents[2] / "native/journal/format.hpp").read_text()
 CODES = {
@@ -34,7 +36,16 @@ def constant(name: str) -> int:
 
 @pytest.mark.parametrize(
     ("name", "ours"),
-    [("BatchHeader", layout.BATCH), ("RecordHeader", layout.RECORD), ("FrontierFile", layout.FRONTIER)],
+    [
+        ("SegmentHeader", layout.SEGMENT),
+        ("Seal", layout.SEAL),
+        ("BatchHeader", layout.BATCH),
+        ("RecordHeader", layout.RECORD),
+        ("IndexEntry", layout.INDEX_ENTRY),
+        ("TopicSummary", layout.TOPIC_SUMMARY),
+        ("FrontierHead", layout.FRONTIER_HEAD),
+        ("FrontierCopy", layout.FRONTIER_COPY),
+    ],
 )
 def test_structures(name: str, ours: struct.Struct) -> None:
     theirs = "<" + "".join(f"{count}s" if count > 1 else code for _, code, count in fields(name))
@@ -43,15 +54,24 @@ def test_structures(name: str, ours: struct.Struct) -> None:
     assert struct.calcsize(native) == ours.size, "the compiler adds no padding"
 
 
-def test_the_index_that_numpy_reads() -> None:
-    theirs = [(field, {"Q": "<u8", "q": "<i8", "I": "<u4"}[code]) for field, code, _ in fields("IndexEntry")]
-    assert [kind for _, kind in theirs] == [str(INDEX.fields[name][0].str) for name in INDEX.names]
-    assert [name for name, _ in theirs] == list(INDEX.names)
-    assert INDEX.itemsize == layout.INDEX_ENTRY_BYTES
+@pytest.mark.parametrize(("name", "ours"), [("IndexEntry", INDEX), ("RecordHeader", RECORD), ("TopicSummary", TOPICS)])
+def test_what_numpy_reads(name: str, ours: numpy.dtype[Any]) -> None:
+    kinds = {"Q": "<u8", "q": "<i8", "I": "<u4", "H": "<u2", "B": "|u1"}
+    theirs = [(field, kinds[code]) for field, code, _ in fields(name)]
+    assert ours.names is not None and ours.fields is not None
+    assert [(field, str(ours.fields[field][0].str)) for field in ours.names] == theirs
 
 
 def test_constants() -> None:
     ours = {
+        "format_version": layout.VERSION,
+        "seal_offset": layout.SEAL_OFFSET,
+        "batch_open": layout.BATCH_OPEN,
+        "frontier_first_copy": layout.FRONTIER_COPIES[0],
+        "frontier_second_copy": layout.FRONTIER_COPIES[1],
+        "segment_compacted": layout.SEGMENT_COMPACTED,
+        "segment_repaired": layout.SEGMENT_REPAIRED,
+        "segment_after_loss": layout.SEGMENT_AFTER_LOSS,
         "segment_header_bytes": layout.SEGMENT_HEADER_BYTES,
         "block_bytes": layout.BLOCK_BYTES,
         "batch_magic": int.from_bytes(layout.BATCH_MAGIC, "little"),

@@ -110,7 +110,7 @@ def open_on(directory: Path, disk: SimulatedDisk | None = None, sync: bool = Tru
 
 def frontier_word(directory: Path) -> int:
     path = directory / layout.FRONTIER_NAME
-    return layout.FRONTIER.unpack_from(path.read_bytes())[5] if path.exists() else 1
+    return layout.FRONTIER_COPY.unpack_from(path.read_bytes(), layout.FRONTIER_COPIES[0])[1] if path.exists() else 1
 
 
 def power_cut_run(seed: str, root: Path, *, cut_at: int | None, mode: str, batches: int = 25, lives: int = 3) -> int:

@@ -101,7 +101,11 @@ def appended(library: Path, directory: Path, way: str) -> dict[str, str]:
     """For each way to append: the writes and syncs of the log before it returned."""
     environment = {**os.environ, "LD_PRELOAD": str(library)}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, library, directory, way], env=environment, capture_output=True, text=True, timeout=100
+        [sys.executable, "-c", PROGRAM, library, directory, way],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
     assert done.returncode == 0, done.stderr
     return {name: calls for name, _, calls in (line.partition(" ") for line in done.stdout.splitlines())}

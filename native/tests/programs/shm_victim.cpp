@@ -69,9 +69,11 @@ int act(const char *channel, const std::string &action) {
             for (int i = 0; i < 3; ++i) publish(publisher, "victim");
         }
         watching = action == "leave_publisher";
-    } else if (action == "join_publisher") {
+    } else if (action == "join_publisher" || action == "join_virtual") {
+        Options options = options_for(channel, false);
+        if (action == "join_virtual") options.mux = options.name + "-mux";
         watching = true;
-        Publisher publisher(options_for(channel, false), false, false);
+        Publisher publisher(options, false, false);
         watching = false;
     } else if (action == "join_subscriber" || action == "join_reliable") {
         watching = true;

@@ -72,6 +72,8 @@ class Connection:
             self.socket = self.tls
         self.wants_write = False
         self.ending = False  # close when the output is out
+        self.unfinished_bytes = 0  # come in of a command that is not whole
+        self.unfinished_since = 0.0
         self.busy = False  # a command under way could go on now
         self.paused_until = 0.0
         self.received_messages = 0

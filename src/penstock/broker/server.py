@@ -41,6 +41,7 @@ HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
 TURN_S = 0.005  # of long work in one turn
+UNFINISHED_BYTES = 65_536  # less than this is not worth closing a connection for
 RETRY_S = 1.0  # after a step of the loop that failed
 TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
 TELL_FAILURE_S = 10.0
@@ -95,6 +96,7 @@ class Server:
         except BaseException:
             self._listener.close()
             raise
+        self.broker.trusting = not self.tokens.required
         self.draining = False
         self.connections: dict[int, Connection] = {}
         self._producers: dict[str, Connection] = {}
@@ -117,6 +119,7 @@ class Server:
         self._started = time.time()
         self.commits = 0
         self.failures = 0  # commits that failed
+        self._unfinished_bytes = 0  # of all connections
         self.internal_errors = 0  # failures that nobody had foreseen
         self._not_before: dict[str, float] = {}  # when a step of the loop that failed is tried again
         self.turns = 0
@@ -262,9 +265,29 @@ class Server:
 
     def _read(self, connection: Connection, take: Callable[[], None]) -> None:
         take()
-        if connection.paused() or connection.working:
+        self._note_unfinished(connection, connection.scanner.buffered_bytes)
+        if connection.descriptor in self.connections and (connection.paused() or connection.working):
             self._paused[connection] = None
             self._watch(connection)
+
+    def _note_unfinished(self, connection: Connection, size: int) -> None:
+        """Messages that are not whole are kept in memory, so all of them together have a bound."""
+        if size < connection.unfinished_bytes or not connection.unfinished_bytes:
+            connection.unfinished_since = time.monotonic()
+        self._unfinished_bytes += size - connection.unfinished_bytes
+        connection.unfinished_bytes = size
+        most = max(self.limits.max_unfinished_bytes, 2 * self.limits.max_message_bytes)
+        if self._unfinished_bytes > most:
+            self._end_unfinished(connection)
+
+    def _end_unfinished(self, last: Connection) -> None:
+        """Those that take long for what they have sent go first, then the one that was the last to send."""
+        now = time.monotonic()
+        large = [found for found in self.connections.values() if found.unfinished_bytes > UNFINISHED_BYTES]
+        slow = [found for found in large if now - found.unfinished_since > 10 + found.unfinished_bytes / (1 << 20)]
+        for connection in slow or [last]:
+            log.warning("%s: closed: its message is unfinished, and there is no memory for it", connection.peer)
+            self._drop(connection)
 
     def _serve(self, connection: Connection, act: Callable[[], None]) -> None:
         """Do something for one connection: what goes wrong is that connection's, never the end of all."""
@@ -417,6 +440,8 @@ class Server:
         if self.connections.get(connection.descriptor) is not connection:
             return False
         del self.connections[connection.descriptor]
+        self._unfinished_bytes -= connection.unfinished_bytes
+        connection.unfinished_bytes = 0
         self._paused.pop(connection, None)
         self._touched.discard(connection)
         if self._producers.get(connection.session.producer) is connection:
@@ -468,9 +493,8 @@ class Server:
         self.broker.transactions.forget_idle()
         self.broker.observe()
         self._observed = True
-        if now >= self._trim_at:
-            self._trim_at = now + TRIM_S
-            self.broker.trim()
+        if now >= self._trim_at or self.broker.wants_room:
+            self._trim_at = now + (0.0 if self.broker.trim() else TRIM_S)
         if self.tokens.required or self._tls is not None:
             for connection in list(self.connections.values()):
                 if now - connection.opened > HELLO_S and not (connection.session.hello and connection.secure):
@@ -549,7 +573,9 @@ class Server:
             "next": stored.next,
             "stored_bytes": stored.stored_bytes,
             "quota_bytes": self.limits.quota_bytes,
+            "keep": getattr(self.broker.store, "kept", ""),
             "staged_bytes": self.broker.transactions.staged_bytes,
+            "unfinished_bytes": self._unfinished_bytes,
         }
 
 

@@ -39,7 +39,9 @@ Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 
 
 def _time(time_ns: int | None) -> str:
-    return "" if not time_ns else datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
+    if time_ns is None:
+        return ""
+    return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + "Z"
 
 
 @app.command()
@@ -60,7 +62,7 @@ def info(directory: Directory, as_json: Json = False) -> None:
 def _print_info(report: JournalInfo) -> None:
     console = show.console()
     writer = f"written by process {report.writer_pid}" if report.writer_pid else "no writer"
-    console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}", markup=False)
+    console.print(f"{report.directory}  version {report.version}  {report.uuid}  {writer}")
     console.print(
         f"{report.messages} messages, positions {report.first} to {report.frontier - 1}, "
         f"{show.bytes_text(report.bytes)} on disk"
@@ -136,6 +138,18 @@ def repair(directory: Directory, as_json: Json = False) -> None:
 
 
 @app.command()
+def upgrade(directory: Directory) -> None:
+    """Convert a journal that an older release wrote, in place. No writer may be running; run again if it was cut off.
+
+    Example: [green]penstock journal upgrade /var/lib/measurements[/]
+    """
+    from penstock.journal.upgrade import upgrade
+
+    converted = upgrade(directory)
+    print(f"{converted} segments converted" if converted else "of this version already, nothing to do")
+
+
+@app.command()
 def cat(
     directory: Directory,
     start: Annotated[int | None, typer.Option(help="First position; default the least kept.")] = None,
@@ -175,6 +189,7 @@ def _as_json(message: Message) -> dict[str, object]:
         "topic": message.channel,
         "ordinal": message.ordinal,
         "timestamp_ns": message.timestamp_ns,
+        "stored_ns": message.stored_ns,
         "properties": dict(message.properties),
         **content,
     }

@@ -10,12 +10,12 @@ import typer
 from penstock.address import without_secrets
 from penstock.cli import show
 from penstock.observe.memory import seen
-from penstock.observe.rates import flow
+from penstock.observe.rates import READERS, flow
 from penstock.observe.snapshot import Block, matching
 
 app = typer.Typer()
 
-COLUMNS = ("address", "kind", "pid", "program", "messages", "bytes", "lost", "waiting", "last", "state")
+COLUMNS = ("address", "kind", "pid", "messages", "bytes", "lost", "waiting", "last", "program", "state")
 RIGHT = ("pid", "messages", "bytes", "lost", "waiting", "last")
 
 
@@ -51,17 +51,23 @@ def as_record(block: Block) -> dict[str, Any]:
     return {**asdict(block), "address": block.address, "lost": block.lost, "in_flight": block.in_flight}
 
 
+def waiting_text(block: Block) -> str:
+    """What waits for a reader; of a publisher what is taken, and of how many places."""
+    if block.kind in READERS or not block.capacity:
+        return show.count_text(block.waiting)
+    return f"{block.depth}/{block.capacity}"
+
+
 def _row(block: Block) -> tuple[str, ...]:
-    waiting = str(block.depth) if not block.capacity else f"{block.depth}/{block.capacity}"
     return (
         block.address or f"{block.room}:{block.name}",
         block.kind,
         str(block.pid),
-        block.program,
         show.count_text(flow(block)),
         show.bytes_text(block.bytes),
         show.count_text(block.lost),
-        waiting,
-        show.seconds_text(block.idle_s),
+        waiting_text(block),
+        show.age_text(block.idle_s),
+        block.program,
         block.state,
     )

@@ -54,7 +54,7 @@ def record(
     plan = _plan(addresses, names, output, split, max_size, pre_buffer, count)
     with Recorder(plan) as recorder:
         told: dict[str, str] = {}
-        with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a recording
+        with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
             _watch(recorder, seconds, told)
         try:
             recorder.stop()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
 from penstock import address as addresses
-from penstock.errors import InvalidArgument
-from penstock.secrecy import hidden
+from penstock.errors import InvalidArgument, RefusedError
+from penstock.observe.rates import PRODUCERS
+from penstock.secrecy import hidden, without_secrets
 
-__all__ = ["AddressArgument", "OptionList", "answer_within", "live_addresses", "with_options"]
+__all__ = [
+    "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "expanded", "live_addresses", "with_options",
+]  # fmt: skip
 
 
 def live_addresses(incomplete: str) -> list[str]:
@@ -33,10 +37,36 @@ AddressArgument = Annotated[
         show_default=False,
     ),
 ]
+AddressesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ADDRESS...",
+        help="shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC; several, or with '*'.",
+        autocompletion=live_addresses,
+        show_default=False,
+    ),
+]
 OptionList = Annotated[
     list[str] | None,
     typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the room, as after '?' in an address."),
 ]
+
+
+def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
+    """The addresses, each '*' replaced by what is open on this machine; topics keep their own wildcards."""
+    found: list[str] = []
+    for address in given:
+        scheme, _, rest = address.partition(":")
+        if "*" not in rest.partition("?")[0] or scheme in ("journal", "broker"):
+            found.append(address)
+            continue
+        from penstock.observe.snapshot import live, matching
+
+        names = {block.address.partition("?")[0] for block in matching(live(), address) if block.kind in kinds}
+        if not names:
+            raise RefusedError(f"nobody on this machine publishes to anything like {without_secrets(address)}")
+        found += sorted(names)
+    return list(dict.fromkeys(found))
 
 
 def with_options(address: str, options: list[str] | None, **more: Any) -> str:
@@ -54,10 +84,12 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     return f"{address}{'&' if '?' in address else '?'}{urlencode(pairs, quote_via=quote)}"
 
 
-def answer_within(address: str, options: list[str] | None, timeout_s: float | None) -> dict[str, float]:
-    """A command's ``--timeout`` as the time a broker has to answer, where the address does not say one itself."""
+def answer_within(
+    address: str, options: list[str] | None, timeout_s: float | None, schemes: Sequence[str] = ("broker",)
+) -> dict[str, float]:
+    """A command's ``--timeout`` as the time that the room waits, where the address does not say one itself."""
     parts = addresses.parse(address)
     named = "timeout" in parts.options or any(option.startswith("timeout=") for option in options or [])
-    if timeout_s is None or parts.scheme != "broker" or named:
+    if timeout_s is None or parts.scheme not in schemes or named:
         return {}
     return {"timeout": max(timeout_s, 0.05)}

@@ -24,6 +24,7 @@ TYPES: Final[dict[str, Any]] = {
     "position": pyarrow.int64(),
     "ordinal": pyarrow.int64(),
     "timestamp_ns": pyarrow.int64(),
+    "stored_ns": pyarrow.int64(),
     "timestamp": pyarrow.timestamp("us", "UTC"),
     "topic": pyarrow.string(),
     "size": pyarrow.int64(),

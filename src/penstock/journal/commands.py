@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock._core import journal as native
 from penstock.errors import CorruptionError, PenstockError
 from penstock.journal import layout
-from penstock.journal.disk import read_all
+from penstock.journal.disk import read_all, read_part
 from penstock.journal.journal import QUEUE_KIND, Journal, topic_filter
 from penstock.journal.lock import writer_pid
 from penstock.journal.queue_state import restore
@@ -40,6 +41,8 @@ class SegmentInfo:
     messages: int | None
     least_time_ns: int | None
     greatest_time_ns: int | None
+    least_stored_ns: int | None = None
+    greatest_stored_ns: int | None = None
     compacted: bool = False
     repaired: bool = False
 
@@ -53,7 +56,9 @@ class TopicInfo:
     messages: int = 0
     least_ordinal: int = 0
     greatest_ordinal: int = 0
-    greatest_time_ns: int = 0
+    greatest_time_ns: int | None = None
+    least_time_ns: int | None = None
+    greatest_stored_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,37 +113,46 @@ def _segment(path: Path, first: int, following: int, revision: int, topics: dict
     place = path / layout.segment_name(first, revision)
     size = place.stat().st_size
     try:
-        with place.open("rb") as file:
-            header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(place))
+        header = layout.decode_segment_header(read_part(place, 0, layout.SEGMENT_HEADER_BYTES), str(place))
     except CorruptionError:
         return SegmentInfo(place.name, first, following, revision, size, False, None, None, None)
-    rows = _summary(path, first, following, revision, header.seal is not None)
-    for number, _, messages, _, _, least, greatest, _, latest in rows:
+    rows = _summary(path, first, following, header)
+    for number, _, messages, _, _, least, greatest, earliest, latest, _, stored_ns in rows:
         topic = topics.setdefault(number, TopicInfo(f"unknown#{number}", number))
         topic.least_ordinal = min(topic.least_ordinal or least, least)
         topic.messages += messages
         topic.greatest_ordinal = max(topic.greatest_ordinal, greatest)
-        topic.greatest_time_ns = max(topic.greatest_time_ns, latest)
-    least_time = min((row[7] for row in rows), default=None)
-    greatest_time = max((row[8] for row in rows), default=None)
+        topic.greatest_stored_ns = max(topic.greatest_stored_ns, stored_ns)
+        topic.least_time_ns = earliest if topic.least_time_ns is None else min(topic.least_time_ns, earliest)
+        topic.greatest_time_ns = latest if topic.greatest_time_ns is None else max(topic.greatest_time_ns, latest)
+    columns = list(zip(*rows, strict=True))
+    times: list[int | None] = [None] * 4
+    if rows:
+        times = [min(columns[7]), max(columns[8]), min(columns[9]), max(columns[10])]
     return SegmentInfo(
         place.name, first, following, revision, size, header.seal is not None, sum(row[2] for row in rows),
-        least_time, greatest_time, bool(header.flags & layout.SEGMENT_COMPACTED),
-        bool(header.flags & layout.SEGMENT_REPAIRED),
+        times[0], times[1], times[2], times[3],
+        bool(header.flags & layout.SEGMENT_COMPACTED), bool(header.flags & layout.SEGMENT_REPAIRED),
     )  # fmt: skip
 
 
-def _summary(path: Path, first: int, following: int, revision: int, sealed: bool) -> list[tuple[int, ...]]:
-    """Rows of the topic summary; of the active segment it is made from its index."""
-    try:
-        if sealed:
-            data = read_all(path / layout.segment_name(first, revision, "topics"))
-        else:
-            index = read_all(path / layout.segment_name(first, revision, "index"))
-            data = native.summarise(index[: (following - first) * layout.INDEX_ENTRY_BYTES])
-    except FileNotFoundError:
-        return []
-    return list(layout.TOPIC_SUMMARY.iter_unpack(data[: len(data) // 64 * 64]))
+def _summary(path: Path, first: int, following: int, header: layout.SegmentHeader) -> list[tuple[int, ...]]:
+    """Rows of the topic summary; where there is none that can be believed it is made from the index or the log."""
+    segment = first, header.revision
+    with suppress(FileNotFoundError, CorruptionError):
+        rows = layout.decode_summary(read_all(path / layout.segment_name(*segment, "topics")), header)
+        if rows is not None:
+            return rows
+    index = b""
+    with suppress(FileNotFoundError, CorruptionError):
+        index = read_part(
+            path / layout.segment_name(*segment, "index"), 0, (following - first) * layout.INDEX_ENTRY_BYTES
+        )
+    count = header.seal.messages if header.seal else following - first
+    if native.believed(index, header.nonce) != count:
+        data = read_all(path / layout.segment_name(*segment))
+        index = native.scan(data, header.nonce, first, following, following, header.gaps)["index"]
+    return list(layout.TOPIC_SUMMARY.iter_unpack(native.summarise(index, header.nonce)))
 
 
 def _queues(path: Path, report: JournalInfo) -> list[QueueInfo]:

@@ -17,7 +17,7 @@ from penstock.journal.disk import Disk, read_all
 from penstock.journal.rewrite import Source, rewrite
 
 ENTRY = struct.Struct(f"{layout.INDEX_ENTRY_BYTES}s")
-FIELDS = struct.Struct("<Q28xI8x")  # position, topic
+POSITION, TOPIC = 0, 6  # of the fields of an entry
 
 
 def compact(directory: Path, topics: set[int], active: int, frontier: int, disk: Disk) -> int:
@@ -47,9 +47,14 @@ def _read(directory: Path, segment: tuple[int, int], following: int) -> Source:
 
 def _keyed(source: Source, topics: set[int]) -> list[tuple[int, int, bytes]]:
     index = source.scan["index"]
-    wanted = [entry for (entry,) in ENTRY.iter_unpack(index) if FIELDS.unpack(entry)[1] in topics]
+    wanted = [entry for (entry,) in ENTRY.iter_unpack(index) if _field(entry, TOPIC) in topics]
     keys = native.record_keys(source.data, b"".join(wanted))
-    return [(*FIELDS.unpack(entry), key) for entry, key in zip(wanted, keys, strict=True) if key]
+    pairs = zip(wanted, keys, strict=True)
+    return [(_field(entry, POSITION), _field(entry, TOPIC), key) for entry, key in pairs if key]
+
+
+def _field(entry: bytes, number: int) -> int:
+    return int(layout.INDEX_ENTRY.unpack(entry)[number])
 
 
 def _compact_segment(
@@ -59,6 +64,6 @@ def _compact_segment(
     gone = {position for position, topic, key in _keyed(source, topics) if latest[topic, key] != position}
     if not gone or source.scan["damage"]:
         return 0
-    kept = [entry for (entry,) in ENTRY.iter_unpack(source.scan["index"]) if FIELDS.unpack(entry)[0] not in gone]
+    kept = [entry for (entry,) in ENTRY.iter_unpack(source.scan["index"]) if _field(entry, POSITION) not in gone]
     rewrite(directory, source, b"".join(kept), layout.SEGMENT_COMPACTED, disk)
     return len(gone)

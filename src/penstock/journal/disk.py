@@ -7,8 +7,12 @@ Any thread; errors are ``OSError``.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
+
+from penstock.errors import CorruptionError
 
 
 class Disk:
@@ -18,11 +22,14 @@ class Disk:
 
     def create(self, path: Path, mode: int = 0o600) -> int:
         """A new file for reading and writing; an old one of that name is emptied (only ``*.new`` and caches are)."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISREG(path.lstat().st_mode):  # somebody's link or FIFO in our directory: not written through
+                path.unlink()
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
     def open(self, path: Path) -> int:
         """An existing file for reading and writing."""
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return open_regular(path, os.O_RDWR)
 
     def close(self, file: int) -> None:
         """Give the descriptor back."""
@@ -69,6 +76,58 @@ class Disk:
         self.rename(temporary, path)
 
 
+LONGEST_HOLE = 1 << 30  # longer than any batch: what follows it in a log is none of ours
+
+
+def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a file. A link, which may lead anywhere, a FIFO, which would wait, a device are refused."""
+    try:
+        file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise CorruptionError(f"{path} is not a regular file: it is none of a journal's", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise CorruptionError(f"{path} is not a regular file: it is none of a journal's", str(path))
+    return file
+
+
 def read_all(path: Path) -> bytes:
-    """The whole file, by read and not by mapping, so that one truncated meanwhile is short and no fault."""
-    return path.read_bytes()
+    """The whole file, by read and not by mapping, so that one truncated meanwhile is short and no fault.
+
+    A sparse file is read up to the first hole that is longer than any batch.
+    """
+    return read_part(path, 0, None)
+
+
+def read_part(path: Path, offset: int, size: int | None) -> bytes:
+    """Up to ``size`` bytes from ``offset`` on."""
+    file = open_regular(path)
+    try:
+        left = max(0, _data_end(file) - offset)
+        left = left if size is None else min(size, left)
+        data = bytearray()
+        while left > len(data):
+            piece = os.pread(file, min(left - len(data), 1 << 30), offset + len(data))
+            if not piece:
+                break
+            data += piece
+        return bytes(data)
+    finally:
+        os.close(file)
+
+
+def _data_end(file: int) -> int:
+    size, hole = os.fstat(file).st_size, 0
+    if size <= LONGEST_HOLE or not hasattr(os, "SEEK_DATA"):
+        return size
+    while hole < size:
+        try:
+            data = os.lseek(file, hole, os.SEEK_DATA)
+        except OSError:  # nothing but a hole from here on
+            return hole
+        if data - hole > LONGEST_HOLE:
+            return hole
+        hole = os.lseek(file, data, os.SEEK_HOLE)
+    return size

@@ -53,7 +53,7 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     facts: dict[str, Any] = {"journal": str(directory.resolve()), "messages": sum(topic.messages for topic in found)}
     if len(found) == 1 and found[0].messages:
         facts["ordinals"] = f"{found[0].least_ordinal} to {found[0].greatest_ordinal}"
-    if last_ns := max((topic.greatest_time_ns for topic in found), default=0):
+    if last_ns := max((topic.greatest_stored_ns for topic in found), default=0):
         facts["last stored"] = iso_time(last_ns)
     facts["topics"] = ", ".join(topic.name for topic in found[:8]) + (" ..." if len(found) > 8 else "") or "none"
     if not parts.topic:

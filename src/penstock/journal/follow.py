@@ -78,7 +78,7 @@ class Follower(Subscriber):
             self._counters.add("bytes", batch.total_bytes)
             if self._waited:  # at the end, where a message's age is its latency; in the past it is only its age
                 self._waited = False
-                self._counters.measure(batch[0].timestamp_ns)
+                self._counters.measure(batch[0].stored_ns or 0)
         return batch
 
     def _there(self) -> Iterator[Message]:

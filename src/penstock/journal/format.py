@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -34,22 +35,25 @@ if TYPE_CHECKING:
 
 INDEX: Final = numpy.dtype(
     [
-        ("position", "<u8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("offset", "<u8"),
-        ("length", "<u4"), ("topic", "<u4"), ("extra_bytes", "<u4"), ("checksum", "<u4"),
+        ("position", "<u8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("stored_ns", "<i8"), ("offset", "<u8"),
+        ("length", "<u4"), ("topic", "<u4"), ("extra_bytes", "<u4"), ("checksum", "<u4"), ("reserved", "<u4"),
+        ("entry_checksum", "<u4"),
     ]
 )  # fmt: skip
 RECORD: Final = numpy.dtype(
     [
         ("checksum", "<u4"), ("bytes", "<u4"), ("kind", "u1"), ("flags", "u1"), ("id_bytes", "<u2"),
-        ("key_bytes", "<u2"), ("reserved", "<u2"), ("topic", "<u4"), ("properties_bytes", "<u4"),
-        ("data_bytes", "<u4"), ("reserved_too", "<u4"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"),
+        ("key_bytes", "<u2"), ("account_bytes", "<u2"), ("topic", "<u4"), ("properties_bytes", "<u4"),
+        ("data_bytes", "<u4"), ("position_low", "<u4"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"),
+        ("stored_ns", "<i8"),
     ]
 )  # fmt: skip
 TOPICS: Final = numpy.dtype(
     [
-        ("topic", "<u4"), ("reserved", "<u4"), ("messages", "<u8"), ("least_position", "<u8"),
+        ("topic", "<u4"), ("checksum", "<u4"), ("messages", "<u8"), ("least_position", "<u8"),
         ("greatest_position", "<u8"), ("least_ordinal", "<u8"), ("greatest_ordinal", "<u8"),
         ("least_time_ns", "<i8"), ("greatest_time_ns", "<i8"),
+        ("least_stored_ns", "<i8"), ("greatest_stored_ns", "<i8"),
     ]
 )  # fmt: skip
 HEAD: Final = RECORD.itemsize
@@ -74,6 +78,29 @@ def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDA
     for column in range(rows.shape[1]):
         crc = crc >> numpy.uint32(8) ^ _TABLE[(crc ^ rows[:, column]) & numpy.uint32(255)]
     return ~crc
+
+
+def believed(entries: Entries, nonce: int) -> bool:
+    """Whether every index entry has the checksum that it must have. Where the native core is loaded, by it."""
+    if not len(entries):
+        return True
+    packed = numpy.ascontiguousarray(entries)
+    if core := sys.modules.get("penstock._core"):
+        return bool(core.journal.believed(packed.view(numpy.uint8), nonce) == len(entries))
+    rows = packed.view(numpy.uint8).reshape(len(entries), INDEX.itemsize)
+    seeds = numpy.full(len(entries), layout.crc32c(struct.pack("<Q", nonce)), numpy.uint32)
+    return bool((crc32c_rows(rows[:, :-4], seeds) == entries["entry_checksum"]).all())
+
+
+def summary(data: bytes, header: layout.SegmentHeader) -> NDArray[Any] | None:
+    """A ``.topics`` file; None where it cannot be believed: a checksum is wrong, or a row is missing."""
+    if header.seal is None or len(data) % TOPICS.itemsize:
+        return None
+    rows = numpy.frombuffer(data, TOPICS)
+    pieces = rows.view(numpy.uint8).reshape(len(rows), TOPICS.itemsize)
+    seeds = crc32c_rows(pieces[:, :4], numpy.full(len(rows), header.seed, numpy.uint32))
+    whole = (crc32c_rows(pieces[:, 8:], seeds) == rows["checksum"]).all()
+    return rows if whole and int(rows["messages"].sum()) == header.seal.messages else None
 
 
 def open_directory(path: str | os.PathLike[str], *, crc32: Crc32 = zlib.crc32) -> Directory:
@@ -117,29 +144,41 @@ class Segment:
         if self._scanned is not None:
             return _between(self._scanned, start, stop)
         if self.gaps:
-            entries = _between(_read_entries(self.file("index"), 0, self.next - self.first), start, stop)
-            return entries if len(entries) or self.file("index").exists() else self._rescan(start, stop)
+            if self.header.seal is None:
+                return self._rescan(start, stop)
+            entries = _read_entries(self.file("index"), 0, self.header.seal.messages)
+            ascending = bool((numpy.diff(entries["position"].astype(numpy.int64)) > 0).all())
+            if len(entries) != self.header.seal.messages or not ascending or not believed(entries, self.header.nonce):
+                return self._rescan(start, stop)
+            return _between(entries, start, stop)
         entries = _read_entries(self.file("index"), start - self.first, stop - start)
-        if len(entries) != stop - start:
-            return self._rescan(start, stop)
         expected = numpy.arange(start, stop, dtype=numpy.uint64)
-        if not numpy.array_equal(entries["position"], expected):
+        if not numpy.array_equal(entries["position"], expected) or not believed(entries, self.header.nonce):
             return self._rescan(start, stop)
         return entries
 
     def topics_here(self) -> NDArray[Any] | None:
-        """The topic summary of a sealed segment; None: not there."""
-        if self.header.seal is None:
-            return None
+        """The topic summary of a sealed segment; None: not there, or not to be believed."""
         try:
-            summary = numpy.fromfile(self.file("topics"), TOPICS)
+            return summary(self.file("topics").read_bytes(), self.header)
         except OSError:
             return None
-        return summary if int(summary["messages"].sum()) == self.header.seal.messages else None
 
     def _rescan(self, start: int, stop: int) -> Entries:
-        """The index made from the log. Slow, and only done where the cache was lost."""
-        self._scanned = numpy.array(list(_walk(self)), dtype=INDEX)
+        """The index made from the log, every record checked. Slow, and only done where the cache was lost."""
+        entries = numpy.array(list(_walk(self)), dtype=INDEX)
+        entries = _between(entries, self.first, self.next)
+        count = self.header.seal.messages if self.header.seal else None if self.gaps else self.next - self.first
+        if count is not None and len(entries) != count:
+            place = f"{self.path}"
+            what = f"{place} holds {len(entries)} of {count} messages"
+            raise CorruptionError(f"{what}; run: penstock journal verify {self.path.parent}", place)
+        if len(entries):
+            data = self.read_bytes(
+                0, int(entries["offset"][-1] + entries["length"][-1] + entries["extra_bytes"][-1]) + HEAD + 8
+            )
+            check_records(self, entries, data, 0)
+        self._scanned = entries
         return _between(self._scanned, start, stop)
 
     def read(self, entries: Entries, *, check: bool = True) -> tuple[NDArray[numpy.uint8], int]:
@@ -255,10 +294,9 @@ def _between(entries: Entries, start: int, stop: int) -> Entries:
 def _read_entries(path: Path, start: int, count: int) -> Entries:
     try:
         held = path.stat().st_size // INDEX.itemsize - start  # a frontier that lies must not make this allocate
-        entries = numpy.fromfile(path, INDEX, count=max(0, min(count, held)), offset=max(0, start) * INDEX.itemsize)
+        return numpy.fromfile(path, INDEX, count=max(0, min(count, held)), offset=max(0, start) * INDEX.itemsize)
     except (OSError, ValueError):
         return numpy.empty(0, INDEX)
-    return entries[: int(numpy.argmin(entries["position"] != 0))] if (entries["position"] == 0).any() else entries
 
 
 def _batches(segment: Segment) -> Iterator[tuple[tuple[Any, ...], bytes, int]]:
@@ -273,7 +311,11 @@ def _batches(segment: Segment) -> Iterator[tuple[tuple[Any, ...], bytes, int]]:
                 return
             header = layout.BATCH.unpack(head)
             magic, _, nonce, first, _, _, size = header[:7]
-            ours = magic == layout.BATCH_MAGIC and nonce == segment.header.nonce
+            ours = (
+                magic == layout.BATCH_MAGIC
+                and nonce == segment.header.nonce
+                and header[10] == layout.crc32c(head[8:60])
+            )
             if not ours or offset + size > limit or size < len(head) or (first >= segment.next and header[4]):
                 return
             yield header, file.read(size - layout.BATCH.size), offset
@@ -286,12 +328,12 @@ def _walk(segment: Segment) -> Iterator[tuple[int, ...]]:
         for record, at in _records(body):
             if record[2] != layout.KIND_MESSAGE:
                 continue
-            checksum, _, _, _, identity, key, _, topic, properties, length, _, ordinal, time_ns = record
+            checksum, _, _, _, identity, key, account, topic, properties, length, _, ordinal, *times = record
             place = offset + layout.BATCH.size + at
-            extra = properties + identity + key
-            if HEAD + length + extra > record[1]:  # its parts are longer than it is: told as damaged when it is read
+            extra = properties + identity + key + account
+            if HEAD + length + extra > record[1]:  # its parts are longer than it is: told as damaged
                 length, extra, checksum = record[1] - HEAD, 0, checksum ^ 0xFFFF_FFFF
-            yield (position, ordinal, time_ns, place, length, topic, extra, checksum)
+            yield (position, ordinal, *times, place, length, topic, extra, checksum, 0, 0)
             position += 1
 
 
@@ -323,8 +365,8 @@ class Directory:
     def refresh(self) -> None:
         """Look at the frontier and the list of files again."""
         for _ in range(100):
-            words = self._words()
             try:
+                words = self._words()
                 self._list(words)
             except FileNotFoundError:  # retention or compaction was at work
                 continue
@@ -334,15 +376,11 @@ class Directory:
 
     def _words(self) -> layout.Frontier:
         place = self.path / layout.FRONTIER_NAME
-        for attempt in range(1000):
+        for _ in range(1000):  # both copies may be changing at the moment they are read
             words = layout.decode_frontier(place.read_bytes(), self.uuid)
-            if words is None:
-                raise CorruptionError(f"{place} is damaged; opening the journal for writing makes it anew", str(place))
-            if words.sequence % 2 == 0 and layout.decode_frontier(place.read_bytes(), self.uuid) == words:
+            if words is not None:
                 return words
-            if attempt == 999:  # its writer died while moving it: the end in bytes may belong to another segment
-                return replace(words, end=0)
-        raise AssertionError("not reached")
+        raise CorruptionError(f"{place} is damaged; opening the journal for writing makes it anew", str(place))
 
     def _list(self, words: layout.Frontier) -> None:
         found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
@@ -359,16 +397,37 @@ class Directory:
         return self.segments[0].first if self.segments else 1
 
     def topics(self) -> dict[int, str]:
-        """Names by topic id. The newest segment's snapshot has all that were known before it."""
-        if self.segments:
-            for header, body, _ in _batches(self.segments[-1]):
-                if not header[9] & (layout.BATCH_TOPICS | layout.BATCH_SNAPSHOT):
-                    continue
-                for record, at in _records(body):
-                    if record[2] == layout.KIND_TOPIC:
-                        name = body[at + HEAD : at + HEAD + record[9]]
-                        self._names[record[7]] = name.decode("utf-8", "replace")
+        """Names by topic id. The newest segment's snapshot has all that were known before it; where it is damaged the
+        others tell what they have."""
+        for segment in reversed(self.segments):
+            if self._names_of(segment):
+                break
         return dict(self._names)
+
+    def _names_of(self, segment: Segment) -> bool:
+        """Learn names from a segment; False where it may have had more."""
+        reached, whole = 0, True
+        for header, body, offset in _batches(segment):
+            reached = offset + layout.BATCH.size + len(body)
+            if not header[9] & (layout.BATCH_TOPICS | layout.BATCH_SNAPSHOT):
+                continue
+            position = header[3]
+            for record, at in _records(body):
+                if record[2] == layout.KIND_TOPIC:
+                    seed = struct.pack("<QQ", segment.header.nonce, position)
+                    if layout.crc32c(body[at + 4 : at + record[1]], layout.crc32c(seed)) == record[0]:
+                        self._names[record[7]] = body[at + HEAD : at + HEAD + record[9]].decode("utf-8", "replace")
+                    else:
+                        whole = False
+                position += record[2] == layout.KIND_MESSAGE
+        return whole and reached > 0 and (not segment.end or reached >= segment.end)
+
+    def _check_named(self, numbers: Any) -> None:
+        """Who asks for topics by name must not miss the messages of one whose name is damaged."""
+        unknown = set(numpy.unique(numbers).tolist()) - self._names.keys()
+        if unknown:
+            text = f"the name of topic number {min(unknown)} is damaged"
+            raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
 
     def topic_ids(self, topics: Iterable[str] | None) -> list[int] | None:
         """Ids that the patterns select; None for all."""
@@ -404,11 +463,14 @@ class Directory:
         for segment in self.segments:
             if segment.next <= start or segment.first >= stop:
                 continue
-            summary = None if wanted is None else segment.topics_here()
-            if summary is not None and not numpy.isin(summary["topic"], wanted or []).any():
-                continue
+            rows = None if wanted is None else segment.topics_here()
+            if rows is not None:
+                self._check_named(rows["topic"])
+                if not numpy.isin(rows["topic"], wanted or []).any():
+                    continue
             entries = segment.index(start, stop)
             if wanted is not None:
+                self._check_named(entries["topic"])
                 entries = entries[numpy.isin(entries["topic"], wanted)]
             if len(entries):
                 yield segment, entries

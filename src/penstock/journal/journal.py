@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from penstock._core import journal as native
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
-from penstock.journal.disk import Disk, read_all
+from penstock.journal.disk import Disk, open_regular, read_all
 from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
 from penstock.journal.transaction import Entry, Transaction
@@ -96,6 +96,9 @@ class Journal(Reading):
         if mode == "read":
             self._open_reader()
             self._reader = native.Reader(str(self.directory), segment_bytes)
+            if self._reader.uuid != self.uuid.bytes:
+                place = str(self.directory / layout.MARKER_NAME)
+                raise CorruptionError(f"{place} and the frontier file are of different journals", place)
             return
         self._open_writer(sync, making)
         try:
@@ -127,8 +130,8 @@ class Journal(Reading):
                 self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
             )
             for topic in found.topics:
-                number, name, flags, ordinal, time_ns = topic
-                self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, time_ns)
+                number, name, flags, ordinal, stored_ns = topic
+                self.writer.restore_topic(number, name.decode("utf-8", "replace"), flags, ordinal, stored_ns)
             self._states = list(found.states)
             kept = [data for kind, flags, data in found.states if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND]
             self.queue_states = restore(kept)
@@ -140,12 +143,11 @@ class Journal(Reading):
 
     def _open_frontier(self, found: recovery.Recovered) -> None:
         path = self.directory / layout.FRONTIER_NAME
-        if not path.exists() or layout.decode_frontier(read_all(path), self.uuid) is None:
-            words = layout.encode_frontier(self.uuid, os.getpid(), found.next_position, 0, 0, 0, found.first)
-            self._disk.write_file(path, words)
+        if recovery.read_frontier(self.directory, self.uuid) is None:
+            words = layout.Frontier(os.getpid(), 0, found.next_position, 0, 0, 0, found.first)
+            self._disk.write_file(path, layout.encode_frontier(self.uuid, words))
             self._disk.sync_directory(self.directory)
-        self._frontier_file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        os.pwrite(self._frontier_file, os.getpid().to_bytes(4, "little"), 12)
+        self._frontier_file = open_regular(path, os.O_RDWR)
 
     def _go_on(self, found: recovery.Recovered) -> None:
         if found.resume is not None:
@@ -201,7 +203,7 @@ class Journal(Reading):
                 layout.encode_properties(properties),
                 (message_id or "").encode(),
                 (key or "").encode(),
-                timestamp_ns or 0,
+                layout.TIME_NOW if timestamp_ns is None else timestamp_ns,
             )
         return numbers
 
@@ -220,7 +222,8 @@ class Journal(Reading):
             return self.writer.next_position, self.writer.next_position - 1
         if self._dirty or self.writer.end >= self.segment_bytes:
             self._prepare()
-        return self.writer.stage_buffers(number, items, layout.encode_properties(properties), timestamp_ns or 0, True)
+        time_ns = layout.TIME_NOW if timestamp_ns is None else timestamp_ns
+        return self.writer.stage_buffers(number, items, layout.encode_properties(properties), time_ns, True)
 
     def transaction(self) -> Transaction:
         """Messages of many topics and state records that are stored together or not at all."""
@@ -275,13 +278,14 @@ class Journal(Reading):
         """The queue has notes to be stored with the next commit."""
         self._dirty.add(state.name)
 
-    def roll(self) -> None:
+    def roll(self, *, full: bool = True) -> None:
         """Begin a new segment now if the active one is full, as committing would do before it writes.
 
-        For who stages and changes its state at the same time: right after a commit its state is what is on disk.
+        For who stages and changes its state at the same time: right after a commit its state is what is on disk. With
+        ``full=False`` a segment that is not full is ended too, so that retention can free it.
         """
-        if self.writer.end >= self.segment_bytes:
-            self._roll()
+        if not full or self.writer.end >= self.segment_bytes:
+            self._roll(full)
 
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
@@ -360,13 +364,13 @@ class Journal(Reading):
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _roll(self) -> None:
+    def _roll(self, only_if_full: bool = True) -> None:
         """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
         self._check_not_rolling()
         with self._roll_lock:
             self._upkeep.wait()
             full = None
-            if not self.writer.take_lead(True):
+            if not self.writer.take_lead(only_if_full):
                 return
             self._rolling = threading.get_ident()
             try:

@@ -16,7 +16,7 @@ from penstock.errors import CorruptionError, InvalidArgument
 
 MARKER_NAME: Final = "penstock-journal"
 MARKER_BYTES: Final = 64
-VERSION: Final = 1
+VERSION: Final = 2
 LOCK_NAME: Final = "lock"
 READERS_NAME: Final = "readers"
 FRONTIER_NAME: Final = "frontier"
@@ -24,17 +24,21 @@ FRONTIER_BYTES: Final = 4096
 SEGMENT_HEADER_BYTES: Final = 4096
 BLOCK_BYTES: Final = 65536
 SEAL_OFFSET: Final = 512
-SEAL_BYTES: Final = 48
+SEAL_BYTES: Final = 64
 BATCH: Final = struct.Struct("<4sIQQIIQqQII")
-RECORD: Final = struct.Struct("<IIBBHHHIIIIQq")
-FRONTIER: Final = struct.Struct("<8sII16sQQQQQQ")
-SEGMENT: Final = struct.Struct("<8sII16sQQqI")
-SEAL: Final = struct.Struct("<QQQqqI")
-TOPIC_SUMMARY: Final = struct.Struct("<IIQQQQQqq")
+RECORD: Final = struct.Struct("<IIBBHHHIIIIQqq")
+FRONTIER_HEAD: Final = struct.Struct("<8sII16s")
+FRONTIER_COPY: Final = struct.Struct("<QQQQQQII")
+FRONTIER_COPIES: Final = (64, 128)
+SEGMENT: Final = struct.Struct("<8sII16sQQqII")
+SEAL: Final = struct.Struct("<QQQqqqqII")
+INDEX_ENTRY: Final = struct.Struct("<QQqqQIIIIII")
+TOPIC_SUMMARY: Final = struct.Struct("<IIQQQQQqqqq")
 BATCH_MAGIC: Final = b"PBAT"
 SEGMENT_MAGIC: Final = b"PENSTKSG"
 FRONTIER_MAGIC: Final = b"PENSTKFR"
-INDEX_ENTRY_BYTES: Final = 48
+INDEX_ENTRY_BYTES: Final = INDEX_ENTRY.size
+TIME_NOW: Final = -(2**63)  # no time was given: it is that of storing
 
 KIND_MESSAGE: Final = 1
 KIND_STATE: Final = 2
@@ -43,6 +47,7 @@ FLAG_INTERNAL: Final = 1
 FLAG_COMPACTED_TOPIC: Final = 2
 BATCH_SNAPSHOT: Final = 1
 BATCH_TOPICS: Final = 2
+BATCH_OPEN: Final = 4
 SEGMENT_COMPACTED: Final = 1
 SEGMENT_REPAIRED: Final = 2
 SEGMENT_AFTER_LOSS: Final = 4
@@ -89,12 +94,20 @@ def decode_marker(data: bytes, place: str) -> UUID:
         if word != "penstock-journal":
             raise ValueError(name)
         if int(version) != VERSION:
-            raise InvalidArgument(f"{place} is a journal of version {version}; this Penstock reads version {VERSION}")
+            raise InvalidArgument(
+                f"{place} is a journal of version {int(version)}; {_other_version(int(version), place)}"
+            )
         return UUID(uuid)
     except (ValueError, UnicodeDecodeError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise CorruptionError(f"{place} is not a journal's format marker", place) from None
+
+
+def _other_version(version: int, place: str) -> str:
+    if version < VERSION:
+        return f"convert it once: penstock journal upgrade {place.removesuffix('/' + MARKER_NAME)}"
+    return f"this Penstock reads version {VERSION}"
 
 
 def segment_name(first: int, revision: int, suffix: str = "log") -> str:
@@ -127,6 +140,8 @@ class Seal:
     messages: int
     least_time_ns: int
     greatest_time_ns: int
+    least_stored_ns: int
+    greatest_stored_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,45 +163,59 @@ class SegmentHeader:
 
     def encode(self) -> bytes:
         """The header, without a seal."""
-        head = SEGMENT.pack(
-            SEGMENT_MAGIC, VERSION, self.flags, self.uuid.bytes, self.nonce, self.first, self.created_ns, self.revision
-        )
+        words = SEGMENT_MAGIC, VERSION, self.flags, self.uuid.bytes, self.nonce, self.first, self.created_ns
+        head = SEGMENT.pack(*words, self.revision, 0)[:-4]
         return (head + struct.pack("<I", crc32c(head))).ljust(SEGMENT_HEADER_BYTES, b"\0")
 
+    @property
+    def seed(self) -> int:
+        """What the checksums of its seal, its index entries and its topic summary continue from."""
+        return crc32c(struct.pack("<Q", self.nonce))
+
     def encode_seal(self, seal: Seal) -> bytes:
-        """The 48 bytes at ``SEAL_OFFSET``."""
-        body = SEAL.pack(seal.end, seal.next, seal.messages, seal.least_time_ns, seal.greatest_time_ns, 0)
-        return body + struct.pack("<I", crc32c(body, crc32c(struct.pack("<Q", self.nonce))))
+        """The bytes at ``SEAL_OFFSET``."""
+        times = seal.least_time_ns, seal.greatest_time_ns, seal.least_stored_ns, seal.greatest_stored_ns
+        body = SEAL.pack(seal.end, seal.next, seal.messages, *times, 0, 0)[:-4]
+        return body + struct.pack("<I", crc32c(body, self.seed))
 
 
 def decode_segment_header(data: bytes, place: str) -> SegmentHeader:
     """The header; a damaged seal counts as none."""
     if len(data) < SEGMENT_HEADER_BYTES:
         raise CorruptionError(f"{place} is shorter than a segment's header", place)
-    magic, version, flags, uuid, nonce, first, created, revision = SEGMENT.unpack_from(data)
-    if magic != SEGMENT_MAGIC or struct.unpack_from("<I", data, 60)[0] != crc32c(data[:60]):
+    magic, version, flags, uuid, nonce, first, created, revision, checksum = SEGMENT.unpack_from(data)
+    if magic != SEGMENT_MAGIC or checksum != crc32c(data[: SEGMENT.size - 4]):
         raise CorruptionError(f"{place}: the segment's header is damaged", place)
     if version != VERSION:
         raise InvalidArgument(f"{place} is of version {version}; this Penstock reads version {VERSION}")
     header = SegmentHeader(UUID(bytes=uuid), nonce, first, created, revision, flags)
-    end, following, messages, least, greatest, _ = SEAL.unpack_from(data, SEAL_OFFSET)
-    seal = Seal(end, following, messages, least, greatest)
+    end, following, messages, *times, _, _ = SEAL.unpack_from(data, SEAL_OFFSET)
+    seal = Seal(end, following, messages, *times)
     if end and header.encode_seal(seal) == data[SEAL_OFFSET : SEAL_OFFSET + SEAL_BYTES]:
         header = replace(header, seal=seal)
     return header
 
 
-def encode_record(kind: int, number: int, data: bytes, *, flags: int = 0, ordinal: int = 0, time_ns: int = 0) -> bytes:
-    """A state or topic record; its checksum is put in when it is written."""
+def decode_summary(data: bytes, header: SegmentHeader) -> list[tuple[int, ...]] | None:
+    """The rows of a ``.topics`` file; None where it cannot be believed: a checksum is wrong, or a row is missing."""
+    if len(data) % TOPIC_SUMMARY.size or header.seal is None:
+        return None
+    rows = list(TOPIC_SUMMARY.iter_unpack(data))
+    for at, row in enumerate(rows):
+        begin = at * TOPIC_SUMMARY.size
+        body = data[begin : begin + 4], data[begin + 8 : begin + TOPIC_SUMMARY.size]
+        if row[1] != crc32c(body[1], crc32c(body[0], header.seed)):
+            return None
+    return rows if sum(row[2] for row in rows) == header.seal.messages else None
+
+
+def encode_record(
+    kind: int, number: int, data: bytes, *, flags: int = 0, ordinal: int = 0, stored_ns: int = 0
+) -> bytes:
+    """A state or topic record; its checksum and position are put in when it is written."""
     size = padded(RECORD.size + len(data))
-    head = RECORD.pack(0, size, kind, flags, 0, 0, 0, number, 0, len(data), 0, ordinal, time_ns)
+    head = RECORD.pack(0, size, kind, flags, 0, 0, 0, number, 0, len(data), 0, ordinal, stored_ns, stored_ns)
     return (head + data).ljust(size, b"\0")
-
-
-def encode_frontier(uuid: UUID, pid: int, frontier: int, segment: int, end: int, generation: int, first: int) -> bytes:
-    """The whole frontier file."""
-    words = FRONTIER.pack(FRONTIER_MAGIC, VERSION, pid, uuid.bytes, 0, frontier, segment, end, generation, first)
-    return words.ljust(FRONTIER_BYTES, b"\0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +230,45 @@ class Frontier:
     generation: int
     first: int
 
+    @property
+    def plausible(self) -> bool:
+        """Whether the words can be true together: so many messages fit into so many bytes."""
+        if not 1 <= self.frontier < 1 << 62 or max(self.segment, self.first) > self.frontier or self.end >= 1 << 56:
+            return False
+        if not self.segment or not self.end:  # made anew, not moved yet
+            return self.segment == self.end == 0
+        return 0 <= self.frontier - self.segment <= (self.end - SEGMENT_HEADER_BYTES) // RECORD.size
+
+
+def encode_frontier(uuid: UUID, words: Frontier) -> bytes:
+    """The whole frontier file."""
+    body = words.sequence, words.frontier, words.segment, words.end, words.generation, words.first, words.pid
+    copy = FRONTIER_COPY.pack(*body, 0)[:-4]
+    copy += struct.pack("<I", crc32c(copy, crc32c(uuid.bytes)))
+    file = bytearray(FRONTIER_BYTES)
+    FRONTIER_HEAD.pack_into(file, 0, FRONTIER_MAGIC, VERSION, 0, uuid.bytes)
+    for place in FRONTIER_COPIES:
+        file[place : place + len(copy)] = copy
+    return bytes(file)
+
 
 def decode_frontier(data: bytes, uuid: UUID) -> Frontier | None:
-    """The words, or None where the file is not this journal's frontier."""
-    if len(data) < FRONTIER.size:
+    """The newest copy that is whole and can be true; None where there is none, or the file is another journal's."""
+    if len(data) < FRONTIER_BYTES:
         return None
-    magic, version, pid, owner, sequence, frontier, segment, end, generation, first = FRONTIER.unpack_from(data)
+    magic, version, _, owner = FRONTIER_HEAD.unpack_from(data)
     if magic != FRONTIER_MAGIC or version != VERSION or owner != uuid.bytes:
         return None
-    return Frontier(pid, sequence, frontier, segment, end, generation, first)
+    found = [copy for place in FRONTIER_COPIES if (copy := decode_copy(data, place, uuid))]
+    return max(found, key=lambda words: words.sequence, default=None)
+
+
+def decode_copy(data: bytes, place: int, uuid: UUID) -> Frontier | None:
+    """One copy of the words; None where it is damaged or cannot be true."""
+    sequence, frontier, segment, end, generation, first, pid, checksum = FRONTIER_COPY.unpack_from(data, place)
+    body = data[place : place + FRONTIER_COPY.size - 4]
+    words = Frontier(pid, sequence, frontier, segment, end, generation, first)
+    return words if checksum == crc32c(body, crc32c(uuid.bytes)) and words.plausible else None
 
 
 def encode_properties(properties: Mapping[str, str] | None) -> bytes:

@@ -95,12 +95,12 @@ class Reading:
             raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
         return Details(found[0].decode("utf-8", "replace"), found[1].decode("utf-8", "replace"))
 
-    def find_time(self, timestamp_ns: int, topic: str | None = None) -> int | None:
-        """The first position with that time or a later one."""
+    def find_time(self, stored_ns: int, topic: str | None = None) -> int | None:
+        """The first position that was stored at that time or later."""
         number = 0 if topic is None else self._live_reader().topic_id(topic)
         if topic is not None and not number:
             return None
-        return self._live_reader().find_time(timestamp_ns, number) or None
+        return self._live_reader().find_time(stored_ns, number) or None
 
     def find_ordinal(self, topic: str, ordinal: int) -> int | None:
         """The position of the topic's first message with that ordinal or a greater one."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock._core import journal as native
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, RefusedError
 from penstock.journal import layout
-from penstock.journal.disk import Disk, read_all
+from penstock.journal.disk import Disk, read_all, read_part
 from penstock.journal.lock import WriterLock
 
 
@@ -79,7 +79,6 @@ class LastSegment:
 
     header: layout.SegmentHeader
     end: int
-    last_batch: int
     file_bytes: int
     entries: int
     block_crc: int
@@ -89,6 +88,7 @@ class LastSegment:
 def prepare(directory: Path, disk: Disk, making: bool = False) -> tuple[uuid.UUID, WriterLock, bool]:
     """The journal's identity, with its lock taken; the directory is made where it is missing or empty."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_owner(directory)
     marker = directory / layout.MARKER_NAME
     if not marker.exists():
         ours = (layout.LOCK_NAME, layout.READERS_NAME)
@@ -112,12 +112,39 @@ def prepare(directory: Path, disk: Disk, making: bool = False) -> tuple[uuid.UUI
         raise
 
 
+def read_frontier(directory: Path, identity: uuid.UUID) -> layout.Frontier | None:
+    """The frontier's words; None where the file is missing or damaged."""
+    path = directory / layout.FRONTIER_NAME
+    for _ in range(100):  # a writer may be changing both copies at the moment they are read
+        try:
+            words = layout.decode_frontier(read_part(path, 0, layout.FRONTIER_BYTES), identity)
+        except (FileNotFoundError, CorruptionError):
+            return None
+        if words is not None:
+            return words
+    return None
+
+
+def check_owner(directory: Path) -> None:
+    """Refuse to write into another user's directory, or where another user's link leads. root's are trusted."""
+    trusted = (os.geteuid(), 0)
+    for status, what in ((directory.lstat(), "link"), (directory.stat(), "directory")):
+        if status.st_uid not in trusted:
+            raise RefusedError(
+                f"{directory} is the {what} of another user (uid {status.st_uid}, this process has {trusted[0]}): "
+                "its owner may write the journal, others may read it"
+            )
+
+
 def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
     """Everything a writer needs to go on, with the surviving tail on disk."""
     segments = tidy(directory, disk)
     result = Recovered(identity, Recovery())
-    path = directory / layout.FRONTIER_NAME
-    frontier = layout.decode_frontier(read_all(path), identity) if path.exists() else None
+    frontier = read_frontier(directory, identity)
+    if frontier is None and segments and (directory / layout.FRONTIER_NAME).exists():
+        place = str(directory / layout.FRONTIER_NAME)
+        text = "the frontier was damaged: made anew"
+        result.report.damage.append(Damage(place, 0, layout.FRONTIER_BYTES, 1, 0, text))
     if frontier is not None:
         result.next_position, result.generation = max(1, frontier.frontier), frontier.generation
     if not segments:
@@ -139,8 +166,7 @@ def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) ->
     for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
         path = directory / layout.segment_name(*segment)
         try:
-            with path.open("rb") as file:
-                header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
         except CorruptionError:
             break  # told when it is read or verified
         if header.seal is not None:
@@ -195,10 +221,10 @@ def _read_last(
     clean = not (scan["tail_bytes"] or result.report.damage or header.seal or header.flags & 3)
     if clean and result.next_position == scan["next_position"]:
         result.resume = LastSegment(
-            header, scan["end"], scan["last_batch"], len(data), len(scan["index"]) // layout.INDEX_ENTRY_BYTES,
+            header, scan["end"], len(data), len(scan["index"]) // layout.INDEX_ENTRY_BYTES,
             0, scan["state_records"],
         )  # fmt: skip
-        result.resume.block_crc = write_caches(directory, last, data, scan, disk, sealed=False)
+        result.resume.block_crc = write_caches(directory, last, header, data, scan, disk, sealed=False)
     else:
         seal_segment(directory, last, header, data, scan, result.next_position, disk)
 
@@ -216,7 +242,14 @@ def _write_again(path: Path, data: bytes, start: int, end: int, disk: Disk, repo
 
 
 def write_caches(
-    directory: Path, segment: tuple[int, int], data: bytes, scan: dict[str, Any], disk: Disk, *, sealed: bool
+    directory: Path,
+    segment: tuple[int, int],
+    header: layout.SegmentHeader,
+    data: bytes,
+    scan: dict[str, Any],
+    disk: Disk,
+    *,
+    sealed: bool,
 ) -> int:
     """Index and block sums made again from the log; gives the running sum of the last, unfinished block.
 
@@ -229,10 +262,10 @@ def write_caches(
         sums, unfinished = sums[:-4], int.from_bytes(sums[-4:], "little")
     contents = {"index": scan["index"], "sums": sums}
     if sealed:
-        contents["topics"] = native.summarise(scan["index"])
+        contents["topics"] = native.summarise(scan["index"], header.nonce)
     for suffix, content in contents.items():
         path = directory / layout.segment_name(*segment, suffix)
-        old = read_all(path) if path.exists() else None
+        old = _old_cache(path)
         if old is not None and not sealed and old[: len(content)] == content and not any(old[len(content) :]):
             continue
         file = disk.open(path) if old is not None else disk.create(path)
@@ -245,6 +278,14 @@ def write_caches(
     return unfinished
 
 
+def _old_cache(path: Path) -> bytes | None:
+    """What a cache has; None where it must be made. What is no file at all is replaced."""
+    try:
+        return read_all(path)
+    except (FileNotFoundError, CorruptionError):
+        return None
+
+
 def seal_from_log(
     directory: Path, segment: tuple[int, int], header: layout.SegmentHeader, following: int, disk: Disk
 ) -> None:
@@ -252,6 +293,15 @@ def seal_from_log(
     data = read_all(directory / layout.segment_name(*segment))
     scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
     seal_segment(directory, segment, header, data, scan, following, disk)
+
+
+def times_of(summary: bytes) -> tuple[int, int, int, int]:
+    """Least and greatest time, least and greatest time of storing, over all topics; zeros where there is no message."""
+    rows = list(layout.TOPIC_SUMMARY.iter_unpack(summary))
+    if not rows:
+        return 0, 0, 0, 0
+    columns = list(zip(*rows, strict=True))
+    return min(columns[7]), max(columns[8]), min(columns[9]), max(columns[10])
 
 
 def seal_written(
@@ -263,11 +313,11 @@ def seal_written(
     """
     segment = header.first, header.revision
     index = read_all(directory / layout.segment_name(*segment, "index"))
-    summary = native.summarise(index[: (following - header.first) * layout.INDEX_ENTRY_BYTES])
-    rows = list(layout.TOPIC_SUMMARY.iter_unpack(summary))
-    least = min((row[7] for row in rows), default=0)
-    greatest = max((row[8] for row in rows), default=0)
-    seal = layout.Seal(end, following, sum(row[2] for row in rows), least, greatest)
+    index = index[: (following - header.first) * layout.INDEX_ENTRY_BYTES]
+    if native.believed(index, header.nonce) != following - header.first:
+        return seal_from_log(directory, segment, header, following, disk)
+    summary = native.summarise(index, header.nonce)
+    seal = layout.Seal(end, following, following - header.first, *times_of(summary))
     last = [(tail.to_bytes(4, "little"), end // layout.BLOCK_BYTES * 4)] if end % layout.BLOCK_BYTES else []
     sealed = [(header.encode_seal(seal), layout.SEAL_OFFSET)]
     parts: dict[str, list[tuple[bytes, int]]] = {"topics": [(summary, 0)], "index": [], "sums": last, "log": sealed}
@@ -292,10 +342,10 @@ def seal_segment(
     disk: Disk,
 ) -> None:
     """Caches synced, then the seal. Everything in it can be made again from the log."""
-    write_caches(directory, segment, data, scan, disk, sealed=True)
+    write_caches(directory, segment, header, data, scan, disk, sealed=True)
     count = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
-    least, greatest = (scan["least_time_ns"], scan["greatest_time_ns"]) if count else (0, 0)
-    seal = layout.Seal(scan["end"], following, count, least, greatest)
+    times = (scan[name] for name in ("least_time_ns", "greatest_time_ns", "least_stored_ns", "greatest_stored_ns"))
+    seal = layout.Seal(scan["end"], following, count, *(times if count else (0, 0, 0, 0)))
     file = disk.open(directory / layout.segment_name(*segment))
     try:
         disk.write(file, header.encode_seal(seal), 0, layout.SEAL_OFFSET)

@@ -45,8 +45,7 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
         raise InvalidArgument(f"{path} is not a journal (no {layout.MARKER_NAME} in it)")
     identity, lock, _ = recovery.prepare(path, disk)
     try:
-        place = path / layout.FRONTIER_NAME
-        words = layout.decode_frontier(read_all(place), identity) if place.exists() else None
+        words = recovery.read_frontier(path, identity)
         segments = recovery.tidy(path, disk)
         report.segments = len(segments)
         for number, segment in enumerate(segments):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.journal import layout
-from penstock.journal.disk import Disk
+from penstock.journal.disk import Disk, read_part
 from penstock.journal.rewrite import remove_segment
 
 
@@ -32,7 +32,7 @@ class Sealed:
     first: int
     revision: int
     next: int
-    greatest_time_ns: int
+    greatest_stored_ns: int
     bytes: int
 
 
@@ -41,7 +41,7 @@ def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: in
     total = active_bytes + sum(segment.bytes for segment in segments)
     chosen = []
     for segment in segments:
-        too_old = limits.age_s is not None and segment.greatest_time_ns < now_ns - int(limits.age_s * 1e9)
+        too_old = limits.age_s is not None and segment.greatest_stored_ns < now_ns - int(limits.age_s * 1e9)
         too_much = limits.size is not None and total > limits.size
         done_with = limits.passed is not None and segment.next - 1 <= limits.passed
         if not (too_old or too_much or done_with):
@@ -76,10 +76,9 @@ def apply(directory: Path, limits: Limits, disk: Disk) -> int:
 def _look(directory: Path, first: int, revision: int) -> Sealed | None:
     path = directory / layout.segment_name(first, revision)
     try:
-        with path.open("rb") as file:
-            header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+        header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
     except PenstockError:
         return None
     if header.seal is None:
         return None
-    return Sealed(first, revision, header.seal.next, header.seal.greatest_time_ns, path.stat().st_size)
+    return Sealed(first, revision, header.seal.next, header.seal.greatest_stored_ns, path.stat().st_size)

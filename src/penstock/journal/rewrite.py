@@ -17,6 +17,7 @@ from typing import Any
 from penstock._core import journal as native
 from penstock.journal import layout
 from penstock.journal.disk import Disk
+from penstock.journal.recovery import times_of
 
 SUFFIXES = ("log", "index", "sums", "topics")
 
@@ -44,15 +45,15 @@ def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk
     )
     end = layout.SEGMENT_HEADER_BYTES + len(body)
     count = len(index) // layout.INDEX_ENTRY_BYTES
-    least, greatest = _times(index)
-    seal = layout.Seal(end, source.following, count, least, greatest)
+    summary = native.summarise(index, header.nonce)
+    seal = layout.Seal(end, source.following, count, *times_of(summary))
     whole = bytearray(header.encode() + body)
     sums = [zlib.crc32(whole[at : at + layout.BLOCK_BYTES]) for at in range(0, end, layout.BLOCK_BYTES)]
     whole[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = header.encode_seal(seal)
     contents = {
         "index": index,
         "sums": struct.pack(f"<{len(sums)}I", *sums),
-        "topics": native.summarise(index),
+        "topics": summary,
         "log": bytes(whole),
     }
     for suffix, content in contents.items():
@@ -64,8 +65,8 @@ def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk
 def encode_head(scan: dict[str, Any]) -> list[bytes]:
     """Topics and states as the segment's end has them, for the snapshot at its head."""
     records = [
-        layout.encode_record(layout.KIND_TOPIC, number, name, flags=flags, ordinal=ordinal, time_ns=time_ns)
-        for number, name, flags, ordinal, time_ns in scan["topics"]
+        layout.encode_record(layout.KIND_TOPIC, number, name, flags=flags, ordinal=ordinal, stored_ns=stored_ns)
+        for number, name, flags, ordinal, stored_ns in scan["topics"]
         if name
     ]
     states = scan["states"]
@@ -76,8 +77,3 @@ def remove_segment(directory: Path, first: int, revision: int, disk: Disk) -> No
     """The ``.log`` first: without it the others count for nothing."""
     for suffix in SUFFIXES:
         disk.remove(directory / layout.segment_name(first, revision, suffix))
-
-
-def _times(index: bytes) -> tuple[int, int]:
-    times = [time_ns for (time_ns,) in struct.iter_unpack("<16xq24x", index)]
-    return (min(times), max(times)) if times else (0, 0)

@@ -58,7 +58,7 @@ def resume(
         raise
     log, index, sums = segment.files
     writer.replace_segment(
-        log, index, sums, last.header.nonce, last.header.first, last.end, last.last_batch, last.file_bytes,
+        log, index, sums, last.header.nonce, last.header.first, last.end, last.file_bytes,
         last.entries, last.block_crc, next_position, last.states,
     )  # fmt: skip
     return segment
@@ -86,8 +86,8 @@ def begin(
     temporary = segment.path().with_suffix(".log.new")
     head = header.encode()
     records = [
-        layout.encode_record(layout.KIND_TOPIC, number, name, flags=topic_flags, ordinal=ordinal, time_ns=time_ns)
-        for number, name, topic_flags, ordinal, time_ns in writer.topics()
+        layout.encode_record(layout.KIND_TOPIC, number, name, flags=topic_flags, ordinal=ordinal, stored_ns=stored_ns)
+        for number, name, topic_flags, ordinal, stored_ns in writer.topics()
     ]
     records += [layout.encode_record(layout.KIND_STATE, kind, data, flags=marks) for kind, marks, data in states]
     replaced = False
@@ -96,9 +96,7 @@ def begin(
             segment.files.append(disk.create(path))
         disk.write(segment.files[0], head, 0, 0)
         log, index, sums = segment.files
-        writer.replace_segment(
-            log, index, sums, nonce, first, len(head), 0, len(head), 0, zlib.crc32(head), next_position
-        )
+        writer.replace_segment(log, index, sums, nonce, first, len(head), len(head), 0, zlib.crc32(head), next_position)
         replaced = True
         flag = layout.BATCH_SNAPSHOT | (layout.BATCH_TOPICS if writer.topics() else 0)
         writer.commit_records(b"".join(records), len(records), flag)

@@ -59,7 +59,7 @@ class Transaction:
         """Add several of one topic."""
         number = self._journal.topic_id(topic)
         self._check_open()
-        self._messages.extend((number, data, b"", b"", b"", 0) for data in batch)
+        self._messages.extend((number, data, b"", b"", b"", layout.TIME_NOW) for data in batch)
 
     def append_batch(self, batch: Batch, topics: Sequence[str]) -> None:
         """Add a batch, each message with its properties, message id, key and time; ``topics`` by number of channel."""
@@ -73,7 +73,8 @@ class Transaction:
         number = self._journal.topic_id(entry.topic)
         identity, key = (entry.message_id or "").encode(), (entry.key or "").encode()
         properties = layout.encode_properties(entry.properties)
-        self._messages.append((number, entry.data, properties, identity, key, entry.timestamp_ns or 0))
+        time_ns = layout.TIME_NOW if entry.timestamp_ns is None else entry.timestamp_ns
+        self._messages.append((number, entry.data, properties, identity, key, time_ns))
 
     def state(self, kind: int, data: Buffer, *, internal: bool = False) -> None:
         """Add a state record."""

@@ -10,22 +10,44 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from penstock._core import journal as native
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, StateError
 from penstock.journal import layout
-from penstock.journal.disk import read_all
-from penstock.journal.recovery import Damage
+from penstock.journal.disk import read_all, read_part
+from penstock.journal.recovery import Damage, read_frontier
+
+LISTINGS = 100
 
 
 def verify(directory: str | os.PathLike[str]) -> list[Damage]:
-    """Everything that is not as it must be, in order of position; empty when the journal is whole."""
+    """Everything that is not as it must be, in order of position; empty when the journal is whole.
+
+    Segments that retention or compaction takes meanwhile are looked for again.
+    """
     path = Path(directory)
+    for _ in range(LISTINGS):
+        try:
+            return _verify(path)
+        except FileNotFoundError as error:
+            if error.filename is None or parse_any(Path(os.fsdecode(error.filename)).name) is None:
+                raise
+    raise StateError(f"the segments of {path} go faster than they can be verified")
+
+
+def parse_any(name: str) -> tuple[int, int] | None:
+    """(first position, revision) of the segment that a file belongs to."""
+    return layout.parse_segment_name(name.partition(".")[0] + ".log")
+
+
+def _verify(path: Path) -> list[Damage]:
     marker = path / layout.MARKER_NAME
     identity = layout.decode_marker(read_all(marker), str(marker))
     place = path / layout.FRONTIER_NAME
-    words = layout.decode_frontier(read_all(place), identity) if place.exists() else None
+    words = read_frontier(path, identity)
     damage = [] if words else [Damage(str(place), 0, 0, 1, 0, "the frontier file is missing or damaged")]
+    damage += _verify_frontier(place, identity) if words else []
     durable = words.frontier if words else 0
     segments = [item for item in layout.latest_segments(os.listdir(path)) if not durable or item[0] <= durable]
     if not segments and durable > 1:
@@ -37,6 +59,17 @@ def verify(directory: str | os.PathLike[str]) -> list[Damage]:
         end = words.end if words and words.segment == segment[0] else 0
         damage += _verify_segment(path, segment, limit, last, identity.bytes, end)
     return damage
+
+
+def _verify_frontier(place: Path, identity: UUID) -> list[Damage]:
+    """A copy that stays damaged; one that a writer was just changing is whole at the next look."""
+    for _ in range(100):
+        data = read_part(place, 0, layout.FRONTIER_BYTES)
+        broken = [at for at in layout.FRONTIER_COPIES if layout.decode_copy(data, at, identity) is None]
+        if not broken:
+            return []
+    text = "one of the two copies of the frontier is damaged; the next commit makes it anew"
+    return [Damage(str(place), broken[0], layout.FRONTIER_COPY.size, 1, 0, text)]
 
 
 def _verify_segment(
@@ -79,6 +112,14 @@ def _verify_caches(
     if scan["damage"]:
         return []
     found = []
+    if header.seal is None and any(data[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES]) and not active:
+        place = directory / layout.segment_name(*segment)
+        text = "the segment's seal is damaged; repair makes it again"
+        found.append(Damage(str(place), layout.SEAL_OFFSET, layout.SEAL_BYTES, 1, 0, text))
+    topics = directory / layout.segment_name(*segment, "topics")
+    if header.seal and topics.exists() and layout.decode_summary(read_all(topics), header) is None:
+        text = "the topic summary is damaged; repair makes it again"
+        found.append(Damage(str(topics), 0, topics.stat().st_size, 1, 0, text))
     index = directory / layout.segment_name(*segment, "index")
     if index.exists() and read_all(index)[: len(scan["index"])] != scan["index"]:
         text = "the index does not agree with the log; it can be made again"

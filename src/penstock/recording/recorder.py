@@ -301,4 +301,4 @@ class Recorder:
 
 def _entry(topic: str, message: Message, copy: bool = False) -> Entry:
     properties = dict(message.properties) or None
-    return Entry(topic, bytes(message) if copy else message, properties, timestamp_ns=message.timestamp_ns)
+    return Entry(topic, bytes(message) if copy else message, properties, timestamp_ns=message.timestamp_ns or None)

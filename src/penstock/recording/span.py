@@ -55,13 +55,8 @@ def reader(folder: Path) -> Journal:
 
 def _first_time_ns(journals: list[Journal]) -> int:
     """The least time of all messages."""
-    found = []
-    for journal in journals:
-        for name in topic_names(journal, None):
-            position = journal.find_time(0, name)
-            if position is not None:  # else all of it went by retention
-                found += [message.timestamp_ns for message in journal.read_many(position, 1, topics=[name])]
-    return min(found, default=0)
+    topics = (topic for journal in journals for topic in journal.info().topics if topic.name != STORY)
+    return min((topic.least_time_ns for topic in topics if topic.least_time_ns is not None), default=0)
 
 
 def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
@@ -70,35 +65,36 @@ def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
     return names if topics is None else {n for n in names if any(matches(p, n) for p in topics)}
 
 
-def _all(journal: Journal, topics: list[str] | None, position: int) -> Iterator[Message]:
-    """Messages from a position to the frontier as it is now, without the recording's own story."""
+def _all(journal: Journal, topics: list[str] | None, first: int, stop: int) -> Iterator[Message]:
+    """Messages of a range of positions, without the recording's own story."""
     from penstock.journal.journal import topic_filter
 
     chosen = topic_filter(topics)
-    frontier = journal.frontier
-    while position < frontier:
-        batch, following = journal.read_from(position, 1024, None, chosen)
+    while first < stop:
+        batch, following = journal.read_from(first, 1024, None, chosen)
         for message in batch:
-            if (message.position or 0) >= frontier:
+            if (message.position or 0) >= stop:
                 return
             if message.channel != STORY:
                 yield message
-        position = max(following, position + 1)
+        first = max(following, first + 1)
 
 
 def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[Message]:
-    """Every message of these topics within the span, without the recording's own story."""
+    """Every message of these topics within the span, without the recording's own story.
+
+    Times are the publishers' own and may come in any order; segments say between which ones theirs lie.
+    """
     for journal in journals:
-        position = journal.first if span.begin_ns is None else journal.find_time(span.begin_ns)
-        if position is None:
-            continue
-        going_on = topic_names(journal, topics)
-        for message in _all(journal, topics, position):
-            if span.begin_ns is not None and message.timestamp_ns < span.begin_ns:
+        for segment in journal.info().segments:
+            begins = span.end_ns is None or segment.least_time_ns is None or segment.least_time_ns < span.end_ns
+            ends = (
+                span.begin_ns is None or segment.greatest_time_ns is None or segment.greatest_time_ns >= span.begin_ns
+            )
+            if not begins or not ends:
                 continue
-            if span.end_ns is not None and message.timestamp_ns >= span.end_ns:
-                going_on.discard(message.channel or "")
-                if not going_on:
-                    break  # nothing of the span can follow: times of one topic never go back
-                continue
-            yield message
+            for message in _all(journal, topics, segment.first, segment.next):
+                early = span.begin_ns is not None and message.timestamp_ns < span.begin_ns
+                late = span.end_ns is not None and message.timestamp_ns >= span.end_ns
+                if not early and not late:
+                    yield message

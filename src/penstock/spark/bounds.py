@@ -30,20 +30,29 @@ class Bounds:
     patterns: tuple[tuple[str, ...], ...] = ()
     ordinals: tuple[int, int] = (LEAST, GREATEST)
     positions: tuple[int, int] = (LEAST, GREATEST)
-    times: tuple[int, int] = (LEAST, GREATEST)
+    times: tuple[int, int] = (LEAST, GREATEST)  # of publishing
+    stored: tuple[int, int] = (LEAST, GREATEST)  # of storing
 
     @property
     def by_row(self) -> bool:
         """Whether rows must be looked at one by one, beyond their position."""
-        return bool(self.patterns) or self.ordinals != (LEAST, GREATEST) or self.times != (LEAST, GREATEST)
+        return bool(self.patterns) or any(
+            bounds != (LEAST, GREATEST) for bounds in (self.ordinals, self.times, self.stored)
+        )
 
     def wants_topic(self, name: str) -> bool:
         """Whether messages of this topic can match."""
         return all(any(topic_matches(name, pattern) for pattern in choices) for choices in self.patterns)
 
-    def wants(self, ordinals: tuple[int, int], positions: tuple[int, int], times: tuple[int, int]) -> bool:
+    def wants(
+        self,
+        ordinals: tuple[int, int],
+        positions: tuple[int, int],
+        times: tuple[int, int],
+        stored: tuple[int, int] = (LEAST, GREATEST),
+    ) -> bool:
         """Whether something with these least and greatest values can match."""
-        pairs = ((self.ordinals, ordinals), (self.positions, positions), (self.times, times))
+        pairs = ((self.ordinals, ordinals), (self.positions, positions), (self.times, times), (self.stored, stored))
         return all(low <= greatest and least <= high for (low, high), (least, greatest) in pairs)
 
     def narrowed(self, kind: str, low: int | None = None, high: int | None = None) -> Bounds:
@@ -64,8 +73,11 @@ class Bounds:
         for field, (low, high) in (
             ("ordinal", self.ordinals),
             ("timestamp_ns", self.times),
+            ("stored_ns", self.stored),
             ("position", self.positions),
         ):
+            if (low, high) == (LEAST, GREATEST):
+                continue
             values = index[field]
             if low > LEAST:
                 wanted &= values >= max(low, 0) if values.dtype.kind == "u" else values >= low
@@ -138,6 +150,7 @@ def push(bounds: Bounds, filter_: Any) -> Bounds:
     if column == "topic":
         return _push_topic(bounds, kind, value)
     ranges = {"ordinal": "ordinals", "position": "positions", "timestamp_ns": "times", "timestamp": "times"}
+    ranges["stored_ns"] = "stored"
     return _push_range(bounds, ranges[column], kind, value) if column in ranges else bounds
 
 

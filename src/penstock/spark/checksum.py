@@ -23,4 +23,16 @@ def fastest() -> Checksum:
     return journal.crc32
 
 
+def fastest_crc32c() -> Callable[..., int]:
+    """``crc32c(data, value=0)`` likewise, by which records and index entries are checked."""
+    try:
+        from penstock._core import journal
+    except ImportError:
+        from penstock.journal.layout import crc32c as plain
+
+        return plain
+    return journal.crc32c
+
+
 crc32: Checksum = fastest()
+crc32c: Callable[..., int] = fastest_crc32c()

@@ -21,6 +21,7 @@ FIELDS: Mapping[str, str] = {
     "position": "bigint",
     "timestamp": "timestamp",
     "timestamp_ns": "bigint",
+    "stored_ns": "bigint",
     "payload": "binary",
     "properties": "map<string,string>",
     "message_id": "string",
@@ -39,7 +40,7 @@ DEFAULT = (
     "message_id",
     "vchan_id",
 )
-IN_INDEX = frozenset(("topic", "ordinal", "position", "timestamp", "timestamp_ns", "journal"))
+IN_INDEX = frozenset(("topic", "ordinal", "position", "timestamp", "timestamp_ns", "stored_ns", "journal"))
 
 
 def choose(text: str | None) -> list[str]:

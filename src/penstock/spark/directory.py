@@ -24,7 +24,7 @@ import numpy
 from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import format as journal_format
 from penstock.journal import layout
-from penstock.journal.format import INDEX, TOPICS
+from penstock.journal.format import INDEX
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
 from penstock.spark.records import Array, record_bytes, wrong_records
@@ -47,6 +47,7 @@ class Segment:
     gaps: bool
     nonce: int
     times: tuple[int, int] = (LEAST, GREATEST)
+    stored: tuple[int, int] = (LEAST, GREATEST)
     follows: int = 0  # where the following segment begins: after ``next`` where positions are missing
 
 
@@ -83,16 +84,12 @@ class Directory:
     def words(self) -> layout.Frontier:
         """The frontier file's words, read again while a writer was changing them."""
         path = self.path / layout.FRONTIER_NAME
-        for _ in range(10_000):
+        for _ in range(1000):  # both copies may be changing at the moment they are read
             try:
-                data = path.read_bytes()
+                words = layout.decode_frontier(path.read_bytes(), self._uuid())
             except FileNotFoundError:
                 break
-            words = layout.decode_frontier(data, self._uuid())
-            if words is None:
-                break
-            again = layout.decode_frontier(path.read_bytes(), self._uuid())
-            if again is not None and words.sequence % 2 == 0 and again.sequence == words.sequence:
+            if words is not None:
                 return words
         raise CorruptionError(
             f"{path} is missing or damaged: open the journal for writing once to make it again", str(path)
@@ -136,19 +133,21 @@ class Directory:
         raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
-        header = self._header(name)
+        header = self.header(name)
         seal, follows = header.seal, following
-        times = (LEAST, GREATEST)
+        times = stored = (LEAST, GREATEST)
         if seal is not None:
             end, following, times = seal.end, min(following, seal.next), (seal.least_time_ns, seal.greatest_time_ns)
+            stored = (seal.least_stored_ns, seal.greatest_stored_ns)
         elif name[0] == words.segment:
             end = words.end
         else:
             end = self._file(name, "log").stat().st_size
         sealed = seal is not None
-        return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times, follows)
+        return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times, stored, follows)
 
-    def _header(self, name: tuple[int, int]) -> layout.SegmentHeader:
+    def header(self, name: tuple[int, int]) -> layout.SegmentHeader:
+        """A segment's header, read once when it is sealed."""
         known = self._headers.get(name)
         if known is None or known.seal is None:
             path = self._file(name, "log")
@@ -216,21 +215,31 @@ class Directory:
 
     def _wants(self, segment: Segment, bounds: Bounds) -> bool:
         everything = (LEAST, GREATEST)
-        if not bounds.wants(everything, (segment.first, segment.next - 1), segment.times):
+        if not bounds.wants(everything, (segment.first, segment.next - 1), segment.times, segment.stored):
             return False
         summary = self._summary(segment) if bounds.by_row else None
         if summary is None:
             return True
         topics = self.topics(segment) if bounds.patterns else {}
+        if bounds.patterns:
+            self._check_named(summary["topic"], topics)
         return any(
             bounds.wants(
                 (int(row["least_ordinal"]), int(row["greatest_ordinal"])),
                 (int(row["least_position"]), int(row["greatest_position"])),
                 (int(row["least_time_ns"]), int(row["greatest_time_ns"])),
+                (int(row["least_stored_ns"]), int(row["greatest_stored_ns"])),
             )
-            and (not bounds.patterns or bounds.wants_topic(topics.get(int(row["topic"]), "")))
+            and (not bounds.patterns or bounds.wants_topic(topics[int(row["topic"])]))
             for row in summary
         )
+
+    def _check_named(self, numbers: Array, topics: dict[int, str]) -> None:
+        """Who asks for topics by name must not miss the messages of one whose name is damaged."""
+        unknown = set(numpy.unique(numbers).tolist()) - topics.keys()
+        if unknown:
+            text = f"the name of topic number {min(unknown)} is damaged"
+            raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
 
     def _summary(self, segment: Segment) -> Array | None:
         if not segment.sealed:
@@ -239,7 +248,7 @@ class Directory:
             data = self.file(segment, "topics").read_bytes()
         except FileNotFoundError:
             return None
-        return numpy.frombuffer(data, TOPICS) if len(data) % TOPICS.itemsize == 0 else None
+        return journal_format.summary(data, self.header((segment.first, segment.revision)))
 
     def share(self, segment: Segment, bounds: Bounds, log: bool) -> float:
         """How much of a segment's bytes a reader touches, about: its index alone, or the part in the range of time."""
@@ -281,13 +290,13 @@ class Directory:
         if end <= start:
             return numpy.empty(0, INDEX)
         entries = self._entries(segment)
-        if entries is None:
+        if entries is None or segment.gaps:
             return self._scanned(segment, start, end)
-        if segment.gaps:
-            return self._between(entries, start, end)
         entries = entries[start - segment.first : end - segment.first]
         whole = len(entries) == end - start and bool((numpy.diff(entries["position"]) == 1).all())
-        return entries if whole and int(entries["position"][0]) == start else self._scanned(segment, start, end)
+        if not whole or int(entries["position"][0]) != start or not journal_format.believed(entries, segment.nonce):
+            return self._scanned(segment, start, end)
+        return entries
 
     def _entries(self, segment: Segment) -> Array | None:
         """All of a segment's index file, mapped and unchecked; None when there is none."""
@@ -299,7 +308,7 @@ class Directory:
             return None
 
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
-        """The entries made anew from the log: slow, and only where the index is missing or stale."""
+        """The entries by the journal's own reader: with gaps, or made anew from the log where the index is no good."""
         name = (segment.first, segment.revision)
         there = journal_format.open_directory(self.path).segments
         found = [item for item in there if (item.first, item.revision) == name]
@@ -312,14 +321,6 @@ class Directory:
             raise CorruptionError(f"{what}; run: penstock journal verify {self.path}", str(path))
         return entries
 
-    def _between(self, entries: Array, start: int, end: int) -> Array:
-        positions = numpy.asarray(entries["position"])
-        used = (
-            int(numpy.searchsorted(positions == 0, True)) if len(positions) and positions[-1] == 0 else len(positions)
-        )
-        low, high = numpy.searchsorted(positions[:used], [start, end])
-        return entries[low:high]
-
     def stretches(
         self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False, lossy: bool = False
     ) -> Iterator[Stretch]:
@@ -329,6 +330,8 @@ class Directory:
             entries = self.index(segment, low, high)
             topics = self.topics(segment)
             if bounds.by_row:
+                if bounds.patterns:
+                    self._check_named(entries["topic"], topics)
                 ids = (
                     [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
                 )
@@ -355,7 +358,7 @@ class Directory:
         path = self._file(self._listed[at], "log")  # the next one's head: it does not change
         if path not in self._topics:
             try:
-                self._topics[path] = TopicNames(self, segment, path).names
+                self._topics[path] = TopicNames(self, segment, self._listed).names
             except FileNotFoundError:  # compacted since
                 return TopicNames(self, segment).names
         return self._topics[path]
@@ -375,7 +378,7 @@ class Directory:
         if outside.any():
             stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
             return numpy.ones(len(entries), numpy.bool_)
-        suspects = numpy.flatnonzero(self._suspects(stretch, begins, ends, log))
+        suspects = numpy.flatnonzero(self._suspects(stretch, low, begins, ends, log))
         if len(suspects):
             damaged[suspects] = wrong_records(
                 log, begins[suspects], ends[suspects], entries[suspects], stretch.segment.nonce
@@ -384,7 +387,7 @@ class Directory:
             stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
         return damaged
 
-    def _suspects(self, stretch: Stretch, begins: Array, ends: Array, log: Array) -> Array:
+    def _suspects(self, stretch: Stretch, low: int, begins: Array, ends: Array, log: Array) -> Array:
         """Records in a block whose checksum is wrong or missing, and those whose own word is not the index's."""
         sums = self._sums(stretch.segment)
         first_blocks, last_blocks = begins // layout.BLOCK_BYTES, (ends - 1) // layout.BLOCK_BYTES
@@ -393,11 +396,13 @@ class Directory:
         bad = numpy.zeros(int(last_blocks[-1]) - first + 1, numpy.bool_)
         for block in _touched(first_blocks, last_blocks):
             bad[block - first] = not self._block_is_good(view, block, sums, stretch.segment)
+        words = log[: len(log) // 4 * 4].view("<u4")
+        strangers: Array = words[begins >> 2] != stretch.index["checksum"][low : low + len(begins)]
         if not bad.any():
-            return numpy.zeros(len(begins), numpy.bool_)
+            return strangers
         counts = numpy.concatenate([[0], numpy.cumsum(bad)])
         suspects: Array = counts[last_blocks - first + 1] - counts[first_blocks - first] > 0
-        return suspects
+        return suspects | strangers
 
     def _block_is_good(self, view: memoryview, block: int, sums: Array, segment: Segment) -> bool:
         begin, end = block * layout.BLOCK_BYTES, min((block + 1) * layout.BLOCK_BYTES, segment.end)

@@ -93,7 +93,7 @@ class Place(Protocol):
         """Ranges of positions between others that are lost."""
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
-        """The first position at or after a time or ordinal, among what matches; the frontier when there is none."""
+        """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
 
 
 def open_place(text: str) -> Place:
@@ -237,7 +237,7 @@ class DirectoryPlace:
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds
         if time_ns is not None:
-            narrowed = narrowed.narrowed("times", low=time_ns)
+            narrowed = narrowed.narrowed("stored", low=time_ns)
         if ordinal is not None:
             narrowed = narrowed.narrowed("ordinals", low=ordinal)
         frontier = self.frontier

@@ -32,5 +32,6 @@ def wrong_records(log: Array, begins: Array, ends: Array, entries: Array, nonce:
             seeds = numpy.zeros(len(part), numpy.uint32)
             for piece in (numpy.broadcast_to(head, (len(part), 8)), positions, rows[:, 4:]):
                 seeds = journal_format.crc32c_rows(piece, seeds)
-            wrong[part] = seeds != numpy.ascontiguousarray(rows[:, :4]).view(numpy.uint32)[:, 0]
+            wrong[part] = seeds != entries["checksum"][part]
+            wrong[part] |= seeds != numpy.ascontiguousarray(rows[:, :4]).view(numpy.uint32)[:, 0]
     return wrong

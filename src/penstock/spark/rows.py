@@ -13,10 +13,12 @@ from typing import Any
 import numpy
 import pyarrow
 
+from penstock.errors import CorruptionError
+from penstock.journal import layout
 from penstock.journal.stretches import stretches, texts
 
 Array = numpy.ndarray[Any, Any]
-HEADER_BYTES = 48
+HEADER_BYTES = layout.RECORD.size
 MAX_BATCH_ROWS = 65536
 _ROW_BYTES = {"topic": 16, "properties": 16, "message_id": 8, "key": 8, "payload": 4}
 
@@ -80,7 +82,7 @@ class IndexedRows:
         ids = numpy.ascontiguousarray(self.index["topic"])
         most = int(ids.max(initial=0))
         if most > max(self.topics, default=0):
-            raise ValueError(f"topic number {most} is not known in this segment")
+            raise CorruptionError(f"the name of topic number {most} is damaged in journal {self.journal}", self.journal)
         names = pyarrow.array([self.topics.get(number) for number in range(most + 1)], pyarrow.string())
         return names.take(pyarrow.array(ids))
 
@@ -95,6 +97,9 @@ class IndexedRows:
 
     def _timestamp_ns(self) -> pyarrow.Array:
         return self._number("timestamp_ns")
+
+    def _stored_ns(self) -> pyarrow.Array:
+        return self._number("stored_ns")
 
     def _timestamp(self) -> pyarrow.Array:
         return pyarrow.array(self.index["timestamp_ns"] // 1000).view(pyarrow.timestamp("us", tz="UTC"))
@@ -158,7 +163,8 @@ class IndexedRows:
         identifier_sizes = self._header(offsets + 10, 2)
         key_sizes = self._header(offsets + 12, 2)
         property_sizes = self._header(offsets + 20, 4)
-        wrong = property_sizes + identifier_sizes + key_sizes != extra  # a damaged header must not move a pointer
+        # A damaged header must not move a pointer. The rest is the account that the message id belongs to.
+        wrong = property_sizes + identifier_sizes + key_sizes + self._header(offsets + 14, 2) != extra
         if self.damaged is not None:
             wrong |= self.damaged
         for sizes in (identifier_sizes, key_sizes, property_sizes):
@@ -192,6 +198,10 @@ class FetchedRows(IndexedRows):
 
     def __init__(self, entries: Array, data: Array, topics: Mapping[int, str], journal: str) -> None:
         super().__init__(entries, data, topics, journal, None)
+
+    def _stored_ns(self) -> pyarrow.Array:
+        """A range does not tell it."""
+        return pyarrow.nulls(len(self.index), pyarrow.int64())
 
     def _topic(self) -> pyarrow.Array:
         numbers = sorted(self.topics)  # a broker may number them as it likes

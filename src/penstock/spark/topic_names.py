@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import os
+import struct
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +15,7 @@ import numpy
 
 from penstock.errors import CorruptionError
 from penstock.journal import layout
+from penstock.spark.checksum import crc32c
 from penstock.spark.records import record_bytes
 
 if TYPE_CHECKING:
@@ -22,50 +28,54 @@ class TopicNames:
     The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
     """
 
-    def __init__(self, directory: Directory, segment: Segment, following: Path | None = None) -> None:
-        """``following``: the log of the next segment, where the caller knows it."""
+    def __init__(self, directory: Directory, segment: Segment, listed: Sequence[tuple[int, int]] | None = None) -> None:
+        """``listed``: the segments of the directory, where the caller has just listed them."""
         self.directory = directory
         self.names: dict[int, str] = {}
-        if following is not None:
-            self._head(following)
-            return
-        later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
-        if later:
-            self._head(directory.path / layout.segment_name(*later[0]))
-            return
-        self._head(directory.file(segment, "log"))
+        names = layout.latest_segments(os.listdir(directory.path)) if listed is None else listed
+        later = names[bisect.bisect_right(names, (segment.first, sys.maxsize)) :]
+        for name in later:  # any of them has all; the next one has the fewest besides
+            with suppress(CorruptionError):
+                path = directory.path / layout.segment_name(*name)
+                self._head(path, directory.header(name).nonce)
+                return
+        self._head(directory.file(segment, "log"), segment.nonce)
         self._later_batches(segment)
 
-    def _head(self, path: Path) -> None:
+    def _head(self, path: Path, nonce: int) -> None:
         with path.open("rb") as file:
             file.seek(layout.SEGMENT_HEADER_BYTES)
-            self._batch(file, path)
+            self._batch(file, path, nonce)
 
-    def _batch(self, file: Any, path: Path) -> None:
+    def _batch(self, file: Any, path: Path, nonce: int) -> None:
         place = file.tell()
         head = file.read(layout.BATCH.size)
-        if len(head) < layout.BATCH.size or head[:4] != layout.BATCH_MAGIC:
+        fields = layout.BATCH.unpack(head) if len(head) == layout.BATCH.size else ()
+        if not fields or head[:4] != layout.BATCH_MAGIC or fields[2] != nonce or fields[10] != crc32c(head[8:60]):
             raise CorruptionError(f"{path}:{place} is not the head of a batch", f"{path}:{place}")
-        records, size = layout.BATCH.unpack(head)[5:7]
+        position, records, size = fields[3], fields[5], fields[6]
         data = file.read(min(size, 1 << 30) - len(head))
         at = 0
         for _ in range(records):
-            at = self._record(data, at)
+            kind, at = self._record(data, at, nonce, position)
             if at < 0:
                 raise CorruptionError(f"{path}:{place}: a batch that names topics is damaged", f"{path}:{place}")
+            position += kind == layout.KIND_MESSAGE
 
-    def _record(self, data: bytes, at: int) -> int:
-        """Take a topic's name from the record at ``at``; gives where the next one is, -1 when it cannot be."""
+    def _record(self, data: bytes, at: int, nonce: int, position: int) -> tuple[int, int]:
+        """Take a topic's name from the record at ``at``; gives its kind and where the next one is, -1: damaged."""
         if at + layout.RECORD.size > len(data):
-            return -1
+            return 0, -1
         fields = layout.RECORD.unpack_from(data, at)
         size, kind, number, length = fields[1], fields[2], fields[7], fields[9]
         if size < layout.RECORD.size or at + size > len(data) or length > size - layout.RECORD.size:
-            return -1
+            return 0, -1
         if kind == layout.KIND_TOPIC:
+            if crc32c(data[at + 4 : at + size], crc32c(struct.pack("<QQ", nonce, position))) != fields[0]:
+                return 0, -1
             begin = at + layout.RECORD.size
             self.names[number] = data[begin : begin + length].decode("utf-8", "replace")
-        return int(at + size)
+        return kind, int(at + size)
 
     def _later_batches(self, segment: Segment) -> None:
         """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""
@@ -90,7 +100,7 @@ class TopicNames:
             if head[:4] == layout.BATCH_MAGIC and head[8:16] == self.nonce:
                 if layout.BATCH.unpack(head)[9] & layout.BATCH_TOPICS:
                     file.seek(at)
-                    self._batch(file, path)
+                    self._batch(file, path, int.from_bytes(self.nonce, "little"))
                 at += layout.BATCH.size
             else:
                 at += max(layout.RECORD.size, int.from_bytes(head[4:8], "little"))
