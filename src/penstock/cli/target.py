@@ -57,7 +57,7 @@ AddressArgument = Annotated[
 AddressesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="ADDRESS...",
+        metavar="ADDRESS",
         help="shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC; several, or with '*'.",
         autocompletion=live_addresses,
         show_default=False,
