@@ -16,10 +16,10 @@ OPTIONS = (
 
 SPARKS_OWN = (
     "checkpointLocation", "queryName", "outputMode",
-    "owner", "location", "provider", "comment", "external", "is_managed_location", "serialization.format",
+    "owner", "provider", "comment", "external", "is_managed_location", "serialization.format",
 )  # fmt: skip
 #: Names that another source has for the same thing.
-ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMessagesPerTrigger", "location": "path"}
+ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMessagesPerTrigger"}
 
 
 def check_options(options: Mapping[str, str]) -> None:
@@ -39,8 +39,6 @@ def folded(options: Mapping[str, str]) -> dict[str, str]:
         meant = others.get(name.lower())
         if meant is None:
             found.setdefault(spelling.get(name.lower(), name), value)
-        elif meant == "path":
-            found.setdefault(meant, value)
         elif found.setdefault(meant, value) != value:
             raise InvalidArgument(f"{name}={value!r} and {meant}={found[meant]!r} name the same thing: give one")
     return found
