@@ -60,7 +60,7 @@ inline constexpr std::uint32_t max_segments = 32;
 inline constexpr std::uint32_t max_name_bytes = 180;
 inline constexpr std::uint32_t max_vchan_name_bytes = 103;
 inline constexpr std::uint32_t max_type_bytes = 119;
-inline constexpr std::uint32_t max_metadata_bytes = 4096;
+inline constexpr std::uint32_t max_metadata_bytes = 65536;
 inline constexpr std::uint64_t max_slot_bytes = 1ull << 36;
 inline constexpr std::uint64_t sequence_mask = (1ull << 50) - 1;
 

@@ -72,13 +72,15 @@ class Membership {
     }
     std::uint64_t segment_size(std::uint32_t segment) const { return segments_[segment].slot_size; }
     std::uint32_t newest_segment() const;
+    // Claims the memory of slot s in a segment that it moves to; throws where there is none.
+    void claim_slot(std::uint32_t segment, std::uint32_t s);
     std::uint64_t slot_size() { return segment_size_of(newest_segment()); }
 
     // Makes slots of at least `size` bytes; throws where the channel is of fixed size or there is no room.
     void grow(std::uint64_t size);
     static std::uint64_t grown_size(std::uint64_t now, std::uint64_t wanted);
-    // Gives back the memory of sizes that no slot refers to any more; true when only the newest is left.
-    bool free_segments();
+    // Removes sizes that no slot refers to any more.
+    void free_segments();
 
     // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
     bool recover();

@@ -89,6 +89,23 @@ def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, wanted: str, 
     assert len(done.stderr.strip().splitlines()) == 1, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "wanted"),
+    [
+        ("penstock.gateway.modules:Nobody", None, r"modules[0].loader.entrypoint: 'penstock.gateway.modules' has no"),
+        ({"class": "no.such:Class"}, None, "modules[0].loader.entrypoint.class: importing 'no.such' failed"),
+        ("penstock.gateway.modules:Timer", {"period": 1}, "modules[0].args: 'period' is not known"),
+    ],
+)
+def test_check_finds_what_is_wrong_with_a_process(tmp_path: Path, entrypoint: Any, args: Any, wanted: str) -> None:
+    file = tmp_path / "gateway.json"
+    module = {"name": "x", "loader": {"name": "process", "entrypoint": entrypoint}, "args": args}
+    file.write_text(json.dumps({"modules": [module], "links": []}))
+    done = command(file, "--check")
+    assert done.returncode != 0
+    assert f"{file}: {wanted}" in " ".join(done.stderr.split())
+
+
 def test_it_ends_by_itself_with_a_table_that_counts(tmp_path: Path) -> None:
     log = tmp_path / "log"
     timer = module("timer", "Timer", period_s=0.001, count=50)

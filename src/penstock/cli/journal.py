@@ -138,7 +138,7 @@ def repair(directory: Directory, as_json: Json = False) -> None:
 
 
 @app.command()
-def upgrade(directory: Directory) -> None:
+def upgrade(directory: Directory, as_json: Json = False) -> None:
     """Convert a journal that an older release wrote, in place. No writer may be running; run again if it was cut off.
 
     Example: [green]penstock journal upgrade /var/lib/measurements[/]
@@ -146,6 +146,9 @@ def upgrade(directory: Directory) -> None:
     from penstock.journal.upgrade import upgrade
 
     converted = upgrade(directory)
+    if as_json:
+        show.print_json({"directory": str(directory), "converted_segments": converted})
+        return
     print(f"{converted} segments converted" if converted else "of this version already, nothing to do")
 
 

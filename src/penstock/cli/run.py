@@ -49,7 +49,7 @@ def run(
     if check:
         loaders = {loader.name: loader for loader in configuration.loaders}
         for entry in configuration.modules:
-            recipe(entry, loaders)
+            recipe(entry, loaders, check=True)
         _print_graph(configuration, as_json)
         return
     _serve(file, configuration, seconds, drain_timeout, as_json)

@@ -105,11 +105,11 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
-    gateway.add_link(link.source, link.sink, link.filter)
+    gateway._add_link(link)
     undo.note(lambda: gateway.remove_link(link.source, link.sink))
 
 
 def _remove_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
     if link in gateway._table:
         gateway.remove_link(link.source, link.sink)
-        undo.note(lambda: gateway.add_link(link.source, link.sink, link.filter))
+        undo.note(lambda: gateway._add_link(link))

@@ -18,12 +18,23 @@ from penstock import address
 from penstock.channel import Overflow
 from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway.filters import Filter
-from penstock.gateway.links import STAR, Link
+from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
 
 MAX_FILE_BYTES = 16 << 20
 KINDS = ("python", "process", "native")
+LINK_OPTIONS = (
+    "delivery",
+    "max_tries",
+    "backoff_s",
+    "max_backoff_s",
+    "ordered",
+    "ttl_s",
+    "max_messages",
+    "max_bytes",
+    "overflow",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,7 @@ class QueueOptions:
     depth: int = 1024
     overflow: Overflow = Overflow.BLOCK
     timeout_s: float | None = None
+    priority: int = 0  # of those linked to one source, who is less gets a message first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,7 @@ class ModuleEntry:
     queue: QueueOptions = field(default_factory=QueueOptions)
     restart: Restart | None = None  # None: what is usual for its kind
     stuck_after_s: float | None = 10.0
+    where: tuple[str, str | None] = field(default=("", None), compare=False)  # its path, and its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +188,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
         place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
+        (place.path, place.file),
     )
 
 
@@ -191,12 +205,13 @@ def with_care(
 
 
 def _queue(place: Place) -> QueueOptions:
-    place.only("depth", "overflow", "timeout_s")
+    place.only("depth", "overflow", "timeout_s", "priority")
     depth = place["depth"].whole(1, 1 << 20) if "depth" in place else 1024
     overflow = (
         Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
     )
-    return QueueOptions(depth, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None)
+    timeout_s = place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
+    return QueueOptions(depth, overflow, timeout_s, place["priority"].whole(0, 255) if "priority" in place else 0)
 
 
 def restart(place: Place) -> Restart:
@@ -214,7 +229,7 @@ def restart(place: Place) -> Restart:
 
 
 def _link(place: Place) -> Link:
-    place.only("source", "sink", "filter")
+    place.only("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
     place.need("source", "sink")
     ends = place["source"].text(), place["sink"].text()
     if ends[1] == STAR:
@@ -223,7 +238,41 @@ def _link(place: Place) -> Link:
         if is_address(end):
             with place[name].checking():
                 address.parse(end)
-    return Link(*ends, link_filter(place["filter"]) if "filter" in place else None)
+    return Link(
+        *ends,
+        link_filter(place["filter"]) if "filter" in place else None,
+        _link_options(place),
+        _buffer(place["buffer"]) if "buffer" in place else None,
+        place["error"].text() if "error" in place else None,
+    )
+
+
+def _link_options(place: Place) -> LinkOptions:
+    given: dict[str, Any] = {}
+    if "delivery" in place:
+        given["delivery"] = Delivery(place["delivery"].choice([one.value for one in Delivery]))
+    for name in ("max_tries", "max_messages", "max_bytes"):
+        if name in place:
+            given[name] = place[name].whole(1, optional=True)
+    for name in ("backoff_s", "max_backoff_s", "ttl_s"):
+        if name in place:
+            given[name] = place[name].number(0, optional=name == "ttl_s")
+    if "ordered" in place:
+        if not isinstance(place["ordered"].value, bool):
+            place["ordered"].fail("is true or false")
+        given["ordered"] = place["ordered"].value
+    if "overflow" in place:
+        given["overflow"] = Overflow(place["overflow"].choice(("block", "drop_newest")))
+    with place.checking():
+        return LinkOptions(**given)
+
+
+def _buffer(place: Place) -> str:
+    text = place.text()
+    with place.checking():
+        if address.parse(text).scheme != "journal":
+            place.fail("is journal:DIRECTORY, with ?retain_bytes= and ?retain_age_s= to bound it")
+    return text
 
 
 def link_filter(place: Place) -> Filter:
@@ -288,6 +337,8 @@ def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link,
     for index, link in enumerate(links):
         place = top["links"][index]
         for end, name in zip(("source", "sink"), link.ends, strict=True):
+            if end == "source" and name.rpartition(".")[0] in names:
+                continue  # a named output
             if name not in names and not is_address(name) and not (end == "source" and name == STAR):
                 place[end].fail(f"there is no module {address.without_secrets(name)!r}; {nearest(name, names)}")
         if link.ends in seen:

@@ -142,6 +142,8 @@ class Keeper:
         worker.failed += 1
         worker.counters.add("errors")
         if isinstance(error, MessageFailed):
+            if error.lost:
+                self._lost(worker, error.lost)
             self._told(kept, "receive", error)
             kept.supervisor.failures += 1
             return
@@ -213,8 +215,7 @@ class Keeper:
 
     def _lost(self, worker: Worker, count: int) -> None:
         """Count what left the queue and was not handled in its process."""
-        worker.lost += count
-        worker.counters.drop("error", count)
+        worker.lose_taken(count)
 
     def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
         """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""

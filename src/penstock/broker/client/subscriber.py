@@ -244,6 +244,16 @@ class Subscriber(channel.Subscriber):
                 self._link.wait(None)
         pending.result()
 
+    def ack_many(self, batch: Batch | list[Message], begin: int = 0, end: int | None = None) -> None:
+        """These messages, which were read together, are done; or those from ``begin`` up to ``end`` of them."""
+        end = len(batch) if end is None else end
+        if isinstance(batch, list):
+            words = b"".join(b" %d" % (message.position or 0) for message in batch[begin:end])
+        else:
+            words = ack_words(batch, begin, end)
+        self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
+        self._link.send()
+
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Deliver it again, after a while if wanted."""
         position = message if isinstance(message, int) else message.position
