@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.errors import InvalidArgument
+from penstock.observe import decode
 from penstock.printable import printable
 
 if TYPE_CHECKING:
@@ -182,17 +182,4 @@ def cat(
 
 
 def _as_json(message: Message) -> dict[str, object]:
-    data = bytes(message)
-    try:
-        content = {"text": data.decode()}
-    except UnicodeDecodeError:
-        content = {"base64": base64.b64encode(data).decode()}
-    return {
-        "position": message.position,
-        "topic": message.channel,
-        "ordinal": message.ordinal,
-        "timestamp_ns": message.timestamp_ns,
-        "stored_ns": message.stored_ns,
-        "properties": dict(message.properties),
-        **content,
-    }
+    return {**decode.record(message), "topic": message.channel, "stored_ns": message.stored_ns}
