@@ -6,19 +6,17 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import penstock
-from penstock.address import parse, without_secrets
+from penstock.address import without_secrets
 from penstock.channel import Subscriber
 from penstock.cli import exits
 from penstock.cli.start import start_options
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.errors import InvalidArgument
-from penstock.journal.layout import MARKER_NAME
 from penstock.observe import decode
 from penstock.observe.filter import compile_filter
 
@@ -67,7 +65,6 @@ def sub(
     passes = compile_filter(expression) if expression else None
     write = _writer(form, template, as_json)
     more = start_options(address, since, first)
-    _tell_of_a_new_journal(address)
     with penstock.subscriber(
         with_options(address, option, **answer_within(address, option, timeout)), **more
     ) as subscriber:
@@ -82,13 +79,6 @@ def sub(
         address = without_secrets(address)
         exits.told(f"{address}: nothing came for {timeout:g} s; 'penstock why {address}' may tell the reason")
         raise typer.Exit(exits.TIME_OVER)
-
-
-def _tell_of_a_new_journal(address: str) -> None:
-    """A subscriber may come before the first publisher; a name that was misspelt looks the same."""
-    parts = parse(address)
-    if parts.scheme == "journal" and not (Path(parts.name) / MARKER_NAME).exists():
-        exits.told(f"{parts.name}: there is no journal yet; it is made, and its first message awaited")
 
 
 def _writer(form: decode.Format, template: str | None, as_json: bool) -> Write:
