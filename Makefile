@@ -56,14 +56,16 @@ system:
 # and are shown after them; each half must pass.
 test: build system
 	@echo "running the tests of Spark beside all others; what they print comes last"
-	@$(PYTEST) --ignore tests/stress -m spark $(ARGUMENTS) > $(STAMP)/spark.log 2>&1 & spark=$$!; \
+	@trap 'kill -INT $$spark 2>/dev/null; wait $$spark; exit 130' INT TERM; \
+	$(PYTEST) --ignore tests/stress -m spark $(ARGUMENTS) > $(STAMP)/spark.log 2>&1 & spark=$$!; \
 	$(PYTEST) --ignore tests/stress -m "not spark" $(ARGUMENTS); others=$$?; \
 	wait $$spark; spark=$$?; cat $(STAMP)/spark.log; \
 	exit $$(( others ? others : spark ))
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system
-	@$(PYTEST) --ignore tests/stress -m "spark and jvm" $(ARGUMENTS) > $(STAMP)/jvm.log 2>&1 & jvm=$$!; \
+	@trap 'kill -INT $$jvm 2>/dev/null; wait $$jvm; exit 130' INT TERM; \
+	$(PYTEST) --ignore tests/stress -m "spark and jvm" $(ARGUMENTS) > $(STAMP)/jvm.log 2>&1 & jvm=$$!; \
 	$(PYTEST) --ignore tests/stress -m "spark and not jvm" $(ARGUMENTS); shared=$$?; \
 	wait $$jvm; jvm=$$?; cat $(STAMP)/jvm.log; \
 	exit $$(( shared ? shared : jvm ))

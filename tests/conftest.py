@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix="penstock-test-", dir=parent)
+    os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix=f"penstock-test-{os.getpid()}-", dir=parent)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

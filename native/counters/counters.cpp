@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +15,7 @@
 #include <exception>
 #include <mutex>
 
+#include "platform/liveness.hpp"
 #include "platform/shared_directory.hpp"
 
 namespace penstock {
@@ -25,12 +25,12 @@ namespace {
 constexpr std::size_t block_size = sizeof(Counters);
 constexpr std::size_t block_count = 127;
 constexpr std::size_t page_size = block_size * (block_count + 1);
-constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '2'};
+constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '3'};
 
 struct PageHeader {
     char magic[8];
     std::uint32_t page_size, block_size, block_count, pid;
-    std::uint64_t start_time;
+    std::uint64_t token;  // of its process, which tells whether it lives
     char program[32];
     char zero[832];
 };
@@ -41,21 +41,6 @@ struct Page {
     std::string path;  // empty: private memory
     Counters *blocks() const { return reinterpret_cast<Counters *>(reinterpret_cast<char *>(header) + block_size); }
 };
-
-std::uint64_t process_start_time(int pid) {
-    char path[64], text[1024];
-    std::snprintf(path, sizeof path, "/proc/%d/stat", pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return 0;
-    ssize_t size = read(file, text, sizeof text - 1);
-    close(file);
-    if (size <= 0) return 0;
-    text[size] = 0;
-    const char *at = std::strrchr(text, ')');  // the name may hold anything, blanks and brackets too
-    if (!at) return 0;
-    for (int field = 2; field < 22 && at; ++field) at = std::strchr(at + 1, ' ');
-    return at ? std::strtoull(at + 1, nullptr, 10) : 0;
-}
 
 // What is too long is cut, never in the midst of a character of UTF-8 (which has up to three bytes after its first).
 void copy_text(char *to, std::size_t room, std::string_view text) {
@@ -110,14 +95,11 @@ struct Registry {
         for (Page &page : pages) page.path.clear();
     }
 
-    Page make_page(const std::string &directory) {
+    Page make_page(const std::string &directory, std::uint64_t token) {
         Page page;
-        std::string path = directory + "/counters." + std::to_string(getpid()) + "." + std::to_string(pages.size());
+        std::string path = directory + "/" + process_file_name("counters", token) + "." + std::to_string(pages.size());
         int file = -1;
-        if (!directory.empty()) {
-            unlink(path.c_str());  // left by a dead process that had this pid
-            file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-        }
+        if (token) file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         void *memory = MAP_FAILED;
         if (file >= 0) {
             if (posix_fallocate(file, 0, page_size) == 0)  // space now, or a SIGBUS later
@@ -134,17 +116,17 @@ struct Registry {
         page.header->block_size = block_size;
         page.header->block_count = block_count;
         page.header->pid = static_cast<std::uint32_t>(getpid());
-        page.header->start_time = process_start_time(getpid());
+        page.header->token = token;
         copy_text(page.header->program, sizeof page.header->program, program_name());
         std::memcpy(page.header->magic, magic, sizeof magic);
         return page;
     }
 };
 
-bool process_alive(int pid, std::uint64_t start_time) {
-    if (kill(pid, 0) != 0 && errno == ESRCH) return false;
-    std::uint64_t now = process_start_time(pid);
-    return start_time == 0 || now == 0 || now == start_time;
+// Who comes removes what the dead left, once.
+void sweep_once() {
+    static std::atomic<std::uint32_t> swept{0};
+    if (swept.exchange(fork_generation()) != fork_generation()) process_sweep();
 }
 
 std::string read_text(const char *text, std::size_t room) { return std::string(text, strnlen(text, room)); }
@@ -158,11 +140,8 @@ void read_page(const std::string &path, std::vector<CountersCopy> &found) {
     close(file);
     if (memory == MAP_FAILED) return;
     auto *header = static_cast<PageHeader *>(memory);
-    bool ours = std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size;
-    if (ours && !process_alive(static_cast<int>(header->pid), header->start_time)) {
-        if (status.st_uid == geteuid() || geteuid() == 0) unlink(path.c_str());
-        ours = false;
-    }
+    bool ours = std::memcmp(header->magic, magic, sizeof magic) == 0 && header->block_size == block_size &&
+                process_alive(header->token);
     Page page{header, path};
     for (std::uint32_t i = 0; ours && i < block_count; ++i) {
         if (!page.blocks()[i].used.load(std::memory_order_acquire)) continue;
@@ -187,7 +166,14 @@ std::string counters_directory() {
 
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name) {
     Registry &registry = Registry::get();
-    std::string directory = counters_directory();  // before the lock: it takes one that a fork takes too
+    // Before the lock: these take one that a fork takes too.
+    std::string directory = counters_directory();
+    std::uint64_t token = 0;
+    try {
+        token = process_token();
+        sweep_once();
+    } catch (const std::exception &) {  // nowhere to put it: private memory will do
+    }
     std::lock_guard lock(registry.mutex);
     registry.owner = getpid();
     Counters *free_block = nullptr;
@@ -195,7 +181,7 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
         for (std::size_t i = 0; i < block_count && !free_block; ++i)
             if (!page.blocks()[i].used.load(std::memory_order_relaxed)) free_block = &page.blocks()[i];
     if (!free_block) {
-        registry.pages.push_back(registry.make_page(directory));
+        registry.pages.push_back(registry.make_page(directory, token));
         free_block = registry.pages.back().blocks();
     }
     std::memset(static_cast<void *>(free_block), 0, block_size);
@@ -261,6 +247,7 @@ CountersCopy counters_copy(const Counters *c) {
 std::vector<CountersCopy> counters_read() {
     std::vector<CountersCopy> found;
     std::string directory = counters_directory();
+    if (!directory.empty()) process_sweep();
     DIR *listing = directory.empty() ? nullptr : opendir(directory.c_str());
     if (!listing) return found;
     while (dirent *entry = readdir(listing))

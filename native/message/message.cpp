@@ -402,7 +402,11 @@ void tell_published(std::size_t count) {
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
     PyObject *number = PyLong_FromSize_t(count);
-    if (!number || PyObject_SetAttrString(value, "published", number) != 0) PyErr_Clear();
+    PyObject *noted = number && PyObject_SetAttrString(value, "published", number) == 0
+                          ? PyObject_CallMethod(value, "add_note", "N", PyUnicode_FromFormat("%zu were published", count))
+                          : nullptr;
+    if (!noted) PyErr_Clear();
+    Py_XDECREF(noted);
     Py_XDECREF(number);
     PyErr_Restore(type, value, trace);
 }

@@ -13,7 +13,6 @@
 #include <cstring>
 #include <mutex>
 #include <new>
-#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -65,11 +64,7 @@ State &state() {
     return *made;
 }
 
-std::string file_name(std::uint64_t token) {
-    char text[48];
-    std::snprintf(text, sizeof text, "alive.%u.%08x", unsigned(token >> 32), unsigned(token));
-    return text;
-}
+std::string file_name(std::uint64_t token) { return process_file_name("alive", token); }
 
 [[noreturn]] void fail(const std::string &what) { throw std::system_error(errno, std::generic_category(), what); }
 
@@ -95,6 +90,14 @@ void make(State &s) {
     if (s.shared) fchmod(file, 0644);
     s.marks.push_back({token, file, shared_directory_path() + "/" + name});
     s.owner = getpid();
+}
+
+// A file of this process is never opened again: closing it would give the lock up.
+bool is_own(std::uint64_t token) {
+    std::lock_guard lock(state().mutex);
+    for (Mark &mark : state().marks)
+        if (token == mark.token) return true;
+    return false;
 }
 
 bool locked(int directory, const char *name) {
@@ -131,25 +134,25 @@ void process_token_share() {
 
 bool process_alive(std::uint64_t token) {
     if (token == 0) return false;
-    {
-        std::lock_guard lock(state().mutex);
-        for (Mark &mark : state().marks)
-            if (token == mark.token) return true;  // never opened again by its owner
-    }
-    return locked(shared_directory(), file_name(token).c_str());
+    return is_own(token) || locked(shared_directory(), file_name(token).c_str());
+}
+
+std::string process_file_name(const char *kind, std::uint64_t token) {
+    char text[64];
+    std::snprintf(text, sizeof text, "%s.%u.%08x", kind, unsigned(token >> 32), unsigned(token));
+    return text;
 }
 
 int process_sweep() {
     int directory = shared_directory(), count = 0;
-    std::set<std::string> own;
-    {
-        std::lock_guard lock(state().mutex);
-        for (Mark &mark : state().marks) own.insert(file_name(mark.token));
-    }
     DIR *listing = opendir(shared_directory_path().c_str());
     if (!listing) return 0;
     while (dirent *entry = readdir(listing)) {
-        if (std::strncmp(entry->d_name, "alive.", 6) != 0 || own.count(entry->d_name)) continue;
+        // A page of counters lives as long as the process whose token it has in its name.
+        unsigned pid, random;
+        bool page = std::sscanf(entry->d_name, "counters.%u.%8x.", &pid, &random) == 2;
+        if (!page && std::sscanf(entry->d_name, "alive.%u.%8x", &pid, &random) != 2) continue;
+        std::uint64_t token = std::uint64_t(pid) << 32 | random;
         bool early = std::strstr(entry->d_name, ".new") != nullptr;
         if (early) {  // between making and locking: only an old one is surely dead
             struct stat status {};
@@ -157,7 +160,8 @@ int process_sweep() {
                 time(nullptr) - status.st_mtime < 60)
                 continue;
         }
-        if (!locked(directory, entry->d_name) && unlinkat(directory, entry->d_name, 0) == 0) ++count;
+        bool dead = early && !page ? !is_own(token) && !locked(directory, entry->d_name) : !process_alive(token);
+        if (dead && unlinkat(directory, entry->d_name, 0) == 0) ++count;
     }
     closedir(listing);
     return count;

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <string>
 
 namespace penstock {
 
@@ -27,7 +28,10 @@ void process_token_share();
 // False for 0, for a token without a file and for one whose lock nobody holds.
 bool process_alive(std::uint64_t token);
 
-// Removes the files of dead processes; gives how many.
+// "KIND.PID.RANDOM": what names of files that belong to a process begin with.
+std::string process_file_name(const char *kind, std::uint64_t token);
+
+// Removes the files of dead processes, their pages of counters too; gives how many.
 int process_sweep();
 
 // While one lives no other thread of this process can fork: a lock taken meanwhile never leaks into a child.

@@ -16,28 +16,35 @@ namespace penstock {
 
 namespace {
 
-bool usable(const std::string &path, mode_t mode) {
-    if (mkdir(path.c_str(), 0700) == 0) chmod(path.c_str(), mode);
+// Empty where it may be used, else why not. Who could remove our files could make the living look dead.
+std::string refuse(const std::string &path, bool must_be_ours) {
+    mkdir(path.c_str(), 0700);
     struct stat status {};
-    return lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode) && access(path.c_str(), W_OK | X_OK) == 0;
+    if (lstat(path.c_str(), &status) != 0) return std::generic_category().message(errno);
+    if (!S_ISDIR(status.st_mode)) return "it is no directory";
+    if (must_be_ours && status.st_uid != geteuid()) return "it belongs to user " + std::to_string(status.st_uid);
+    if ((status.st_mode & 022) && !(status.st_mode & S_ISVTX))
+        return "others may write to it and it has no sticky bit, so they could remove our files (chmod +t)";
+    if (access(path.c_str(), W_OK | X_OK) != 0) return std::generic_category().message(errno);
+    return "";
 }
 
 }  // namespace
 
 static std::string find_path() {
     if (const char *set = std::getenv("PENSTOCK_SHM_DIR"); set && *set) {
-        if (usable(set, 0700)) return set;
-        throw std::system_error(errno ? errno : ENOTDIR, std::generic_category(),
-                                std::string("PENSTOCK_SHM_DIR=") + set + " is not a directory that can be written");
+        std::string why = refuse(set, false);
+        if (why.empty()) return set;
+        throw std::system_error(EACCES, std::generic_category(), std::string("PENSTOCK_SHM_DIR=") + set + ": " + why);
     }
-#ifdef __linux__
-    if (usable("/dev/shm/penstock", 01777)) return "/dev/shm/penstock";
-#endif
+    std::string name = "/penstock-" + std::to_string(geteuid()), why;
     const char *temporary = std::getenv("TMPDIR");
-    std::string path = std::string(temporary && *temporary ? temporary : "/tmp") + "/penstock";
-    if (usable(path, 01777)) return path;
-    throw std::system_error(errno ? errno : ENOTDIR, std::generic_category(),
-                            "neither /dev/shm/penstock nor " + path + " is a directory that can be written");
+    for (const std::string &parent : {std::string("/dev/shm"), std::string(temporary && *temporary ? temporary : "/tmp")}) {
+        std::string refused = refuse(parent + name, true);
+        if (refused.empty()) return parent + name;
+        why += (why.empty() ? "" : "; ") + parent + name + ": " + refused;
+    }
+    throw std::system_error(EACCES, std::generic_category(), "no directory for shared memory: " + why);
 }
 
 std::string shared_directory_path() {

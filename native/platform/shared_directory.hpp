@@ -8,8 +8,8 @@
 
 namespace penstock {
 
-// PENSTOCK_SHM_DIR when set (made private), else /dev/shm/penstock (open to all with the sticky bit, like /tmp), else
-// a folder in the system's temporary directory. Throws std::system_error naming the path when it cannot be used.
+// PENSTOCK_SHM_DIR when set, else /dev/shm/penstock-UID, else the same in the system's temporary directory; made private
+// to the user, and not used where another user could remove what is in it. Throws std::system_error that says why.
 std::string shared_directory_path();
 
 // A descriptor of that directory, opened once per process and path; not to be closed by the caller.

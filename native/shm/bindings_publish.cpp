@@ -20,14 +20,15 @@ bool refuse_full(Publisher *handle, bool timed_out) {
 
 // The slow end of taking a slot: wait for readers, or say who holds everything. False without an error: an unreliable
 // publisher finds nothing but what reliable subscribers still want, and may give its message up.
-bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &place, PyObject *timeout, bool may_give_up) {
+bool take_slowly(PublisherObject *self, Publisher *handle, std::uint64_t size, Publisher::Place &place, PyObject *timeout,
+                 bool may_give_up) {
     std::int64_t deadline = 0;
     if (timeout ? !read_timeout(timeout, deadline) : (deadline = default_deadline(self), false)) return false;
     try {
         if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
             run_without_gil(self, [&] { return handle->member.recover(); });
             if (!usable(self)) return false;
-            Taken taken = handle->reserve(place);
+            Taken taken = handle->reserve(place, size);
             if (taken == Taken::unread && may_give_up) return handle->count_given_up(), false;
             return taken == Taken::yes || refuse_full(handle, false);
         }
@@ -41,7 +42,7 @@ bool take_slowly(PublisherObject *self, Publisher *handle, Publisher::Place &pla
                 run_without_gil(self, [&] { return handle->look_for_dead(); });
             }
             if (!usable(self)) return false;
-            if (handle->reserve(place) == Taken::yes) return true;
+            if (handle->reserve(place, size) == Taken::yes) return true;
             if (woken == Woken::timeout) return refuse_full(handle, true);
         }
     } catch (...) {
@@ -63,12 +64,12 @@ inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publ
             if (!grow_for(reinterpret_cast<PyObject *>(self), size)) return false;
             if (!usable(self)) return false;
         }
-        if (handle->reserve(place) == Taken::yes) [[likely]] return true;
+        if (handle->reserve(place, std::uint64_t(size)) == Taken::yes) [[likely]] return true;
     } catch (...) {
         raise_current();
         return false;
     }
-    return take_slowly(self, handle, place, timeout, may_give_up);
+    return take_slowly(self, handle, std::uint64_t(size), place, timeout, may_give_up);
 }
 
 bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
@@ -260,13 +261,20 @@ void Lender::cancel(std::uint64_t token) noexcept {
     if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
 }
 
+void Lender::hold(std::uint64_t) noexcept {
+    if (publisher->handle) ++publisher->handle->looked_at;
+}
+void Lender::let_go(std::uint64_t) noexcept {
+    if (publisher->handle) publisher->handle->stop_looking();
+}
+
 PyObject *publisher_activate(PyObject *object, PyObject *) {
     PublisherObject *self = as_publisher(object);
     Publisher *handle = usable(self);
     if (!handle) return nullptr;
     Publisher::Place place;
     try {
-        if (handle->reserve(place) != Taken::yes) Py_RETURN_FALSE;
+        if (handle->reserve(place, 0) != Taken::yes) Py_RETURN_FALSE;
     } catch (...) {
         return raise_current();
     }

@@ -59,6 +59,9 @@ Look look_at(const std::string &file_name, bool writable) {
         look.memory = Mapping(look.file.get(), size, writable);
         auto *header = reinterpret_cast<Header *>(look.memory.data());
         std::uint32_t p = header->publisher_capacity, s = header->subscriber_capacity;
+        if (header->magic == control_magic && header->version != layout_version)
+            throw Error(Fault::refused, "it is of another version of Penstock (layout " + std::to_string(header->version) +
+                                            ", this is " + std::to_string(layout_version) + ")");
         if (header->magic != control_magic || header->version != layout_version || !p || !s || p % 64 || s % 64 ||
             p > max_members || s > max_members || size != ControlPlaces(p, s).total)
             throw Error(Fault::corruption, "its control block is damaged");
@@ -87,7 +90,7 @@ bool any_alive(const Channel &channel) {
 
 // The 16 hexadecimal digits in NAME.kind.NONCE..., or empty.
 std::string nonce_in(const std::string &name) {
-    for (const char *kind : {".tables.", ".vchans.", ".payload.", ".wake."}) {
+    for (const char *kind : {".tables.", ".vchans.", ".payload.", ".virtual.", ".wake."}) {
         std::size_t at = name.find(kind);
         if (at != std::string::npos) return name.substr(at + std::strlen(kind), 16);
     }
@@ -208,6 +211,26 @@ std::vector<ChannelView> list_channels() {
         found.push_back(std::move(view));
     }
     return found;
+}
+
+bool is_channel_in_use(const std::string &encoded) {
+    Look look = look_at(encoded + suffix, false);
+    return look.problem.empty() && any_alive(look.channel);
+}
+
+std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce) {
+    std::vector<std::string> names = names_in_directory();
+    std::string begin = encoded + ".virtual.";
+    for (const std::string &file : names) {
+        if (file.compare(0, begin.size(), begin) != 0 || nonce_in(file) == hexadecimal(own_nonce)) continue;
+        for (const std::string &control : names) {
+            if (!is_control(control)) continue;
+            Look look = look_at(control, false);
+            if (look.problem.empty() && hexadecimal(look.channel.header->nonce) == nonce_in(file) && any_alive(look.channel))
+                return decode_name(control.substr(0, control.size() - std::strlen(suffix)));
+        }
+    }
+    return "";
 }
 
 std::vector<std::string> clean_channels() {

@@ -125,8 +125,17 @@ File open_file(const std::string &name, const Access &access, bool writable) {
     return file;
 }
 
+void claim_space(const File &file, const std::string &name, std::uint64_t at, std::uint64_t size) {
+    int error = size ? posix_fallocate(file.get(), off_t(at), off_t(size)) : 0;
+    if (error)
+        throw Error(Fault::system,
+                    "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +
+                        std::generic_category().message(error) + "; use fewer or smaller slots, or free some",
+                    error);
+}
+
 File make_file(const std::string &name, std::uint64_t size, const Access &access,
-               const std::function<void(std::uint8_t *)> &fill) {
+               const std::function<void(std::uint8_t *)> &fill, bool claims) {
     int directory = shared_directory();
     auto fail = [&](int error, const std::string &before, const std::string &after = "") {
         fail_system(error, before + shared_directory_path() + "/" + name + after);
@@ -135,12 +144,8 @@ File make_file(const std::string &name, std::uint64_t size, const Access &access
     if (descriptor < 0) fail(errno, "cannot make ");
     File file(descriptor);
     PENSTOCK_STEP("make.after_open");
-    int error = posix_fallocate(descriptor, 0, off_t(size));
-    if (error)
-        throw Error(Fault::system,
-                    "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +
-                        std::generic_category().message(error) + "; use fewer or smaller slots, or free some",
-                    error);
+    if (claims) claim_space(file, name, 0, size);
+    else if (ftruncate(descriptor, off_t(size)) != 0) fail(errno, "cannot set the size of ");
     if (access.has_group && fchown(descriptor, uid_t(-1), access.group) != 0)
         fail(errno, "cannot give ", " to group " + std::to_string(access.group));
     if (fchmod(descriptor, access.mode) != 0) fail(errno, "cannot set the mode of ");

@@ -59,10 +59,13 @@ std::string decode_name(const std::string &file_name);
 // An existing file, or an empty File when there is none. Refuses what is not a regular file of ours.
 File open_file(const std::string &name, const Access &access, bool writable);
 
-// A new file of `size` zeroed bytes whose space is claimed now; `fill` writes into it before it gets its name.
-// Empty when the name is taken.
+// A new file of `size` zeroed bytes whose space is claimed now, unless it is to be claimed piece by piece; `fill` writes
+// into it before it gets its name. Empty when the name is taken.
 File make_file(const std::string &name, std::uint64_t size, const Access &access,
-               const std::function<void(std::uint8_t *)> &fill);
+               const std::function<void(std::uint8_t *)> &fill, bool claims = true);
+
+// Claims the space of a part of the file; an error where there is none.
+void claim_space(const File &file, const std::string &name, std::uint64_t at, std::uint64_t size);
 
 std::uint64_t file_size(const File &file);
 bool has_name(const File &file);

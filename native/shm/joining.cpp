@@ -26,6 +26,42 @@ void Membership::check_header() const {
     if (!sane) throw Error(Fault::corruption, describe() + ": the control block in " + path + " is damaged; remove it");
 }
 
+// One name is one channel: an ordinary one, or a virtual one on one multiplexer.
+void Membership::check_name() const {
+    if (!options.mux.empty() && is_channel_in_use(encode_name(options.name)))
+        throw Error(Fault::refused, describe() + ": '" + options.name + "' is an ordinary channel already");
+    std::string mux = multiplexer_of(encode_name(options.name), nonce_);
+    if (!mux.empty())
+        throw Error(Fault::refused, describe() + ": '" + options.name + "' is a virtual channel on '" + mux + "' already");
+}
+
+std::string Membership::virtual_name(const std::string &name) const {
+    return encode_name(name) + file_name("virtual").substr(encoded_.size());
+}
+
+// Under the file lock: ids that no member uses any more may be used for other names.
+void Membership::give_back_vchans() const {
+    if (!channel.vchans) return;
+    std::vector<bool> in_use(max_vchans);
+    auto note = [&](const Member *members, std::uint32_t capacity) {
+        for (std::uint32_t i = 0; i < capacity; ++i)
+            if (members[i].taken.load() && members[i].vchan >= 0 && members[i].vchan < std::int32_t(max_vchans))
+                in_use[std::size_t(members[i].vchan)] = true;
+    };
+    note(channel.publishers, channel.publisher_capacity);
+    note(channel.subscribers, channel.subscriber_capacity);
+    for (std::uint32_t id = 0; id < max_vchans; ++id) {
+        Vchan &vchan = channel.vchans[id];
+        if (in_use[id] || !vchan.used.load()) continue;
+        vchan.given_back.store(channel.tables ? channel.tail() : 1);
+        try {
+            remove_file(virtual_name(read_text(vchan.name, sizeof vchan.name)));
+        } catch (const Error &) {  // a damaged name has no file
+        }
+        vchan.used.store(0);
+    }
+}
+
 void Membership::check_agreement() {
     Header &header = *channel.header;
     bool is_virtual = !options.mux.empty();
@@ -39,6 +75,7 @@ void Membership::check_agreement() {
     if (!is_virtual && (flags & channel_mux) && is_publisher)
         throw Error(Fault::refused, describe() + " is a multiplexer: publish on a virtual channel of it (mux='" +
                                         options.name + "')");
+    if (!is_virtual) check_name();
     if (!is_virtual) agree_on_type(header.type, sizeof header.type, ready);
     auto refuse = [&](const char *option, std::uint64_t given, std::uint64_t there) {
         throw Error(Fault::refused, describe() + ": " + option + "=" + std::to_string(given) + " but the channel has " +
@@ -161,35 +198,54 @@ void Membership::choose_vchan() {
         header.vchans_ready.store(1);
         attach_vchans();
     }
-    std::int32_t by_name = -1, first_free = -1;
+    // The name's own id, in use or given back and not used since; else one never used, else the one given back first.
+    std::int32_t by_name = -1, fresh = -1, oldest = -1;
     for (std::int32_t id = 0; id < std::int32_t(max_vchans); ++id) {
-        bool used = channel.vchans[id].used.load();
-        if (used && read_text(channel.vchans[id].name, sizeof channel.vchans[id].name) == options.name) by_name = id;
-        if (!used && first_free < 0) first_free = id;
+        const Vchan &there = channel.vchans[id];
+        std::string name = read_text(there.name, sizeof there.name);
+        if (name == options.name) by_name = id;
+        if (there.used.load()) continue;
+        if (name.empty() && fresh < 0) fresh = id;
+        if (!name.empty() && (oldest < 0 || there.given_back.load() < channel.vchans[oldest].given_back.load()))
+            oldest = id;
     }
     std::int32_t wanted = options.vchan_id;
-    if (by_name >= 0) {
-        if (wanted >= 0 && wanted != by_name)
-            throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
-                                            std::to_string(wanted));
-        vchan = by_name;
-    } else if (wanted >= 0 && channel.vchans[wanted].used.load()) {
-        throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +
-                                        read_text(channel.vchans[wanted].name, sizeof channel.vchans[wanted].name) + "'");
-    } else {
-        vchan = wanted >= 0 ? wanted : first_free;
+    bool in_use = by_name >= 0 && channel.vchans[by_name].used.load();
+    if (in_use && wanted >= 0 && wanted != by_name)
+        throw Error(Fault::refused, describe() + " has vchan_id " + std::to_string(by_name) + ", not " +
+                                        std::to_string(wanted));
+    if (!in_use && wanted >= 0 && wanted != by_name) {
+        if (channel.vchans[wanted].used.load())
+            throw Error(Fault::refused, describe() + ": vchan_id " + std::to_string(wanted) + " belongs to '" +
+                                            read_text(channel.vchans[wanted].name, sizeof channel.vchans[wanted].name) + "'");
+        by_name = -1;
     }
+    vchan = by_name >= 0 ? by_name : wanted >= 0 ? wanted : fresh >= 0 ? fresh : oldest;
     if (vchan < 0)
         throw Error(Fault::capacity, describe() + ": all " + std::to_string(max_vchans) + " virtual channels are used");
     Vchan &mine = channel.vchans[vchan];
-    if (by_name < 0) {  // somebody may have died while it took this id
+    if (!in_use) {
         mine.published.store(0);
         copy_text(mine.type, sizeof mine.type, "");
     }
     agree_on_type(mine.type, sizeof mine.type, mine.published.load());
-    if (by_name < 0) {
-        copy_text(mine.name, sizeof mine.name, options.name);
+    if (!in_use) {
+        if (by_name < 0) {  // its ordinals begin anew, and what is there of the id before is not its own
+            if (channel.tables) channel.help();
+            mine.tail.store(0);
+            mine.since.store(channel.tables ? channel.tail() : 1);
+            copy_text(mine.name, sizeof mine.name, options.name);
+        }
         mine.used.store(1);
+        PENSTOCK_STEP("join.after_vchan");
+        make_file(virtual_name(options.name), 0, options.access, nullptr);
+        PENSTOCK_STEP("join.after_virtual_name");
+        try {
+            check_name();  // after ours is there: of two who come at once, one sees the other
+        } catch (...) {
+            give_back_vchans();
+            throw;
+        }
     }
     if (is_publisher) mine.published.store(1);
 }
@@ -259,7 +315,8 @@ void Membership::take_place() {
             if (vchan >= 0) start_ordinal = channel.vchans[vchan].tail.load();
         } while (channel.tail() != start);
         if (options.history && !options.reliable) {
-            std::uint64_t n = start > channel.ring_size ? start - channel.ring_size : 1;
+            std::uint64_t n = channel.first_in_ring();
+            if (vchan >= 0) n = std::max(n, channel.vchans[vchan].since.load());
             for (; n < start; ++n) {
                 std::uint64_t entry = channel.entry_at(n).load();
                 std::uint32_t s = Channel::slot_in(entry);

@@ -8,6 +8,7 @@
 //   NAME.tables.NONCE            Tables, Slot records, ring, hints, metadata   made by the first publisher
 //   NAME.vchans.NONCE            Vchan records                                 made by the first virtual member
 //   NAME.payload.NONCE.K         payloads, slot_size(K) bytes a slot           K-th size of the channel; readers map it read-only
+//   NAME.virtual.NONCE           empty: that name is a virtual channel of the multiplexer with that nonce
 //   NAME.wake.NONCE.p3.7         FIFO of member 3 (publisher), 7th taking      written to when its owner sleeps
 //
 // Words that decide something (each fact stands in exactly one of them):
@@ -59,7 +60,7 @@ inline constexpr std::uint32_t max_segments = 32;
 inline constexpr std::uint32_t max_name_bytes = 180;
 inline constexpr std::uint32_t max_vchan_name_bytes = 103;
 inline constexpr std::uint32_t max_type_bytes = 119;
-inline constexpr std::uint32_t max_metadata_bytes = 4096;
+inline constexpr std::uint32_t max_metadata_bytes = 65536;
 inline constexpr std::uint64_t max_slot_bytes = 1ull << 36;
 inline constexpr std::uint64_t sequence_mask = (1ull << 50) - 1;
 
@@ -176,9 +177,10 @@ struct alignas(128) Vchan {
     Word tail;                               //   0  last ordinal
     Atomic<std::uint32_t> used;              //   8
     Atomic<std::uint32_t> published;         //  12  1: it has had a publisher, who has said what type it carries
-    char name[112];                          //  16
+    char name[104];                          //  16  stays when the id is given back, for who comes back
+    Word given_back;                         // 120  tail at that moment
     char type[120];                          // 128  written under the file lock
-    std::uint64_t zero;                      // 248
+    Word since;                              // 248  messages before that sequence were another name's
 };
 static_assert(sizeof(Vchan) == 256 && offsetof(Vchan, type) == 128);
 

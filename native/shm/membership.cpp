@@ -222,7 +222,11 @@ bool Membership::recover_locked() {
             channel.subscribers[i].taken.store(0);
             any = true;
         }
-    if (any) count_sure();
+    if (any) {
+        count_sure();
+        if (!channel.vchans && channel.header->vchans_ready.load()) attach_vchans();
+        give_back_vchans();
+    }
     if (any && joined_) {
         wake_publishers();
         wake_readers(-1);  // a publisher may have died between publishing and waking
@@ -252,14 +256,19 @@ void Membership::linger() noexcept {
     wake_publishers();
 }
 
-// Mappings stay: views of messages may still look at them.
 void Membership::close_files() noexcept {
     bells.close();
     for (SegmentMap &segment : segments_) segment.file = File();
     control_file_ = File();
 }
 
-void Membership::leave() noexcept {
+void Membership::unmap() noexcept {
+    segments_.clear();
+    for (Mapping *memory : {&tables_memory_, &vchans_memory_, &control_}) *memory = Mapping();
+    channel = Channel();
+}
+
+void Membership::leave(bool somebody_looks) noexcept {
     if (!joined_) return;
     joined_ = false;
     if (!belongs_here()) return close_files();
@@ -276,6 +285,7 @@ void Membership::leave() noexcept {
         }
         recover_locked();
         count_sure();
+        give_back_vchans();
         if (!anyone_left()) {
             if (has_name(control_file_)) remove_files();
         } else {
@@ -285,6 +295,7 @@ void Membership::leave() noexcept {
     } catch (const std::exception &) {  // the next participant finds us dead and does it
     }
     close_files();
+    if (!somebody_looks) unmap();
 }
 
 // ---------------------------------------------------------------------------------------------- waking

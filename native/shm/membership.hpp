@@ -72,17 +72,21 @@ class Membership {
     }
     std::uint64_t segment_size(std::uint32_t segment) const { return segments_[segment].slot_size; }
     std::uint32_t newest_segment() const;
+    // Claims the memory of slot s in a segment that it moves to; throws where there is none.
+    void claim_slot(std::uint32_t segment, std::uint32_t s);
     std::uint64_t slot_size() { return segment_size_of(newest_segment()); }
 
     // Makes slots of at least `size` bytes; throws where the channel is of fixed size or there is no room.
     void grow(std::uint64_t size);
     static std::uint64_t grown_size(std::uint64_t now, std::uint64_t wanted);
-    // Gives back the memory of sizes that no slot refers to any more; true when only the newest is left.
-    bool free_segments();
+    // Removes sizes that no slot refers to any more.
+    void free_segments();
 
     // Recovers what dead members left; true when there were any. Does nothing when somebody else is at it.
     bool recover();
-    void leave() noexcept;
+    // `somebody_looks`: at messages or arrays in its memory, which stays mapped then.
+    void leave(bool somebody_looks = false) noexcept;
+    void unmap() noexcept;
     // Closed with messages held: no reliable publisher waits for it, its holds stay.
     void linger() noexcept;
 
@@ -120,6 +124,9 @@ class Membership {
     bool attach_tables(bool locked);
     void attach_vchans();
     void choose_vchan();
+    void check_name() const;
+    std::string virtual_name(const std::string &name) const;
+    void give_back_vchans() const;
     void take_place();
     void settle_most_held();
     void count_sure() const;
@@ -168,6 +175,10 @@ struct ChannelView {
     std::vector<std::pair<std::int32_t, std::string>> vchans;
 };
 std::vector<ChannelView> list_channels();
+// Whether somebody who lives is in the channel with that file name.
+bool is_channel_in_use(const std::string &encoded);
+// The multiplexer of that virtual channel, where it is in use and not the one with that nonce; else empty.
+std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 
 // Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
 std::vector<std::string> clean_channels();

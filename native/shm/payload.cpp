@@ -21,10 +21,12 @@ std::uint64_t Membership::segment_size_of(std::uint32_t segment) const {
 void Membership::make_segment(std::uint32_t segment, std::uint64_t size) {
     std::string name = file_name("payload") + "." + std::to_string(segment);
     std::uint64_t slots = channel.header->slots.load(), bytes = round_up(size * slots, 4096);
-    File file = make_file(name, bytes, options.access, nullptr);
+    // The first size is claimed whole, so that an open channel never lacks memory for it; a larger one slot by slot.
+    bool claims = segment == 0;
+    File file = make_file(name, bytes, options.access, nullptr, claims);
     if (!file) {  // left by a publisher that died before it was counted
         remove_file(name);
-        file = make_file(name, bytes, options.access, nullptr);
+        file = make_file(name, bytes, options.access, nullptr, claims);
     }
     if (!file) throw Error(Fault::state, describe() + ": " + name + " is there already");
     keep_segment(segment, size, size * slots, std::move(file));
@@ -35,6 +37,11 @@ void Membership::keep_segment(std::uint32_t segment, std::uint64_t slot_size, st
     segments_[segment].memory = Mapping(file.get(), bytes, is_publisher);
     segments_[segment].slot_size = slot_size;
     if (is_publisher) segments_[segment].file = std::move(file);
+}
+
+void Membership::claim_slot(std::uint32_t segment, std::uint32_t s) {
+    std::uint64_t size = segments_[segment].slot_size;
+    claim_space(segments_[segment].file, file_name("payload") + "." + std::to_string(segment), s * size, size);
 }
 
 bool Membership::map_segment(std::uint32_t segment) {
@@ -75,10 +82,9 @@ void Membership::grow(std::uint64_t size) {
     PENSTOCK_STEP("grow.after_count");
 }
 
-bool Membership::free_segments() {
+void Membership::free_segments() {
     FileLock lock(control_file_, describe(), false);
-    if (!lock.held()) return false;
-    bool all_gone = true;
+    if (!lock.held()) return;
     for (std::uint32_t k = 0; k < newest_segment(); ++k) {
         if (channel.header->segment[k].gone.load()) {
             if (k < segments_.size()) segments_[k] = SegmentMap();
@@ -90,7 +96,6 @@ bool Membership::free_segments() {
             referred = channel.slots[s].segment.load() == k && kind_of(channel.slots[s].state.load()) != slot_free;
         if (referred) {
             channel.header->segment[k].gone.store(0);
-            all_gone = false;
             continue;
         }
         if (!map_segment(k)) continue;
@@ -100,7 +105,6 @@ bool Membership::free_segments() {
         remove_file(file_name("payload") + "." + std::to_string(k));
         segments_[k] = SegmentMap();
     }
-    return all_gone;
 }
 
 }  // namespace penstock::shm

@@ -31,16 +31,31 @@ void Publisher::use_segment(std::uint32_t segment) {
     base_ = member.payload(segment, 0);
     if (!base_) throw Error(Fault::corruption, member.describe() + ": its payload " + std::to_string(segment) + " is gone");
     segment_ = segment;
-    older_segments_ = segment > 0;
     segment_size_ = member.segment_size(segment);
     counters->memory_bytes.set(segment_size_ * member.channel.slot_count);
 }
 
-// Once every slot may have moved to the newest size, look whether the older ones can go.
-void Publisher::try_free_segments() {
-    if (++taken_since_ < member.channel.slot_count) return;
-    taken_since_ = 0;
-    older_segments_ = !member.free_segments();
+bool Publisher::stays(Place &place, std::uint64_t size) {
+    std::uint32_t segment = member.channel.slots[place.slot].segment.load();
+    std::uint8_t *data = segment < max_segments ? member.payload(segment, place.slot) : nullptr;
+    if (!data || size > member.segment_size(segment) || member.channel.header->segment[segment].gone.load()) return false;
+    place.data = data;
+    return true;
+}
+
+void Publisher::move_slot(const Place &place) {
+    Slot &slot = member.channel.slots[place.slot];
+    try {
+        member.claim_slot(segment_, place.slot);
+    } catch (...) {
+        cancel(place.slot);
+        throw;
+    }
+    slot.segment.store(segment_);
+    // Now and then, and once every slot may have moved, look whether the older sizes can go.
+    std::uint32_t count = member.channel.slot_count;
+    if (++moved_since_ % ((count + 7) / 8) == 0 || moved_since_ >= count) member.free_segments();
+    if (moved_since_ >= count) moved_since_ = 0;
 }
 
 // The newest size is never given back: the control block is damaged.
@@ -59,7 +74,7 @@ void Publisher::cancel(std::uint32_t slot) {
     if (!member.belongs_here() || !member.joined()) return;
     member.channel.cancel(writer, slot);
     if (reserved) --reserved;
-    if (retiring_ && !reserved) return member.leave();
+    if (retiring_ && !reserved) return member.leave(looked_at > 0);
     member.wake_publishers();
 }
 
@@ -178,7 +193,7 @@ void Publisher::wake() { member.bells.wake_self(); }
 void Publisher::close(bool at_once) noexcept {
     closed.store(true);
     if (!at_once && reserved && member.belongs_here() && member.joined()) retiring_ = true;
-    else member.leave();
+    else member.leave(reserved || looked_at);
 }
 
 std::string Publisher::why_full() const {

@@ -28,6 +28,7 @@ class Publisher {
     const bool retirement;  // keep account of what was published, to tell what all have released
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
+    std::uint32_t looked_at = 0;  // published, but an array of this process still shows it
 
     struct Place {
         std::uint32_t slot = 0;
@@ -41,13 +42,13 @@ class Publisher {
     }
     void grow(std::uint64_t size) { member.grow(size); }
 
-    // A slot for up to slot_size() bytes. `unread` and `held` are for the caller to wait for.
-    Taken reserve(Place &place) {
+    // A slot for `size` bytes, at most slot_size(). `unread` and `held` are for the caller to wait for.
+    Taken reserve(Place &place, std::uint64_t size) {
         if (reserved >= member.most_held) [[unlikely]] refuse_reserve();
         Taken result = member.channel.acquire(writer, place.slot);
         if (result != Taken::yes) return result;
         ++reserved;
-        set_segment(place);
+        set_segment(place, size);
         return result;
     }
     std::uint8_t *metadata(std::uint32_t slot) const {
@@ -80,6 +81,9 @@ class Publisher {
     }
     void cancel(std::uint32_t slot);
     // An unreliable publisher's message gives way to what reliable subscribers have not read.
+    void stop_looking() {
+        if (--looked_at == 0 && !member.joined()) member.unmap();
+    }
     void count_given_up() {
         counters->matched.add();
         counters->drop(DropReason::overflow, 1);
@@ -112,20 +116,24 @@ class Publisher {
 
    private:
     void use_segment(std::uint32_t segment);
-    void set_segment(Place &place) {
+    // A slot moves to the newest size when a message does not fit the one it has: growing costs the slots that grow.
+    void set_segment(Place &place, std::uint64_t size) {
         Slot &slot = member.channel.slots[place.slot];
         slot_size();
         for (int turns = 0;; ++turns) {
             // Where it is that one already, having taken the slot is what who frees segments looks at.
-            if (slot.segment.load(std::memory_order_relaxed) != segment_) slot.segment.store(segment_);
+            if (slot.segment.load(std::memory_order_relaxed) != segment_) [[unlikely]] {
+                if (stays(place, size)) return;
+                move_slot(place);
+            }
             if (!member.channel.header->segment[segment_].gone.load()) [[likely]] break;
             if (turns > 1000) lose_segment(place);
             use_segment(member.newest_segment());
         }
-        if (older_segments_) [[unlikely]] try_free_segments();
         place.data = base_ + std::uint64_t(place.slot) * segment_size_;
     }
-    void try_free_segments();
+    bool stays(Place &place, std::uint64_t size);
+    void move_slot(const Place &place);
     [[noreturn]] void lose_segment(const Place &place);
     [[noreturn]] void refuse_reserve() const;
     bool is_retired(std::uint64_t sequence, std::uint32_t slot) const;
@@ -134,8 +142,7 @@ class Publisher {
     std::uint64_t segment_size_ = 0;
     std::uint8_t *base_ = nullptr;
     std::uint32_t metadata_size_ = 0;
-    bool older_segments_ = false;
-    std::uint32_t taken_since_ = 0;
+    std::uint32_t moved_since_ = 0;
     bool retiring_ = false;
     std::int64_t looked_ns_ = 0;
     std::deque<std::pair<std::uint64_t, std::uint32_t>> outstanding_;

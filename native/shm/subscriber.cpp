@@ -172,8 +172,8 @@ Found Subscriber::find(View &view, std::int64_t timestamp_ns) {
     if (!ready_ && !prepare()) return Found::nothing;
     Channel &channel = member.channel;
     channel.help();
-    std::uint64_t end = channel.tail();
-    std::uint64_t low = end > channel.ring_size ? end - channel.ring_size : 1;
+    std::uint64_t end = channel.tail(), low = channel.first_in_ring();
+    if (reader.vchan >= 0) low = std::max(low, channel.vchans[reader.vchan].since.load());
     for (int tries = 0; tries < 4; ++tries) {
         std::uint64_t best = 0;
         std::uint32_t best_slot = 0;
@@ -279,7 +279,7 @@ void Subscriber::close(bool at_once) noexcept {
         member.linger();
         return;
     }
-    member.leave();
+    member.leave(reader.held > 0);
 }
 
 void Subscriber::update_counters() {

@@ -110,7 +110,8 @@ bool Outlet::remove(std::uint64_t id) {
 }
 
 // A peer that acknowledges nothing though something was sent is behind a cut cable. One that reads nothing but is there
-// still acknowledges the probes of its closed window: it is only slow.
+// still answers the probes of its closed window: it is only slow. Those probes come ever more seldom, so that the time of
+// the last answer says nothing; what counts is a probe that stays unanswered (an answer sets their number to 0).
 std::size_t Outlet::drop_silent(std::uint32_t timeout_ms) {
     Lock lock(mutex_);
     std::vector<PeerPtr> silent;
@@ -118,8 +119,13 @@ std::size_t Outlet::drop_silent(std::uint32_t timeout_ms) {
         tcp_info info{};
         socklen_t size = sizeof info;
         if (::getsockopt(peer->fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
-        bool waiting = info.tcpi_unacked > 0 || info.tcpi_probes > 0 || info.tcpi_backoff > 0;
-        if (waiting && info.tcpi_last_ack_recv > timeout_ms && info.tcpi_last_data_sent > 0) silent.push_back(peer);
+        const std::int64_t now = monotonic_ns();
+        const std::int64_t last_answer = now - std::int64_t{info.tcpi_last_ack_recv} * 1'000'000;
+        if (!info.tcpi_probes) peer->probed_ns = 0;
+        else if (!peer->probed_ns || last_answer > peer->probed_ns) peer->probed_ns = now;
+        const bool unacknowledged = info.tcpi_unacked > 0 && info.tcpi_last_ack_recv > timeout_ms && info.tcpi_last_data_sent > 0;
+        const bool unanswered = peer->probed_ns && now - peer->probed_ns > std::int64_t{timeout_ms} * 1'000'000;
+        if (unacknowledged || unanswered) silent.push_back(peer);
     }
     for (const auto &peer : silent) lose(peer, ETIMEDOUT);
     return silent.size();

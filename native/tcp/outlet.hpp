@@ -54,6 +54,7 @@ struct Peer {
     bool sending = false;
     bool blocked = false;  // the socket is full; the loop waits for it
     bool gone = false;
+    std::int64_t probed_ns = 0;  // since when a probe of its closed window is unanswered; 0: none is
     std::uint64_t drops_to_tell = 0;
     std::uint64_t matched = 0, delivered = 0, dropped_overflow = 0, dropped_closed = 0;
     std::uint64_t depth() const noexcept { return queue.size() + outbox_messages; }

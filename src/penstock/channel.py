@@ -20,6 +20,7 @@ from __future__ import annotations
 import atexit
 import enum
 import logging
+import os
 import threading
 import time
 import weakref
@@ -313,7 +314,7 @@ class Subscriber(_Handle, Generic[T]):
 
     _callback: Callable[..., Any] | None = None
     _caller: threading.Thread | None = None  # calls the function, where it was given at opening
-    _unprocessed: threading.Timer | None = None  # tells of a function that nobody calls
+    _unprocessed = False  # a function was set, and nobody has called it since
     _failures = 0
     _told_ns = 0
     _awaited = False  # by a task in read_async
@@ -356,23 +357,21 @@ class Subscriber(_Handle, Generic[T]):
         if function is not None and not callable(function):
             raise TypeError(f"on_message takes a function or None, not {type(function).__name__}")
         self._callback = function
-        self._stop_watch()
-        if function is not None and self._caller is None:
-            self._unprocessed = threading.Timer(UNPROCESSED_S, _tell_unprocessed, [weakref.ref(self)])
-            self._unprocessed.daemon = True
-            self._unprocessed.start()
+        self._unprocessed = function is not None and not self._calls_by_itself
+        if self._unprocessed:
+            _watch_processing(self)
 
-    def _stop_watch(self) -> None:
-        if self._unprocessed is not None:
-            self._unprocessed.cancel()
-            self._unprocessed = None
+    @property
+    def _calls_by_itself(self) -> bool:
+        """Whether a thread calls the function, without ``process_all``."""
+        return self._caller is not None
 
     def process_all(self) -> int:
         """Call the function with every message that is there now, then return how many there were.
 
         What comes meanwhile is left for the next call: ``wait`` and ``fileno`` tell of it.
         """
-        self._stop_watch()
+        self._unprocessed = False
         count = 0
         there = self._there()
         while (function := self._callback) is not None and (message := next(there, None)) is not None:
@@ -523,12 +522,43 @@ def _join(thread: threading.Thread) -> None:
         logger.warning("the function of on_message still runs %g s after its subscriber was closed", END_S)
 
 
-def _tell_unprocessed(subscriber: weakref.ref[Subscriber[Any]]) -> None:
-    alive = subscriber()
-    if alive is not None and not alive.closed:
-        logger.warning(
-            "%r: on_message() has set a function, but nobody has called process_all() for %g s, so nothing calls it; "
-            "open the subscriber with on_message=function to have it called from a thread of its own",
-            alive,
-            UNPROCESSED_S,
-        )
+_watched: list[tuple[float, weakref.ref[Subscriber[Any]]]] = []  # since when; the oldest first
+_watching = threading.Lock()  # held while the list is changed, and while a thread begins or ends
+
+
+def _watch_processing(subscriber: Subscriber[Any]) -> None:
+    """Have it told once if nobody calls ``process_all`` soon. One thread does that for all, while there are any."""
+    with _watching:
+        _watched.append((time.monotonic(), weakref.ref(subscriber)))
+        if len(_watched) == 1:
+            threading.Thread(target=_tell_unprocessed, name="penstock-unprocessed", daemon=True).start()
+
+
+def _tell_unprocessed() -> None:
+    while True:
+        since, reference = _watched[0]
+        time.sleep(max(0.0, since + UNPROCESSED_S - time.monotonic()))
+        subscriber = reference()
+        if subscriber is not None and subscriber._unprocessed and not subscriber.closed:
+            subscriber._unprocessed = False
+            logger.warning(
+                "%r: on_message() has set a function, but nobody has called process_all() for %g s, so nothing calls "
+                "it; open the subscriber with on_message=function to have it called from a thread of its own",
+                subscriber,
+                UNPROCESSED_S,
+            )
+        del subscriber
+        with _watching:
+            del _watched[0]
+            if not _watched:
+                return
+
+
+def _forget_watched() -> None:
+    """In a forked child there is no such thread."""
+    global _watching  # noqa: PLW0603
+    _watching = threading.Lock()
+    _watched.clear()
+
+
+os.register_at_fork(after_in_child=_forget_watched)

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from penstock._core import Batch
+from penstock._core import Batch, Message
 from penstock._core.broker import batch_details, batch_names, range_batch
 from penstock.broker import words
 from penstock.broker.ranges import ENTRY
@@ -126,13 +126,13 @@ class MemoryStore:
     def records(self) -> Iterator[tuple[int, bytes]]:
         return iter(self.memory.records)
 
-    def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
+    def identifiers(self, start: int) -> Iterator[tuple[Message, str]]:
         for stored in self.memory.messages:
             if stored.position >= start and stored.message_id:
-                yield stored.position, stored.message_id.decode(), stored.timestamp_ns
+                yield _batch([stored])[0], stored.message_id.decode()
 
-    def trim(self, below: int | None) -> None:
-        pass
+    def trim(self, below: int, queues: bool, urgent: bool) -> bool:
+        return False
 
     def statistics(self) -> StoreStatistics:
         stored = sum(len(message.data) for message in self.memory.messages)

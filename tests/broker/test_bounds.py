@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY
 from penstock.errors import RefusedError
 
-from .conftest import Wire
+from .conftest import Wire, until
 
 
 def test_a_transaction_past_the_quota_is_refused_and_stays_staged(serve: Callable[..., Server]) -> None:
@@ -81,3 +82,21 @@ def test_refused_topics_are_forgotten_when_they_are_many() -> None:
     scanner.feed(b"PUB t65536 1\nxPUB t0 1\nx")
     events = [scanner.next() for _ in range(2)]
     assert [event and event[0] for event in events] == [words.REFUSED, words.NEW_TOPIC]
+
+
+def test_unfinished_messages_of_all_connections_have_a_bound(serve: Callable[..., Server]) -> None:
+    limits = Limits(max_message_bytes=1 << 20, max_unfinished_bytes=4 << 20)
+    server = serve(limits=limits, max_message_bytes=1 << 20)
+    part = b"PUB t 1000000\n" + bytes(900_000)
+    wires = [Wire(server.port).hello() for _ in range(12)]
+    for wire in wires:
+        with contextlib.suppress(OSError):  # closed by the broker
+            wire.send(part)
+    until(lambda: len(server.connections) < 12)
+    with Client(port=server.port) as client:
+        assert client.publish("t", bytes(10_000)) == 1, "small ones go through"
+        assert client.statistics()["unfinished_bytes"] <= 4 << 20
+        for wire in wires:
+            wire.close()
+        until(lambda: client.statistics()["unfinished_bytes"] == 0, "all of it is given back")
+        assert client.publish("t", bytes(1_000_000)) == 2

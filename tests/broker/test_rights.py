@@ -73,6 +73,7 @@ def test_dead_letters_are_read_by_who_may_read_where_they_come_from(root: Client
 def test_queues_that_bury_in_each_other_are_no_endless_loop(root: Client, north: Client) -> None:
     root.queue("north-a", topics="sensors.>", max_deliveries=1, dead_letter="north-b")
     root.queue("north-b", topics="sensors.none", max_deliveries=1, dead_letter="north-a")
+    root.queue("north-a", dead_letter="north-b")  # which was not there before, and is for other topics now
     root.publish("sensors.south.a", b"1")
     with root.subscribe("north-a", ack="manual") as first, root.subscribe("north-b", ack="manual") as second:
         for consumer in (first, second):

@@ -325,3 +325,42 @@ def test_a_request_knows_its_time() -> None:
         client.call(b"")
     assert left[0] is not None and 0 < left[0] <= 50
     assert left[1] is None
+
+
+TOKENS = """
+[[token]]
+name = "asker"
+token = "ask"
+publish = ["plan", "plan.@cancels"]
+subscribe = ["plan.@answers.>"]
+
+[[token]]
+name = "answerer"
+token = "answer"
+publish = ["plan.@answers.>"]
+subscribe = ["plan", "plan.@cancels"]
+
+[[token]]
+name = "stranger"
+token = "other"
+publish = ["other.>"]
+subscribe = ["other.>"]
+"""
+
+
+def test_rights_of_calls_are_rights_of_topics(tmp_path: Path) -> None:
+    from penstock.broker import Server as Broker
+
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKENS)
+    tokens.chmod(0o600)
+    with Broker(tmp_path / "broker", 0, tokens=tokens).start() as broker:
+        address = f"broker://127.0.0.1:{broker.port}/plan"
+        with penstock.server(address, bytes.upper, token="answer"):
+            with penstock.client(address, token="ask") as client:
+                assert client.call(b"x", 60) == b"X"
+            with pytest.raises(penstock.RefusedError):
+                penstock.client(address, token="other").call(b"x", 60)
+        for token in ("ask", "other"):
+            with pytest.raises(penstock.RefusedError):
+                penstock.server(address, bytes.upper, token=token)

@@ -38,7 +38,7 @@ def strict(line: str) -> Any:
 
 def test_json_lines_are_json(kept: Path) -> None:
     out = run("export", str(kept), "--to", "jsonl", "-o", "-").stdout
-    assert [strict(line)["body"] for line in out.splitlines()] == [
+    assert [strict(line)["payload"] for line in out.splitlines()] == [
         {"n": 1}, {"hex": "ff01"}, '{"celsius": NaN}', "1e400", "\ud800", "\x1b[2Jgone", {"n": 2}, [1],
     ]  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_csv_takes_every_body(kept: Path, tmp_path: Path) -> None:
     done = run("export", str(kept), "--to", "csv", "-o", str(tmp_path / "x.csv"))
     assert done.returncode == 0, done.stderr
     with (tmp_path / "x.csv").open(newline="", encoding="utf-8") as stream:
-        rows = [row["body"] for row in csv.DictReader(stream)]
+        rows = [row["payload"] for row in csv.DictReader(stream)]
     assert len(rows) == len(BODIES) and rows[4] == r"\ud800" and rows[5] == "\x1b[2Jgone"
     piped = run("export", str(kept), "--to", "csv", "-o", "-")
     assert piped.returncode == 0 and len(list(csv.reader(piped.stdout.splitlines()))) == len(BODIES) + 1

@@ -26,6 +26,7 @@ def handles(name: str) -> Iterator[Handles]:
             f"add {name}/publisher bytes 12000", f"set {name}/publisher last_ns now",
             f"open shm subscriber {name}", f"add {name}/subscriber matched 120", f"add {name}/subscriber delivered 100",
             f"drop {name}/subscriber overflow 15", f"set {name}/subscriber depth 5", f"set {name}/subscriber capacity 8",
+            f"set {name}/subscriber lag 7",
         )  # fmt: skip
         yield running
 
@@ -37,7 +38,7 @@ def test_ls_prints_every_handle(handles: Handles, name: str) -> None:
     assert len(lines) == 3 and all(str(handles.pid) in line for line in lines[1:])
     publisher, subscriber = lines[1].split(), lines[2].split()
     assert publisher[:2] == [f"shm:{name}", "publisher"] and "120" in publisher and "12" in publisher
-    assert "100" in subscriber and "15" in subscriber and "5/8" in subscriber
+    assert "100" in subscriber and "15" in subscriber and "7" in subscriber
 
 
 def test_ls_json_balances(handles: Handles, name: str) -> None:

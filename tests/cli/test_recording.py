@@ -229,12 +229,12 @@ def test_play_without_an_address_names_the_topic(run1: Path, tmp_path: Path) -> 
 def test_export_jsonl_and_csv(run1: Path, tmp_path: Path) -> None:
     out = run("export", str(run1), "--to", "jsonl", "-o", "-")
     rows = [json.loads(line) for line in out.stdout.splitlines()]
-    assert [row["body"]["n"] for row in rows] == list(range(20)) and rows[0]["properties"] == {"unit": "C"}
+    assert [row["payload"]["n"] for row in rows] == list(range(20)) and rows[0]["properties"] == {"unit": "C"}
     done = run("export", str(run1), "--to", "csv", "-o", str(tmp_path / "x.csv"), "--topic", "b", "--json")
     assert json.loads(done.stdout)["messages"] == 10
     with (tmp_path / "x.csv").open(newline="") as stream:
         table = list(csv.DictReader(stream))
-    assert [json.loads(row["body"])["n"] for row in table] == list(range(1, 20, 2))
+    assert [json.loads(row["payload"])["n"] for row in table] == list(range(1, 20, 2))
 
 
 def test_export_parquet(run1: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_sub_from_an_ordinal_and_a_time(run1: Path) -> None:
         "--count",
         "3",
         "--template",
-        "{channel} {body}",
+        "{channel} {payload}",
         "--timeout",
         "30",
     )

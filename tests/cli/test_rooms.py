@@ -29,7 +29,7 @@ def test_a_broker_keeps_what_nobody_read_yet(broker: str) -> None:
     assert run("pub", f"{broker}/t", "kept {count}", "--count", "5").returncode == 0
     done = run("sub", f"{broker}/t?queue=q", "--count", "5", "--timeout", "30", "--json")
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [record["body"] for record in records] == [f"kept {n}" for n in range(1, 6)]
+    assert [record["payload"] for record in records] == [f"kept {n}" for n in range(1, 6)]
 
 
 def test_a_broker_replays_from_an_ordinal_and_a_time(broker: str) -> None:
@@ -58,7 +58,7 @@ def test_losses_are_printed_as_they_happen() -> None:
 
     address = f"shm:/test-loss-{uuid.uuid4().hex[:8]}"
     with penstock.publisher(address, slots=8, slot_size=64) as publisher:
-        listening = start("sub", address, "--timeout", "40", "--ledger", "--filter", 'body == "last"', "--count", "1")
+        listening = start("sub", address, "--timeout", "40", "--ledger", "--filter", 'payload == "last"', "--count", "1")
         try:
             assert publisher.wait_ready(1, 40)
             publisher.publish(b"first")

@@ -141,14 +141,15 @@ def test_killed_at_every_step(victim: Path, action: str) -> None:
 
 def test_alone_and_killed_at_every_step_of_joining(victim: Path) -> None:
     """A half-created channel is repaired, and the name can be used again."""
-    for action in ("join_publisher", "join_subscriber"):
+    for action in ("join_publisher", "join_subscriber", "join_virtual"):
         name = f"/victim/alone/{os.getpid()}"
         listed = subprocess.run([victim, name, action, "list"], capture_output=True, text=True, check=True)
         for step in dict.fromkeys(listed.stdout.split()):
             for nth in (1, 2, 3):
                 done = subprocess.run([victim, name, action, "kill", step, str(nth)], capture_output=True)
                 assert done.returncode in (-signal.SIGKILL, 0), (action, step, done)
-                with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+                mux = f"{name}-mux" if action == "join_virtual" else None
+                with shm.Publisher(name, slots=8, mux=mux) as publisher, shm.Subscriber(name, mux=mux) as subscriber:
                     publisher.publish(b"x")
                     message = subscriber.read(0)
                     assert message is not None

@@ -396,7 +396,7 @@ class FilterExpression(Target):
     """An expression of ``--filter``, on a JSON body."""
 
     words = [b"and ", b"or ", b"not ", b"(", b")", b"==", b"like ", b"contains ", b"in [", b"]", b".a.b[0]", b"properties.x", b'"*a*b*"',
-             b"1e308", b"*", b"%", b"/", b"-", b"size", b"body", b"9" * 5000, b"\\"]  # fmt: skip
+             b"1e308", b"*", b"%", b"/", b"-", b"size", b"payload", b"9" * 5000, b"\\"]  # fmt: skip
 
     def __init__(self) -> None:
         self.message = Message(b'{"a": {"b": [1, "x", null]}, "n": 1e300}', ordinal=1, channel="c", properties={"x": "1"})

@@ -393,7 +393,7 @@ def test_a_failure_while_making_leaves_nothing_behind() -> None:
         "modules": [entry("a"), {"name": "bad", "loader": {"name": "python", "entrypoint": "no.such:Thing"}}],
         "links": [],
     }
-    with pytest.raises(ConfigurationError, match=r"bad\.loader\.entrypoint.*no\.such"):
+    with pytest.raises(ConfigurationError, match=r"modules\[1\]\.loader\.entrypoint.*no\.such"):
         Gateway(wrong)
 
 

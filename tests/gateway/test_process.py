@@ -99,6 +99,32 @@ def test_messages_of_all_sizes_pass(gateway: Gateway) -> None:
     assert sink.got[1:] == contents
 
 
+def test_a_large_message_costs_its_size(gateway: Gateway) -> None:
+    sink = add_echo(gateway)
+    module = gateway.module("echo")
+    before = shared_bytes(module)
+    say(gateway, bytes(8_000_000))
+    eventually(lambda: len(sink.got) == 2)
+    assert len(sink.got[1]) == 8_000_000
+    assert shared_bytes(module) <= before + 16_000_000, "not once for each slot"
+
+
+def shared_bytes(module: Any) -> int:
+    return sum(len(line) and int(line.split()[1]) * 1024 for line in maps(module) if line.startswith("Size:"))
+
+
+def maps(module: Any) -> list[str]:
+    text = Path(f"/proc/{module.process.pid}/smaps").read_text()
+    blocks = text.split("\n")
+    chosen, inside = [], False
+    for line in blocks:
+        if "-" in line.split(" ")[0] and ":" not in line.split(" ")[0]:
+            inside = "shm" in line or "penstock" in line
+        elif inside:
+            chosen.append(line)
+    return chosen
+
+
 def test_a_frame_that_does_not_decode_is_skipped(gateway: Gateway) -> None:
     sink = add_echo(gateway)
     for wrong in (b"", b"garbage", bytes(8) + b"garbage", b"\xff" * 8 + GatewayMessage().to_bytes()):
@@ -215,9 +241,11 @@ def test_a_stopped_process_does_not_keep_the_gateway_from_its_end(gateway: Gatew
     add_echo(gateway)
     process = gateway.module("echo").process
     os.kill(process.pid, signal.SIGSTOP)
-    say(gateway, b"never handled")
+    worker = gateway.broker.worker_of(gateway.module("echo"))
+    say(gateway, *[b"never handled"] * 50)
     assert not gateway.destroy(1.0)
     assert process.wait(60) == -signal.SIGKILL
+    assert worker.lost + worker.queue.ledger.lost == 50, "each of them is counted"
 
 
 def test_a_process_that_does_not_end_is_killed_after_its_grace_period(gateway: Gateway) -> None:

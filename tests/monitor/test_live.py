@@ -67,7 +67,7 @@ def test_tail_shows_what_comes_and_lets_go(service: Service) -> None:
                         record = json.loads(line.removeprefix("data: "))
                         if "ordinal" in record:
                             records.append(record)
-            assert all(record["body"]["n"] % 2 == 0 and record["ordinal"] == record["body"]["n"] for record in records)
+            assert all(record["payload"]["n"] % 2 == 0 and record["ordinal"] == record["payload"]["n"] for record in records)
         finally:
             stop.set()
             feeder.join()

@@ -65,12 +65,12 @@ def test_hexadecimal_lines() -> None:
 def test_record_tells_what_the_message_carries() -> None:
     message = Message(b"1", ordinal=3, timestamp_ns=5, channel="c", id=9, properties={"k": "v"})
     record = decode.record(message)
-    assert record["ordinal"] == 3 and record["id"] == 9 and record["body"] == 1
+    assert record["ordinal"] == 3 and record["id"] == 9 and record["payload"] == 1
     assert record["properties"] == {"k": "v"} and "position" not in record
 
 
 def test_template_fields() -> None:
     message = Message(b"hi", ordinal=3, timestamp_ns=0, channel="c")
-    assert decode.formatter("{ordinal}:{channel}:{body} {{x}} {size}")(message) == "3:c:hi {x} 2"
+    assert decode.formatter("{ordinal}:{channel}:{payload} {{x}} {size}")(message) == "3:c:hi {x} 2"
     with pytest.raises(InvalidArgument, match="did you mean ordinal"):
         decode.formatter("{ordinl}")

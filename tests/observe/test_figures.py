@@ -113,3 +113,9 @@ def test_addresses_match_by_part_and_by_wildcard() -> None:
     assert len(matching(blocks, "shm:/cam/*")) == 2
     assert len(matching(blocks, "shm:/cam/f*")) == 1
     assert len(matching(blocks, "shm:/cam")) == 2
+
+
+def test_brackets_in_an_address_are_text() -> None:
+    blocks = [block(room="shm", name="/a[1]"), block(room="shm", name="/a1")]
+    assert [b.name for b in matching(blocks, "shm:/a[1]*")] == ["/a[1]"]
+    assert [b.name for b in matching(blocks, "a[1")] == ["/a[1]"]

@@ -39,7 +39,7 @@ def test_without_a_span_everything_is_played_in_the_order_of_recording(tmp_path:
     made = write(tmp_path / "r", ("a", 1000), ("b", 999), ("a", 1001), ("b", 999.5))
     assert chosen(made) == ["a 1000", "b 999", "a 1001", "b 999.5"]
     done = run("export", str(made), "--to", "jsonl", "-o", "-")
-    assert [json.loads(line)["body"] for line in done.stdout.splitlines()] == chosen(made), done.stderr
+    assert [json.loads(line)["payload"] for line in done.stdout.splitlines()] == chosen(made), done.stderr
 
 
 def test_the_start_is_the_least_time_of_any_topic(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -185,3 +186,31 @@ def test_siblings_on_a_multiplexer_lose_nothing(name: str, mux_publisher_is_reli
                 break
         assert [bytes(message) for message in iter(lambda: subscriber.read(0), None)] == [b"R0", b"R1", b"R2"]
         assert subscriber.ledger.lost == 0
+
+
+def mapped() -> int:
+    """Channel files in the memory of this process."""
+    return sum("%2F" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_closing_gives_memory_back(name: str) -> None:
+    before = mapped()
+    publisher, subscriber = shm.Publisher(name, slots=8), shm.Subscriber(name)
+    with publisher.reserve(4) as draft:
+        array = draft.array()
+        array[:] = 7
+    message = subscriber.read(0)
+    assert message is not None and mapped() > before
+    publisher.close()
+    subscriber.close()
+    assert bytes(message) == bytes(array) == b"\7" * 4, "what somebody looks at stays"
+    del message, array, draft
+    assert mapped() == before
+    assert publisher.closed and subscriber.closed and subscriber.ledger.delivered == 1
+
+
+def test_publishing_many_says_how_many_went(name: str) -> None:
+    with shm.Publisher(name, slots=8, reliable=True, timeout=0) as publisher, shm.Subscriber(name, reliable=True):
+        with pytest.raises(TimeoutError) as told:
+            publisher.publish_many([b"x"] * 20)
+        assert told.value.published == 8 and "8 were published" in told.value.__notes__  # type: ignore[attr-defined]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,3 +160,55 @@ def test_each_virtual_channel_has_its_own_type(name: str) -> None:
         with shm.Subscriber("/later", mux=mux, type="sound"):  # who comes first may say it
             with pytest.raises(penstock.RefusedError, match="'sound'"):
                 shm.Publisher("/later", mux=mux, type="text")
+
+
+def test_ids_are_given_back(name: str) -> None:
+    mux = f"{name}-mux"
+    with shm.Publisher(f"{name}-keep", slots=16, mux=mux) as keep:
+        for i in range(shm.MAX_VCHAN_ID + 50):
+            with shm.Publisher(f"{name}-{i}", mux=mux) as publisher:
+                assert publisher.vchan_id is not None and publisher.publish(b"x") == 1
+        (channel,) = (channel for channel in shm.channels() if channel.name == mux)
+        assert list(channel.vchans.values()) == [keep.name]
+
+
+def test_an_id_that_is_used_again_shows_nothing_of_the_name_before(name: str) -> None:
+    mux = f"{name}-mux"
+    with shm.Publisher(f"{name}-keep", slots=16, mux=mux):
+        with shm.Publisher(f"{name}-a", mux=mux, vchan_id=7) as publisher:
+            publisher.publish(b"of a")
+        with shm.Publisher(f"{name}-b", mux=mux, vchan_id=7) as publisher:
+            assert publisher.publish(b"of b") == 1
+            with shm.Subscriber(f"{name}-b", mux=mux) as subscriber:
+                found = subscriber.find(0)
+                assert found is not None and bytes(found) == b"of b"
+                assert [bytes(message) for message in subscriber.read_many(8, 0)] == [b"of b"]
+                assert subscriber.ledger.balanced
+
+
+def test_a_name_that_comes_back_goes_on(name: str) -> None:
+    mux = f"{name}-mux"
+    with shm.Publisher(f"{name}-keep", slots=16, mux=mux):
+        with shm.Publisher(f"{name}-a", mux=mux) as publisher:
+            identity = publisher.vchan_id
+            assert publisher.publish(b"first") == 1
+        with shm.Publisher(f"{name}-a", mux=mux) as publisher, shm.Subscriber(f"{name}-a", mux=mux) as subscriber:
+            assert publisher.vchan_id == identity and publisher.publish(b"second") == 2
+            assert [bytes(message) for message in subscriber.read_many(8, 0)] == [b"first", b"second"]
+
+
+@pytest.mark.parametrize("kind", [shm.Publisher, shm.Subscriber])
+def test_one_name_is_one_channel(name: str, kind: Any) -> None:
+    one, two = f"{name}-one", f"{name}-two"
+    with shm.Publisher(name, mux=one):
+        with pytest.raises(penstock.RefusedError, match=f"virtual channel on '{one}' already"):
+            kind(name, mux=two)
+        with pytest.raises(penstock.RefusedError, match=f"virtual channel on '{one}' already"):
+            kind(name)
+    with shm.Subscriber(name):
+        with pytest.raises(penstock.RefusedError, match="an ordinary channel already"):
+            kind(name, mux=one)
+    with kind(name, mux=two):
+        pass
+    with kind(name):
+        pass

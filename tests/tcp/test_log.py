@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import threading
 import pytest
 
 from penstock import tcp
-from penstock.tcp.log import logger
+from penstock.tcp.log import BURST, logger
 
 from .plain import LONG
 
@@ -91,8 +92,22 @@ def test_a_message_costs_no_look_at_the_log(monkeypatch: pytest.MonkeyPatch, siz
         assert publisher.wait_ready(1, LONG)
         with monkeypatch.context() as patched:
             for module in ("publisher", "subscriber", "session", "executor"):
-                patched.setattr(f"penstock.tcp.{module}.logger", Forbidden())
+                patched.setattr(sys.modules[f"penstock.tcp.{module}"], "logger", Forbidden())
             for _ in range(100):
                 publisher.publish(bytes(size))
                 assert subscriber.read(LONG) is not None
         assert not logger.isEnabledFor(10)
+
+
+def test_warnings_of_one_handle_are_throttled(caplog: pytest.LogCaptureFixture) -> None:
+    import socket
+
+    with caplog.at_level("WARNING", "penstock.tcp"), tcp.Publisher() as publisher:
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", publisher.port), timeout=LONG) as peer:
+                peer.sendall(bytes(20))  # no header
+                with contextlib.suppress(ConnectionResetError):
+                    assert peer.recv(1) == b""
+        told = [record.getMessage() for record in caplog.records if "cannot be" in record.getMessage()]
+        assert 1 <= len(told) <= BURST
+    assert "kept back" in caplog.text, "the rest is told as a number"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -67,7 +69,30 @@ def test_a_recorded_proof_is_of_no_use() -> None:
 
 def test_bytes_on_the_wire() -> None:
     assert protocol.handshake() == bytes.fromhex("0c000100010000000000000000")
-    assert len(protocol.handshake(0, protocol.Extension())) == protocol.EXTENDED_SIZE + 1 == 69
+    ours = protocol.handshake(0, protocol.Extension(next_ordinal=7, wants_token=True))
+    assert ours[:12] == bytes.fromhex("0c0001004900000000000000"), "a plain header, whatever follows"
+    assert ours[12:17] == b"\0PNSK" and ours[17:21] == bytes.fromhex("01000800")
+    assert ours[protocol.NEXT_ORDINAL_OFFSET :][:8] == (7).to_bytes(8, "little")
+
+
+def test_fields_that_nobody_knows_are_skipped() -> None:
+    ours = protocol.Extension(True, b"n" * 16, b"i" * 16, 7, -5, b"p" * 32)
+    assert protocol.Extension.decode(ours.encode()) == ours
+    assert protocol.Extension.decode(ours.encode() + bytes.fromhex("ff00 0300 616263")) == ours
+    assert protocol.Extension.decode(protocol.MAGIC) == protocol.Extension()
+    assert protocol.Extension.decode(b"") is None and protocol.Extension.decode(b"\1\2") is None
+
+
+@pytest.mark.parametrize("fields", ["01", "0100 0800 00", "0100 0400 00000000", "0200 0000", "ff00 ffff 00"])
+def test_fields_that_cannot_be_are_refused(fields: str) -> None:
+    with pytest.raises(ProtocolError):
+        protocol.Extension.decode(protocol.MAGIC + bytes.fromhex(fields))
+
+
+@given(st.binary(max_size=200))
+def test_any_fields_are_read_or_refused(data: bytes) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(protocol.Extension.decode(protocol.MAGIC + data), protocol.Extension)
 
 
 def test_feeding_more_than_is_needed_is_refused() -> None:

@@ -412,3 +412,21 @@ def test_a_batch_is_forwarded_as_it_is() -> None:
             (b"3", 3, 1),
         ]
         assert found[2] is not None and dict(found[2].properties) == {"k": "v"}
+
+
+def test_a_living_subscriber_that_does_not_read_is_kept() -> None:
+    """Its kernel answers the probes of its closed window, ever more seldom: that is no silence."""
+    with tcp.Publisher(keepalive=0.5) as publisher, tcp.Subscriber() as subscriber:
+        subscriber.add_session("127.0.0.1", publisher.port)
+        assert publisher.wait_ready(1, LONG)
+        thread = threading.Thread(target=lambda: [publisher.publish(b"x" * 262_144) for _ in range(200)])
+        thread.start()
+        # The probes come after 0.2, 0.4, 0.8, 1.6, 3.2 s: by then the last answer is older than twice the keepalive.
+        thread.join(5)
+        assert thread.is_alive() and publisher.subscriber_count == 1
+        for _ in range(200):
+            message = subscriber.read(LONG)
+            assert message is not None
+            del message
+        thread.join(LONG)
+        assert publisher.ledger.lost == 0

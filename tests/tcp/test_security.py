@@ -8,6 +8,8 @@ import logging
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -242,17 +244,16 @@ def test_a_publisher_must_prove_itself_too() -> None:
     challenge = protocol.frame(protocol.FrameType.PROOF, b"c" * 16)
     ours = protocol.Extension(identity=b"i" * 16)
     agreement = protocol.handshake(0, ours)
-    guessed = bytearray(agreement)
-    guessed[4:12] = (1 + protocol.PROOF_SIZE).to_bytes(8, "little")
     guess = protocol.prove(b"another", b"publisher", bytes(16), b"c" * 16)
-    for answer in (protocol.handshake(0), agreement, challenge + agreement, challenge + bytes(guessed) + guess):
+    guessed = protocol.handshake(0, protocol.Extension(identity=b"i" * 16, proof=guess))
+    for answer in (protocol.handshake(0), agreement, challenge + agreement, challenge + guessed):
         other = protocol.Request(b"secret")
         with pytest.raises(penstock.RefusedError, match="did not prove"):
             while answer:
                 step = other.needs
                 other.feed(answer[:step])
                 answer = answer[step:]
-    assert len(request.outgoing) == protocol.EXTENDED_SIZE + 1
+    assert request.outgoing[:2] == b"\x0c\x00", "the header is the plain one of version 0"
 
 
 def test_token_needs_the_extension() -> None:
@@ -268,6 +269,35 @@ def test_token_in_an_address() -> None:
         assert subscriber.read(LONG) == b"x"
 
 
+@pytest.mark.parametrize("token", ["0123", "1e5", "none", "true", "12_34", "nan", "%00"])
+def test_a_secret_is_text_whatever_it_looks_like(token: str) -> None:
+    given = unquote(token)
+    with penstock.tcp.publisher(f"127.0.0.1:0?token={token}") as publisher:
+        with tcp.Subscriber() as without:
+            session = without.add_session("127.0.0.1", publisher.port, max_reconnects=0)
+            assert not session.wait_connected(LONG) and "token" in str(session.last_error)
+        with penstock.tcp.subscriber(f"127.0.0.1:{publisher.port}", token=given):
+            assert publisher.wait_ready(1, LONG)
+
+
+@pytest.mark.parametrize("wrong", [True, "ca.pem", 1])
+def test_tls_is_a_context(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="SSLContext"):
+        tcp.Publisher(tls=wrong).close()
+    with pytest.raises(TypeError, match="SSLContext"):
+        tcp.Subscriber(tls=wrong).close()
+    with pytest.raises(TypeError, match="SSLContext"):
+        penstock.subscriber("tcp://127.0.0.1:1?tls=true").close()
+
+
+def test_an_empty_token_is_refused() -> None:
+    for opened in (tcp.Publisher, tcp.Subscriber):
+        with pytest.raises(penstock.InvalidArgument, match="empty"):
+            opened(token="")
+    with pytest.raises(penstock.InvalidArgument, match="empty"):
+        penstock.publisher("tcp://127.0.0.1:0?token=")
+
+
 def test_off_loopback_a_publisher_asks_who_comes() -> None:
     for host in ("0.0.0.0", "::", ""):
         with pytest.raises(RefusedError, match="insecure"):
@@ -275,7 +305,7 @@ def test_off_loopback_a_publisher_asks_who_comes() -> None:
     encrypted = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # whoever comes is let in, though nobody else reads along
     with pytest.raises(RefusedError, match="insecure"):
         tcp.Publisher(0, "0.0.0.0", tls=encrypted).close()
-    with pytest.raises(RefusedError, match="insecure"):
+    with pytest.raises(penstock.InvalidArgument, match="empty"):
         tcp.Publisher(0, "0.0.0.0", token="").close()
     encrypted.verify_mode = ssl.CERT_REQUIRED
     for allowed in ({"token": "a secret"}, {"insecure": True}, {"tls": encrypted}):

@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock import tcp
 
-from .plain import LONG, PlainPublisher, payload
+from .plain import LONG, REQUEST, PlainPublisher, payload
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -384,3 +384,82 @@ def test_arguments() -> None:
         subscriber.add_session("127.0.0.1", 1)
     with pytest.raises(penstock.InvalidArgument, match="port"):
         penstock.subscriber("tcp://127.0.0.1:0")
+
+
+# --- publishers that misbehave ---------------------------------------------------------------------------------------
+
+
+def _greets_and_breaks(kind: str) -> tuple[socket.socket, list[float]]:
+    """A publisher that greets everybody and then breaks the connection; when it was asked."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    asked: list[float] = []
+
+    def serve() -> None:
+        kept = []
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            connection.recv(1000)
+            asked.append(time.monotonic())
+            connection.sendall(REQUEST)
+            if kind == "message":
+                connection.sendall(payload(b"good"))
+            if kind == "close":
+                connection.close()
+            else:
+                connection.sendall(payload(b"")[:4] + (300 << 20).to_bytes(8, "little"))  # more than may be
+                kept.append(connection)
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener, asked
+
+
+@pytest.mark.parametrize("kind", ["too large", "close", "message"])
+def test_a_publisher_that_greets_and_then_breaks_is_asked_less_and_less(kind: str) -> None:
+    listener, asked = _greets_and_breaks(kind)
+    with listener, tcp.Subscriber(reconnect_delay=0.01, reconnect_delay_max=1.0) as subscriber:
+        subscriber.add_session("127.0.0.1", listener.getsockname()[1])
+        while len(asked) < 8:
+            subscriber.read(0.05)
+        # The pause after the n-th failure is at least half of 0.01 * 2^n: twice as long within two steps, whatever jitter.
+        assert asked[7] - asked[6] >= 0.5 * 0.01 * 2**5
+        assert asked[7] - asked[0] >= sum(0.5 * 0.01 * 2**step for step in range(7))
+
+
+def test_failures_after_a_greeting_end_a_session() -> None:
+    listener, asked = _greets_and_breaks("too large")
+    with listener, tcp.Subscriber(reconnect_delay=0.001) as subscriber:
+        session = subscriber.add_session("127.0.0.1", listener.getsockname()[1], max_reconnects=3)
+        with pytest.raises(penstock.ClosedError):
+            while True:
+                subscriber.read(LONG)
+        assert session.state == tcp.SessionState.ENDED and len(asked) == 4
+
+
+def test_a_publisher_that_comes_and_goes_is_no_failure() -> None:
+    with tcp.Subscriber(reconnect_delay=0.001, reconnect_delay_max=0.01) as subscriber:
+        publisher = tcp.Publisher()
+        session = subscriber.add_session("127.0.0.1", publisher.port, max_reconnects=1000)
+        for number in range(5):
+            assert publisher.wait_ready(1, LONG)
+            publisher.publish(b"%d" % number)
+            message = subscriber.read(LONG)
+            assert message is not None and bytes(message) == b"%d" % number
+            del message
+            port = publisher.port
+            publisher.close()
+            publisher = _open_again(port)
+        publisher.close()
+        assert session.state is not tcp.SessionState.ENDED
+
+
+def _open_again(port: int) -> tcp.Publisher:
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            return tcp.Publisher(port)
+        except OSError:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)

@@ -72,7 +72,7 @@ def test_our_subscriber_of_a_plain_publisher(plain: PlainPublisher) -> None:
     with tcp.Subscriber() as subscriber:
         session = subscriber.add_session("127.0.0.1", plain.port)
         connection, request = plain.accept()
-        assert request[2:4] == b"\x01\x00" and request[-1:] == b"\x00"
+        assert request[:4] == b"\x0c\x00\x01\x00" and request[12:17] == b"\x00PNSK", "a plain header, then fields"
         connection.sendall(payload(b"one") + payload(b"") + payload(b"three", header_size=300))
         messages = [subscriber.read(LONG) for _ in range(3)]
         assert [bytes(message) for message in messages if message is not None] == [b"one", b"", b"three"]

@@ -1,9 +1,13 @@
 // The C interface over Publisher and Subscriber: errors become codes, nothing is thrown across.
 #include "shm/c/penstock_shm.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
 #include <new>
+#include <unordered_map>
+#include <utility>
 
 #include "shm/publisher.hpp"
 #include "shm/subscriber.hpp"
@@ -15,6 +19,7 @@ struct penstock_shm_publisher {
     std::int64_t spin_ns;
     int (*resize)(void *, uint64_t, uint64_t) = nullptr;
     void *resize_context = nullptr;
+    std::unordered_map<std::uint32_t, std::size_t> reserved = {};  // bytes asked for, by slot
 };
 
 struct penstock_shm_subscriber {
@@ -23,6 +28,9 @@ struct penstock_shm_subscriber {
     bool watched = false;
     void (*callback)(void *, penstock_shm_subscriber *, const penstock_shm_message *) = nullptr;
     void *callback_context = nullptr;
+    void (*dropped)(void *, penstock_shm_subscriber *, uint64_t) = nullptr;
+    void *dropped_context = nullptr;
+    std::uint64_t drops_told = 0;
 };
 
 namespace {
@@ -75,6 +83,8 @@ Options options_of(const char *name, const penstock_shm_options *given) {
     options.max_publishers = given->max_publishers;
     options.max_subscribers = given->max_subscribers;
     options.history = !given->no_history;
+    options.local = given->local;
+    if (given->metadata_size) options.metadata_size = given->metadata_size;
     if (given->mode) {
         options.access.mode = (given->mode & 0777) | 0600;
         options.access.shared = true;
@@ -108,10 +118,10 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
         handle.grow(size);
         handle.slot_size();
     }
-    if (handle.reserve(place) == Taken::yes) return;
+    if (handle.reserve(place, size) == Taken::yes) return;
     if (!handle.writer.reliable) {
         handle.member.recover();
-        if (handle.reserve(place) == Taken::yes) return;
+        if (handle.reserve(place, size) == Taken::yes) return;
         throw Error(Fault::capacity, handle.why_full());
     }
     std::int64_t deadline = deadline_of(timeout_s);
@@ -121,16 +131,22 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
         std::int64_t until = monotonic_ns() + std::max(publisher->spin_ns, short_spin_ns);
         if (deadline) woken = persist([&] { return handle.wait(deadline, until, -1); });
         else handle.look_for_dead();
-        if (handle.reserve(place) == Taken::yes) return;
+        if (handle.reserve(place, size) == Taken::yes) return;
         if (woken == Woken::timeout) throw Error(Fault::timeout, handle.why_full());
     }
 }
 
-std::uint64_t commit(penstock_shm_publisher *publisher, const Publisher::Place &place, std::size_t size) {
+std::uint64_t commit(penstock_shm_publisher *publisher, const Publisher::Place &place, std::size_t size,
+                     std::uint32_t flags = 0) {
     Publisher &handle = publisher->handle;
     std::uint64_t ordinal;
-    while ((ordinal = handle.publish(place, size, realtime_ns())) == 0) {
-        if (!handle.writer.reliable) throw Error(Fault::corruption, handle.member.describe() + ": its ring is damaged");
+    while ((ordinal = handle.publish(place, size, realtime_ns(), flags)) == 0) {
+        if (!handle.writer.held_back) throw Error(Fault::corruption, handle.member.describe() + ": its ring is damaged");
+        if (!handle.writer.reliable) {
+            handle.count_given_up();
+            handle.cancel(place.slot);
+            return 0;
+        }
         timespec pause{0, 200'000};
         nanosleep(&pause, nullptr);
     }
@@ -148,12 +164,45 @@ Publisher::Place place_of(Publisher &handle, std::uint32_t slot) {
 }
 
 void message_of(const View &view, penstock_shm_message *message) {
-    *message = {view.data, view.size, view.ordinal, view.timestamp_ns, view.vchan, view.slot, view.intact};
+    *message = {view.data, view.size, view.ordinal, view.timestamp_ns, view.vchan, view.slot, view.intact,
+                (view.flags & message_activation) != 0, view.metadata, view.metadata_size};
+}
+
+const Reader::Pin &pin_of(const penstock_shm_subscriber *subscriber, const penstock_shm_message *message) {
+    const auto &pins = subscriber->handle.reader.pins;
+    if (message->slot >= pins.size() || !pins[message->slot].count)
+        throw Error(Fault::state, "the message is not held: released twice?");
+    return pins[message->slot];
+}
+
+void clear_metadata(Publisher &handle, std::uint32_t slot) {
+    if (handle.metadata_size()) std::memset(handle.metadata(slot), 0, handle.metadata_size());
+}
+
+bool activate(penstock_shm_publisher *publisher) {
+    Publisher::Place place;
+    if (publisher->handle.reserve(place, 0) != Taken::yes) return false;
+    clear_metadata(publisher->handle, place.slot);
+    return commit(publisher, place, 0, message_activation) != 0;
+}
+
+// What a look that holds gives: 1 with a message, 0 without.
+template <typename Look>
+int found(penstock_shm_subscriber *subscriber, Look &&look, penstock_shm_message *message) {
+    View view;
+    Found result = look(view);
+    if (result == Found::limit) throw Error(Fault::capacity, subscriber->handle.why_limit());
+    if (result != Found::message) return 0;
+    message_of(view, message);
+    return 1;
 }
 
 int read_once(penstock_shm_subscriber *subscriber, penstock_shm_message *message, Found &found) {
     View view;
     found = subscriber->handle.read(view);
+    std::uint64_t lost = subscriber->handle.counters->dropped[std::size_t(penstock::DropReason::overflow)].get();
+    std::uint64_t news = lost - std::exchange(subscriber->drops_told, lost);
+    if (news && subscriber->dropped) subscriber->dropped(subscriber->dropped_context, subscriber, news);
     if (found != Found::message) return 0;
     subscriber->handle.tell_publishers();
     message_of(view, message);
@@ -175,7 +224,11 @@ const char *penstock_shm_error(void) { return last_error.c_str(); }
 int penstock_shm_publisher_open(const char *name, const penstock_shm_options *options, penstock_shm_publisher **opened) {
     return guarded([&] {
         Options given = options_of(name, options);
-        *opened = new penstock_shm_publisher{{given, options && options->checksum, false}, options ? options->spin_us * 1000 : 0};
+        bool retirement = options && options->retirement;
+        auto publisher = std::unique_ptr<penstock_shm_publisher>(
+            new penstock_shm_publisher{{given, options && options->checksum, retirement}, options ? options->spin_us * 1000 : 0});
+        if (options && options->activation) activate(publisher.get());
+        *opened = publisher.release();
         return 0;
     });
 }
@@ -187,6 +240,8 @@ int penstock_shm_reserve(penstock_shm_publisher *publisher, size_t size, double 
         check(publisher);
         Publisher::Place place;
         reserve(publisher, size, timeout_s, place);
+        clear_metadata(publisher->handle, place.slot);
+        publisher->reserved[place.slot] = size;
         *data = place.data;
         *slot = place.slot;
         return 0;
@@ -197,10 +252,11 @@ int penstock_shm_publish(penstock_shm_publisher *publisher, uint32_t slot, size_
     return guarded([&] {
         check(publisher);
         Publisher::Place place = place_of(publisher->handle, slot);
-        std::uint32_t segment = publisher->handle.member.channel.slots[slot].segment.load();
-        if (size > publisher->handle.member.segment_size(segment))
-            throw Error(Fault::invalid, std::to_string(size) + " bytes are more than were reserved");
+        if (size > publisher->reserved[slot])
+            throw Error(Fault::invalid, std::to_string(size) + " bytes are more than the " +
+                                            std::to_string(publisher->reserved[slot]) + " that were reserved");
         std::uint64_t number = commit(publisher, place, size);
+        publisher->reserved.erase(slot);
         if (ordinal) *ordinal = number;
         return 0;
     });
@@ -210,6 +266,7 @@ int penstock_shm_cancel(penstock_shm_publisher *publisher, uint32_t slot) {
     return guarded([&] {
         check(publisher);
         place_of(publisher->handle, slot);
+        publisher->reserved.erase(slot);
         publisher->handle.cancel(slot);
         return 0;
     });
@@ -222,9 +279,54 @@ int penstock_shm_publish_copy(penstock_shm_publisher *publisher, const void *dat
         Publisher::Place place;
         reserve(publisher, size, timeout_s, place);
         if (size) std::memcpy(place.data, data, size);
+        clear_metadata(publisher->handle, place.slot);
         std::uint64_t number = commit(publisher, place, size);
         if (ordinal) *ordinal = number;
         return 0;
+    });
+}
+
+int penstock_shm_set_metadata(penstock_shm_publisher *publisher, uint32_t slot, const void *metadata, size_t size) {
+    return guarded([&] {
+        check(publisher);
+        place_of(publisher->handle, slot);
+        if (size > publisher->handle.metadata_size())
+            throw Error(Fault::invalid, std::to_string(size) + " bytes of metadata do not fit the channel's " +
+                                            std::to_string(publisher->handle.metadata_size()));
+        clear_metadata(publisher->handle, slot);
+        if (size) std::memcpy(publisher->handle.metadata(slot), metadata, size);
+        return 0;
+    });
+}
+
+uint32_t penstock_shm_metadata_size(const penstock_shm_publisher *publisher) { return publisher->handle.metadata_size(); }
+
+int penstock_shm_activate(penstock_shm_publisher *publisher) {
+    return guarded([&] {
+        check(publisher);
+        return int(activate(publisher));
+    });
+}
+
+int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room) {
+    return guarded([&] {
+        check(publisher);
+        if (!publisher->handle.retirement) throw Error(Fault::state, "open the publisher with retirement");
+        if (std::int64_t deadline = deadline_of(timeout_s))
+            persist([&] { return publisher->handle.wait_retired(deadline); });
+        std::vector<std::uint32_t> released = publisher->handle.retired();
+        std::copy_n(released.begin(), std::min(room, released.size()), slots);
+        return int(released.size());
+    });
+}
+
+int penstock_shm_publisher_fileno(penstock_shm_publisher *publisher) {
+    return guarded([&] {
+        check(publisher);
+        Publisher &handle = publisher->handle;
+        bool nothing = handle.writer.reliable && !handle.could_reserve();
+        if (!handle.arm_if(nothing) || handle.could_reserve()) handle.wake();
+        return handle.member.bells.watched();
     });
 }
 
@@ -262,7 +364,8 @@ int penstock_shm_publisher_wait(penstock_shm_publisher *publisher, double timeou
 int penstock_shm_subscriber_open(const char *name, const penstock_shm_options *options, penstock_shm_subscriber **opened) {
     return guarded([&] {
         Options given = options_of(name, options);
-        *opened = new penstock_shm_subscriber{{given, false, options && options->checksum}, options ? options->spin_us * 1000 : 0};
+        *opened = new penstock_shm_subscriber{{given, options && options->pass_activation, options && options->checksum},
+                                              options ? options->spin_us * 1000 : 0};
         return 0;
     });
 }
@@ -304,10 +407,40 @@ int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_m
 int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm_message *message) {
     return guarded([&] {
         check(subscriber);
-        const auto &pins = subscriber->handle.reader.pins;
-        if (message->slot >= pins.size() || !pins[message->slot].count)
-            throw Error(Fault::state, "the message is not held: released twice?");
+        pin_of(subscriber, message);
         subscriber->handle.release(message->slot);
+        return 0;
+    });
+}
+
+int penstock_shm_find(penstock_shm_subscriber *subscriber, int64_t timestamp_ns, penstock_shm_message *message) {
+    return guarded([&] {
+        check(subscriber);
+        return found(subscriber, [&](View &view) { return subscriber->handle.find(view, timestamp_ns); }, message);
+    });
+}
+
+int penstock_shm_weak_of(penstock_shm_subscriber *subscriber, const penstock_shm_message *message, penstock_shm_weak *weak) {
+    return guarded([&] {
+        check(subscriber);
+        *weak = {pin_of(subscriber, message).sequence, message->slot};
+        return 0;
+    });
+}
+
+int penstock_shm_weak_read(penstock_shm_subscriber *subscriber, const penstock_shm_weak *weak, penstock_shm_message *message) {
+    return guarded([&] {
+        check(subscriber);
+        return found(subscriber, [&](View &view) { return subscriber->handle.again(view, weak->slot, weak->sequence); }, message);
+    });
+}
+
+int penstock_shm_on_dropped(penstock_shm_subscriber *subscriber, void (*function)(void *, penstock_shm_subscriber *, uint64_t),
+                            void *context) {
+    return guarded([&] {
+        check(subscriber);
+        subscriber->dropped = function;
+        subscriber->dropped_context = context;
         return 0;
     });
 }
@@ -350,7 +483,10 @@ int penstock_shm_process_all(penstock_shm_subscriber *subscriber) {
         int count = 0;
         Found found;
         penstock_shm_message message;
-        while (subscriber->callback && read_once(subscriber, &message, found)) {
+        Subscriber &handle = subscriber->handle;
+        if (!handle.has_next()) return 0;
+        std::uint64_t end = handle.member.channel.tail();  // what comes meanwhile is for the next call
+        while (subscriber->callback && handle.reader.cursor < end && read_once(subscriber, &message, found)) {
             subscriber->callback(subscriber->callback_context, subscriber, &message);
             subscriber->handle.release(message.slot);
             ++count;
@@ -361,5 +497,24 @@ int penstock_shm_process_all(penstock_shm_subscriber *subscriber) {
 
 uint64_t penstock_shm_dropped(const penstock_shm_subscriber *subscriber) { return subscriber->handle.counters->lost(); }
 int32_t penstock_shm_subscriber_vchan_id(const penstock_shm_subscriber *subscriber) { return subscriber->handle.reader.vchan; }
+
+int penstock_shm_channels(void (*function)(void *, const penstock_shm_channel *), void *context) {
+    return guarded([&] {
+        std::vector<ChannelView> channels = list_channels();
+        for (const ChannelView &view : channels) {
+            auto publishers = std::uint32_t(std::count_if(view.members.begin(), view.members.end(),
+                                                          [](const MemberView &member) { return member.is_publisher; }));
+            penstock_shm_channel channel = {view.name.c_str(), view.type.c_str(), view.problem.c_str(), view.slots, publishers,
+                                            std::uint32_t(view.members.size()) - publishers, view.slot_size, view.messages,
+                                            view.memory_bytes, (view.flags & channel_mux) != 0};
+            if (function) function(context, &channel);
+        }
+        return int(channels.size());
+    });
+}
+
+int penstock_shm_clean(void) {
+    return guarded([] { return int(clean_channels().size()); });
+}
 
 }  // extern "C"

@@ -50,6 +50,11 @@ typedef struct {
     uint32_t mode;               /* of the files; 0: 0600 */
     int64_t spin_us;             /* look for so long before sleeping */
     int no_history;              /* subscriber: start with what comes */
+    uint32_t metadata_size;      /* publisher: bytes of metadata a message */
+    int retirement;              /* publisher: penstock_shm_retired tells what all have released */
+    int activation;              /* publisher: publish an empty message on opening */
+    int pass_activation;         /* subscriber: see it */
+    int local;                   /* publisher: not to be bridged to other machines */
 } penstock_shm_options;
 
 /* A message that the subscriber holds until it is released. */
@@ -61,7 +66,26 @@ typedef struct {
     int32_t vchan_id; /* -1: none */
     uint32_t slot;    /* for release */
     int intact;       /* 0: the checksum does not match */
+    int activation;   /* 1: says that a publisher has opened */
+    const void *metadata; /* of metadata_size bytes; null: the channel has none */
+    uint32_t metadata_size;
 } penstock_shm_message;
+
+/* Names a message without holding it. */
+typedef struct {
+    uint64_t sequence;
+    uint32_t slot;
+} penstock_shm_weak;
+
+/* A channel as seen from outside; the texts live as long as the call. */
+typedef struct {
+    const char *name;
+    const char *type;
+    const char *problem; /* empty: its files are sound */
+    uint32_t slots, publishers, subscribers;
+    uint64_t slot_size, published, memory_bytes;
+    int mux;
+} penstock_shm_channel;
 
 void penstock_shm_options_init(penstock_shm_options *options);
 const char *penstock_shm_error(void);
@@ -73,7 +97,18 @@ void penstock_shm_publisher_close(penstock_shm_publisher *publisher);
 /* A buffer of `size` bytes in the channel itself; a channel that is not of fixed size grows for it. timeout_s < 0 waits
  * for ever (reliable publishers alone wait at all). */
 int penstock_shm_reserve(penstock_shm_publisher *publisher, size_t size, double timeout_s, void **data, uint32_t *slot);
+/* At most as many bytes as were reserved. An ordinal of 0: an unreliable publisher's message gave way to what reliable
+ * subscribers had not read. */
 int penstock_shm_publish(penstock_shm_publisher *publisher, uint32_t slot, size_t size, uint64_t *ordinal);
+/* Metadata of a reserved message: at most metadata_size bytes, the rest are zeros. */
+int penstock_shm_set_metadata(penstock_shm_publisher *publisher, uint32_t slot, const void *metadata, size_t size);
+uint32_t penstock_shm_metadata_size(const penstock_shm_publisher *publisher);
+/* An empty message that says this publisher is there: 1, or 0 where no slot was free. */
+int penstock_shm_activate(penstock_shm_publisher *publisher);
+/* Slots whose message all have released since the last call: how many there are, of which `room` are stored. */
+int penstock_shm_retired(penstock_shm_publisher *publisher, double timeout_s, uint32_t *slots, size_t room);
+/* Readable when a slot may be had; each call arms it anew. */
+int penstock_shm_publisher_fileno(penstock_shm_publisher *publisher);
 int penstock_shm_cancel(penstock_shm_publisher *publisher, uint32_t slot);
 /* reserve, copy and publish in one */
 int penstock_shm_publish_copy(penstock_shm_publisher *publisher, const void *data, size_t size, double timeout_s,
@@ -96,6 +131,15 @@ void penstock_shm_subscriber_close(penstock_shm_subscriber *subscriber);
 int penstock_shm_read(penstock_shm_subscriber *subscriber, double timeout_s, penstock_shm_message *message);
 int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_message *message);
 int penstock_shm_release(penstock_shm_subscriber *subscriber, const penstock_shm_message *message);
+/* The first message that is still there at or after that time: 1, or 0 where there is none. */
+int penstock_shm_find(penstock_shm_subscriber *subscriber, int64_t timestamp_ns, penstock_shm_message *message);
+/* A weak reference to a message that is held, and the message again while its slot is unchanged: 1, else 0. */
+int penstock_shm_weak_of(penstock_shm_subscriber *subscriber, const penstock_shm_message *message, penstock_shm_weak *weak);
+int penstock_shm_weak_read(penstock_shm_subscriber *subscriber, const penstock_shm_weak *weak, penstock_shm_message *message);
+/* Told by the next read when messages were overwritten before they were read; null unsets it. */
+int penstock_shm_on_dropped(penstock_shm_subscriber *subscriber,
+                            void (*function)(void *context, penstock_shm_subscriber *subscriber, uint64_t count),
+                            void *context);
 /* 1: something to read; 0: the time is over, or `descriptor` (-1: none) is readable. */
 int penstock_shm_wait(penstock_shm_subscriber *subscriber, double timeout_s, int descriptor);
 /* Readable when a message may be there, after a read that gave none. */
@@ -105,9 +149,16 @@ int penstock_shm_on_message(penstock_shm_subscriber *subscriber,
                             void (*function)(void *context, penstock_shm_subscriber *subscriber,
                                              const penstock_shm_message *message),
                             void *context);
-int penstock_shm_process_all(penstock_shm_subscriber *subscriber); /* how many there were */
+/* Those that are there when it is called: how many there were. */
+int penstock_shm_process_all(penstock_shm_subscriber *subscriber);
 uint64_t penstock_shm_dropped(const penstock_shm_subscriber *subscriber);
 int32_t penstock_shm_subscriber_vchan_id(const penstock_shm_subscriber *subscriber);
+
+/* --- the machine --- */
+/* Calls the function with every channel; gives how many there are. */
+int penstock_shm_channels(void (*function)(void *context, const penstock_shm_channel *channel), void *context);
+/* Removes what killed processes left; gives how many channels went. */
+int penstock_shm_clean(void);
 
 #ifdef __cplusplus
 }

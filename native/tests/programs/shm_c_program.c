@@ -102,6 +102,74 @@ static void everything_else(const char *name) {
     CHECK(penstock_shm_publisher_open("no slash", NULL, &publisher) == PENSTOCK_SHM_INVALID);
 }
 
+static void count_drops(void *context, penstock_shm_subscriber *subscriber, uint64_t count) {
+    (void)subscriber;
+    *(uint64_t *)context += count;
+}
+
+static void count_channels(void *context, const penstock_shm_channel *channel) {
+    if (channel->slots == 9 && channel->publishers == 1 && channel->subscribers == 1 && !*channel->problem) ++*(int *)context;
+}
+
+static void newer(const char *name) {
+    penstock_shm_options options;
+    penstock_shm_options_init(&options);
+    options.slots = 9;
+    options.metadata_size = 10;
+    options.retirement = 1;
+    options.checksum = 1;
+    options.activation = 1;
+    options.pass_activation = 1;
+    penstock_shm_publisher *publisher;
+    penstock_shm_subscriber *subscriber;
+    CHECK(penstock_shm_publisher_open(name, &options, &publisher) == 0);
+    CHECK(penstock_shm_subscriber_open(name, &options, &subscriber) == 0);
+    CHECK(penstock_shm_metadata_size(publisher) == 10);
+    penstock_shm_message message;
+    CHECK(penstock_shm_read(subscriber, 0, &message) == 1 && message.activation && message.size == 0);
+    CHECK(penstock_shm_release(subscriber, &message) == 0);
+
+    void *data;
+    uint32_t slot;
+    CHECK(penstock_shm_reserve(publisher, 5, 0, &data, &slot) == 0);
+    memcpy(data, "hello", 5);
+    CHECK(penstock_shm_set_metadata(publisher, slot, "12345678901", 11) == PENSTOCK_SHM_INVALID);
+    CHECK(penstock_shm_set_metadata(publisher, slot, "meta", 4) == 0);
+    CHECK(penstock_shm_publish(publisher, slot, 6, NULL) == PENSTOCK_SHM_INVALID);
+    CHECK(strstr(penstock_shm_error(), "more than the 5"));
+    CHECK(penstock_shm_publish(publisher, slot, 5, NULL) == 0);
+    CHECK(penstock_shm_read(subscriber, 0, &message) == 1 && !message.activation && message.intact);
+    CHECK(message.metadata_size == 10 && !memcmp(message.metadata, "meta\0\0\0\0\0", 10));
+
+    penstock_shm_weak weak;
+    penstock_shm_message again;
+    int64_t then = message.timestamp_ns;
+    CHECK(penstock_shm_weak_of(subscriber, &message, &weak) == 0);
+    CHECK(penstock_shm_weak_read(subscriber, &weak, &again) == 1 && again.data == message.data);
+    CHECK(penstock_shm_release(subscriber, &again) == 0);
+    uint32_t released[16];
+    CHECK(penstock_shm_retired(publisher, 0, released, 16) == 1);
+    CHECK(penstock_shm_release(subscriber, &message) == 0);
+    CHECK(penstock_shm_retired(publisher, 10, released, 16) == 1 && released[0] == slot);
+    CHECK(penstock_shm_find(subscriber, then, &again) == 1 && again.ordinal == 2);
+    CHECK(penstock_shm_release(subscriber, &again) == 0);
+    CHECK(penstock_shm_find(subscriber, INT64_MAX, &again) == 0);
+
+    uint64_t lost = 0;
+    CHECK(penstock_shm_on_dropped(subscriber, count_drops, &lost) == 0);
+    for (int i = 0; i < 20; ++i) CHECK(penstock_shm_publish_copy(publisher, "x", 1, 0, NULL) == 0);
+    CHECK(penstock_shm_read(subscriber, 0, &message) == 1 && lost == 11);
+    CHECK(penstock_shm_release(subscriber, &message) == 0);
+    CHECK(penstock_shm_weak_read(subscriber, &weak, &again) == 0);
+    CHECK(penstock_shm_publisher_fileno(publisher) >= 0);
+    int channels = 0;
+    CHECK(penstock_shm_channels(count_channels, &channels) >= 1 && channels == 1);
+    CHECK(penstock_shm_activate(publisher) == 1);
+    CHECK(penstock_shm_clean() >= 0);
+    penstock_shm_subscriber_close(subscriber);
+    penstock_shm_publisher_close(publisher);
+}
+
 static void virtual_channels(const char *mux) {
     penstock_shm_options options;
     penstock_shm_options_init(&options);
@@ -134,6 +202,7 @@ int main(int argument_count, char **arguments) {
     snprintf(other, sizeof other, "%s/other", arguments[1]);
     snprintf(mux, sizeof mux, "%s/mux", arguments[1]);
     everything_else(other);
+    newer(other);
     virtual_channels(mux);
     echo(in, out);
     puts("ok");

@@ -42,7 +42,7 @@ Options options_for(const char *channel, bool reliable) {
 
 void publish(Publisher &publisher, const char *text) {
     Publisher::Place place;
-    while (publisher.reserve(place) != Taken::yes) publisher.wait(-1, 0, -1);
+    while (publisher.reserve(place, std::strlen(text)) != Taken::yes) publisher.wait(-1, 0, -1);
     std::memcpy(place.data, text, std::strlen(text));
     publisher.publish(place, std::strlen(text), realtime_ns());
     publisher.wake_readers();
@@ -60,7 +60,7 @@ int act(const char *channel, const std::string &action) {
         watching = true;
         if (action == "cancel") {
             Publisher::Place place;
-            publisher.reserve(place);
+            publisher.reserve(place, 1);
             publisher.cancel(place.slot);
         } else if (action == "grow") {
             publisher.grow(publisher.slot_size() * 2);
@@ -69,9 +69,11 @@ int act(const char *channel, const std::string &action) {
             for (int i = 0; i < 3; ++i) publish(publisher, "victim");
         }
         watching = action == "leave_publisher";
-    } else if (action == "join_publisher") {
+    } else if (action == "join_publisher" || action == "join_virtual") {
+        Options options = options_for(channel, false);
+        if (action == "join_virtual") options.mux = options.name + "-mux";
         watching = true;
-        Publisher publisher(options_for(channel, false), false, false);
+        Publisher publisher(options, false, false);
         watching = false;
     } else if (action == "join_subscriber" || action == "join_reliable") {
         watching = true;

@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters
 from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock.broker import dead_letters, delayed, words
-from penstock.broker.identifiers import Identifiers
+from penstock.broker.identifiers import Duplicate, Identifier, Identifiers
 from penstock.broker.limits import Limits
 from penstock.broker.producers import Producer
 from penstock.broker.queue import UNREADABLE_NS, Consumer, Queue, QueueOptions
 from penstock.broker.records import (
+    KIND_ACCOUNT,
     KIND_CHANGE,
     KIND_DELAYED,
     KIND_DELETE,
@@ -56,7 +57,7 @@ OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 class Broker:
     """The broker without its sockets."""
 
-    def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits) -> None:
+    def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits, name: str = "") -> None:
         self.limits = limits
         self.transactions = Transactions(limits)
         self.expired = 0  # delayed messages that retention freed before they were due
@@ -64,7 +65,7 @@ class Broker:
         self.wants_room = False  # a publish was refused for want of room
         self.tripped = ""  # the queue at whose dead letters something failed that nobody had foreseen
         self.trusting = True  # whoever names a queue of dead letters may do so: there are no tokens
-        self.counters = Counters("broker", "broker", f"{uuid.uuid4()}")
+        self.counters = Counters("broker", "broker", name or f"{uuid.uuid4()}")
         self._make_store = make_store
         self._observed = 0  # where the next look at the queues begins
         self._open()
@@ -76,6 +77,8 @@ class Broker:
         self.producers: OrderedDict[str, Producer] = OrderedDict()
         self.transactions.committed.clear()
         self.identifiers = Identifiers(self.limits)
+        self._accounts: dict[int, str] = {}  # of messages with an id, by position: read from the log
+        self._new_accounts: dict[str, list[int]] = {}  # for the next commit
         self.staged_bytes = 0  # for the next commit
         self._by_topic: dict[str, list[Queue]] = {}
         self._ready: dict[Queue, None] = {}  # to be pumped, in this order
@@ -120,6 +123,11 @@ class Broker:
             yield KIND_PRODUCER, named(name, producer.encode())
         for name, (first, last) in self.transactions.committed.items():
             yield KIND_TRANSACTION, named(name, struct.pack("<QQ", first, last))
+        accounts: dict[str, list[int]] = {}
+        for account, position in self.identifiers.accounts():
+            accounts.setdefault(account, []).append(position)
+        for account, positions in accounts.items():
+            yield KIND_ACCOUNT, named(account, struct.pack(f"<{len(positions)}Q", *positions))
         yield KIND_DELAYED, self.delayed.state.snapshot()
 
     @staticmethod
@@ -166,13 +174,24 @@ class Broker:
             self._note_producer(name, (self.producers.get(name) or Producer()).decode(rest))
         elif kind == KIND_TRANSACTION:
             self.transactions.note(name, *struct.unpack("<QQ", rest))
+        elif kind == KIND_ACCOUNT:
+            self._accounts.update(dict.fromkeys(struct.unpack(f"<{len(rest) // 8}Q", rest), name))
 
     def _read_identifiers(self) -> None:
         """Message ids of the window, out of the messages themselves."""
         horizon_ns = time.time_ns() - int(self.limits.deduplication_s * 1e9)
         start = self.store.find(timestamp_ns=horizon_ns)
-        for position, identifier, timestamp_ns in self.store.identifiers(start):
-            self.identifiers.note(identifier, position, (time.time_ns() - timestamp_ns) / 1e9)
+        for message, identifier in self.store.identifiers(start):
+            topic = message.channel or words.DEFAULT_TOPIC
+            if topic == delayed.TOPIC:
+                topic = message.properties.get("$topic", topic)
+            position = message.position or 0
+            key = Identifier(self._accounts.get(position, ""), topic, identifier)
+            if not topic.startswith("$"):  # copies of the broker's own are nobody's duplicates
+                self.identifiers.note(
+                    key, position, (time.time_ns() - (message.stored_ns or message.timestamp_ns)) / 1e9
+                )
+        self._accounts.clear()
 
     # --- queues
 
@@ -329,17 +348,20 @@ class Broker:
         self.counters.add("matched", len(batch))
         return positions
 
-    def publish_as(self, batch: Batch, identifier: str = "", **more: Any) -> Sequence[int]:
-        """Stage messages; with an id of its user's, one message that is stored once in the window."""
-        if not identifier:
-            return self.publish(batch, **more)
+    def publish_as(self, batch: Batch, identifier: Identifier, **more: Any) -> Sequence[int]:
+        """Stage one message that has an id of its user's: stored once in the window."""
         found = self.identifiers.find(identifier)
         if found is not None:
-            return range(found, found + 1)
-        positions = self.publish(batch, message_id=identifier.encode(), **more)
+            return (Duplicate(found),)
+        positions = self.publish(batch, message_id=identifier.id.encode(), **more)
         self.identifiers.note(identifier, positions[0])
+        self._note_account(identifier.account, positions[0])
         self.on_failure(lambda: self.identifiers.forget(identifier))
         return positions
+
+    def _note_account(self, account: str, position: int) -> None:
+        if account:
+            self._new_accounts.setdefault(account, []).append(position)
 
     def expire(self) -> None:
         """A delayed message is gone: it was stored, so it is matched already."""
@@ -361,7 +383,7 @@ class Broker:
 
     # --- transactions
 
-    def commit_transaction(self, transaction: str, parts: list[str]) -> tuple[int, int, bool]:
+    def commit_transaction(self, account: str, transaction: str, parts: list[str]) -> tuple[int, int, bool]:
         """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again)."""
         names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
@@ -381,7 +403,7 @@ class Broker:
             positions = self.publish(batch)
             published.append((batch, positions))
             first, last = first or positions[0], positions[-1]
-        self._note_identifiers(published)
+        self._note_identifiers(account, published)
         taken = self.transactions.take(names)
         self.transactions.note(transaction, first, last)
         record = (KIND_TRANSACTION, named(transaction, struct.pack("<QQ", first, last)))
@@ -395,14 +417,20 @@ class Broker:
         self.on_failure(undo)
         return first, last, False
 
-    def _note_identifiers(self, published: list[tuple[Batch, Sequence[int]]]) -> None:
+    def _note_identifiers(self, account: str, published: list[tuple[Batch, Sequence[int]]]) -> None:
         """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
         room = self.limits.deduplication_ids
-        rows: list[tuple[str, int]] = []
+        rows: list[tuple[Identifier, int]] = []
         for batch, positions in reversed(published):  # the last ones, as many as are kept
             found = message_ids(batch, room - len(rows), MAX_NAME_BYTES)
-            rows += [(identifier, positions[number]) for number, identifier in reversed(found)]
+            names = batch_names(batch)
+            for number, identifier in reversed(found):
+                topic = batch[number].channel or names[0]
+                rows.append((Identifier(account, topic, identifier), positions[number]))
         fresh = self.identifiers.note_new(reversed(rows))
+        where = dict(rows)
+        for key in fresh:
+            self._note_account(account, where[key])
         if fresh:
             self.on_failure(lambda: self.identifiers.forget(*fresh))
 
@@ -469,6 +497,9 @@ class Broker:
         for name, before in self._changed_producers.items():
             if (producer := self.producers.get(name)) is not None:
                 self.store.record(KIND_PRODUCER, named(name, producer.encode(before)))
+        for account, positions in self._new_accounts.items():
+            self.store.record(KIND_ACCOUNT, named(account, struct.pack(f"<{len(positions)}Q", *positions)))
+        self._new_accounts.clear()
         waiting = self.delayed.record()
         if waiting is not None:
             self.store.record(KIND_DELAYED, waiting)
@@ -569,18 +600,20 @@ class Broker:
                 break
         self._observed = (self._observed + number + 1) % len(names) if names else 0
 
-    def trim(self) -> None:
-        """Let the store free what its rules let go, told what every queue is done with."""
+    def trim(self) -> bool:
+        """Let the store free what its rules let go, told what every queue is done with; True: ask again soon."""
         end = self.store.next
         self.delayed.look(end)
         for queue in self.queues.values():
             if queue.caught_up:
                 queue.state.look_from(end)
         floors = [queue.state.floor for queue in self.queues.values()]
+        urgent, self.wants_room = self.wants_room, False
         try:
-            self.store.trim(min([*floors, self.delayed.state.floor]) if floors else None)
+            return self.store.trim(min([*floors, self.delayed.state.floor]), bool(floors), urgent)
         except (PenstockError, OSError) as error:
             logger.warning("retention could not be applied: %s", error)
+            return False
 
     def next_time_ns(self) -> int:
         """When something is due, if nothing else happens."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.broker import words
 from penstock.broker.queue import BUSY, Queue, QueueOptions
+from penstock.errors import RefusedError
 from penstock.journal.layout import encode_properties
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
         target = f"{PREFIX}{queue.name}"
         options = QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s)
         dead = broker.queue(name, options, bounded=False)  # one for each queue at most
-        if not dead.wants(target):  # it was there before, for other topics
-            broker.rebind(dead, dead.with_options(topics=(*dead.options.topics, target)))
+        if not dead.wants(target) and not broker.trusting:  # made meanwhile, by whom nobody knows
+            raise RefusedError(f"its dead letters go to queue {name}, which is there for other topics")
+        bind(broker, queue)
         properties = dict(message.properties)
         properties.setdefault("$topic", message.channel or words.DEFAULT_TOPIC)
         properties.update({"$queue": queue.name, "$reason": reason, "$position": str(position)})
@@ -43,6 +45,14 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
     else:
         queue.expire(1)  # freed by retention while it waited
     _done(broker, queue, position, deliveries)
+
+
+def bind(broker: Broker, queue: Queue) -> None:
+    """The queue of dead letters, where it is there for other topics already, takes those of ``queue`` too."""
+    dead = broker.queues.get(_name(queue)) if queue.options.max_deliveries else None
+    target = f"{PREFIX}{queue.name}"
+    if dead is not None and not dead.wants(target):
+        broker.rebind(dead, dead.with_options(topics=(*dead.options.topics, target)))
 
 
 def redrive(broker: Broker, queue: Queue) -> Generator[str, None, int]:

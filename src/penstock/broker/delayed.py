@@ -19,6 +19,7 @@ from penstock.journal.layout import encode_properties
 if TYPE_CHECKING:
     from penstock._core import Batch
     from penstock.broker.broker import Broker
+    from penstock.broker.identifiers import Identifier
 
 log = logging.getLogger("penstock.broker")
 TOPIC = "$delayed"
@@ -55,10 +56,14 @@ class Delayed:
         if self.state.outstanding + self._added + count > most:
             raise Refusal("full", f"more than {most} messages would be delayed; publish them when they are due")
 
-    def add(self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: str) -> Sequence[int]:
+    def add(
+        self, batch: Batch, topic: str, due_ns: int, more: dict[str, str], identifier: Identifier | None
+    ) -> Sequence[int]:
         """Store one message now and publish it at ``due_ns``."""
         self._added += 1
         told = encode_properties({"$topic": topic, "$due_ns": str(due_ns), **more})
+        if identifier is None:
+            return self._broker.publish(batch, topic=TOPIC, more=told)
         return self._broker.publish_as(batch, identifier, topic=TOPIC, more=told)
 
     def read(self) -> None:

@@ -20,6 +20,7 @@ class Limits:
     max_producers: int = 10_000
     max_transactions: int = 100_000
     max_staged_bytes: int = 256 << 20
+    max_unfinished_bytes: int = 256 << 20  # of messages that have begun to come in, all connections together
     staged_idle_s: float = 3600.0
     quota_bytes: int = 0
     deduplication_ids: int = 100_000

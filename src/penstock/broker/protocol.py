@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core.broker import batch_names, fetch_index, gather, public_part, range_batch
 from penstock.broker import dead_letters, words
+from penstock.broker.identifiers import Identifier
 from penstock.broker.producers import Producer
 from penstock.broker.queue import WAIT, Queue, QueueOptions
 from penstock.broker.ranges import ENTRY, topic_names, whole
@@ -284,21 +285,22 @@ class Protocol(Session):
         due_ns = int(options.get("at_ns", 0)) or (
             now_ns + int(options["delay_ms"]) * 1_000_000 if options.get("delay_ms") else 0
         )
-        identifier = str(options.get("id", ""))
-        if identifier:
-            words.check_name(identifier, "message id")
+        given = str(options.get("id", ""))
+        if given:
+            words.check_name(given, "message id")
         if due_ns:
             self.broker.delayed.check_room(len(batch))
-        if not identifier and not due_ns:
-            return self.broker.publish_as(batch, "", more=encode_properties(more))
+        if not given and not due_ns:
+            return self.broker.publish(batch, more=encode_properties(more))
         positions: list[int] = []
         names = batch_names(batch)
         for message in batch:
             topic = message.channel or names[0]
+            identifier = Identifier(self.rights.owner, topic, given) if given else None
             one = gather([message])
             if due_ns:
                 positions += self.broker.delayed.add(one, topic, due_ns, more, identifier)
-            else:
+            elif identifier is not None:
                 positions += self.broker.publish_as(one, identifier, more=encode_properties(more))
         return positions
 
@@ -340,7 +342,7 @@ class Protocol(Session):
         owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
-        first, last, again = self.broker.commit_transaction(name, owned)
+        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
 
     def abort(self, transaction: str) -> Answer:
@@ -350,14 +352,25 @@ class Protocol(Session):
 
     # --- consuming
 
-    def raw_sub(self, name: str) -> Answer:
+    def _free(self, name: str) -> Generator[str, None, bool]:
+        """Whether a queue for one consumer has none; one that is gone without a word is found out and dropped."""
+        while (queue := self.broker.queues.get(name)) is not None and queue.consumers:
+            if not (queue.raw or queue.options.exclusive):
+                return True
+            there = self.host.evict_lost(queue)
+            if there:
+                return False
+            if there is None:
+                yield WAIT
+        return True
+
+    def raw_sub(self, name: str) -> Work:
         """SUB of the compatible mode: one queue a connection, one connection a queue."""
         if self.subscriptions:
             raise Disconnect("a second SUB")
-        try:
-            words.check_queue(name)
-        except Refusal:
-            raise Disconnect("bad name") from None
+        name = words.compatible_queue(name)
+        if not (yield from self._free(name)):
+            raise Disconnect("the queue has a client")
         queue = self.broker.queue(name, QueueOptions())
         if queue.consumers:
             raise Disconnect("the queue has a client")
@@ -365,7 +378,7 @@ class Protocol(Session):
         self._subscribe(queue, RAW_CREDIT, automatic=True, raw=True)
         return None
 
-    def sub(self, name: str, *rest: str) -> Answer:
+    def sub(self, name: str, *rest: str) -> Work:
         """SUB <queue> [options]: consume a queue; made if it is not there."""
         options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "credit": int, "ack": str})
         self.check_queue(name)
@@ -379,8 +392,9 @@ class Protocol(Session):
         found = self.broker.queues.get(name)
         if found is not None and not self.may_read(found):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
+        free = yield from self._free(name)
         queue = self._declare(name, options, change=False)
-        if queue.consumers and (queue.raw or queue.options.exclusive):
+        if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
         return OK
@@ -447,11 +461,14 @@ class Protocol(Session):
         found = self.broker.queues.get(name)
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
-        self._check_dead_letters(name, wanted)
+        if found is None or change or wanted != old:
+            self._check_dead_letters(name, wanted)
         if found is None:
             for pattern in wanted.topics:
                 self.check_pattern(pattern)
-            return self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
+            made = self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
+            dead_letters.bind(self.broker, made)
+            return made
         if wanted != old:
             if not change:
                 raise Refusal("exists", f"queue {name} is there with {differences(old, wanted)}; QUEUE changes it")
@@ -464,6 +481,8 @@ class Protocol(Session):
                 if pattern not in old.topics:
                     self.check_pattern(pattern)
             self.broker.rebind(found, wanted)
+        if change:
+            dead_letters.bind(self.broker, found)
         start = self._start(given, wanted.topics)
         if start is not None:
             self.need_manage()
@@ -471,14 +490,32 @@ class Protocol(Session):
         return found
 
     def _check_dead_letters(self, name: str, wanted: QueueOptions) -> None:
-        """The broker itself uses these names later, when nobody is there to be refused."""
+        """The broker itself uses these names later, when nobody is there to be refused.
+
+        Dead letters end up in a queue: who names one that is there for something else puts messages among those of its
+        topics, and gives it one more topic, so both rights are needed.
+        """
         if wanted.dead_letter:
             self.check_queue(wanted.dead_letter)
             if wanted.dead_letter == name:
                 raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
-        if wanted.max_deliveries and len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
+        if not wanted.max_deliveries:
+            return
+        if len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
             raise Refusal(
                 "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
+            )
+        target = wanted.dead_letter or f"{name}.dead"
+        there = self.broker.queues.get(target)
+        if there is None or there.wants(dead_letters.PREFIX + name):
+            return
+        self.check_queue(target)
+        own = [topic for topic in there.options.topics if not topic.startswith("$")]
+        if not (self.rights.manage and all(self.rights.may_publish_all(topic) for topic in own)):
+            raise Refusal(
+                "denied",
+                f"dead letters would go to queue {target}, which is there for other topics: "
+                "this needs the right manage, and to publish to these",
             )
 
     @staticmethod

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 
-KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELAYED = range(1, 7)
-KINDS = range(1, 7)  # a journal may hold others' too
+KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELAYED, KIND_ACCOUNT = range(1, 8)
+KINDS = range(1, 8)  # a journal may hold others' too
 
 
 def named(name: str, rest: bytes) -> bytes:

@@ -50,6 +50,10 @@ class Rights:
         """Whether messages to ``topic`` are taken."""
         return any(words.matches(pattern, topic) for pattern in self.publish)
 
+    def may_publish_all(self, pattern: str) -> bool:
+        """Whether messages to every topic of ``pattern`` are taken."""
+        return any(topics.covers(allowed, pattern) for allowed in self.publish)
+
     def may_subscribe(self, pattern: str) -> bool:
         """Whether a queue may be bound to ``pattern``."""
         return any(topics.covers(allowed, pattern) for allowed in self.subscribe)
@@ -60,6 +64,39 @@ class Rights:
 
 
 EVERYTHING = Rights()
+
+#: What each verb needs: rights, and the resources they are needed for. ``topic``: those that messages go to or come
+#: from (of a queue: its own, and of dead letters those of where they come from); ``queue``: by name; ``target``: a
+#: queue of dead letters that is there for other topics. Nothing: everybody may, about what is the connection's own.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "PUB": ("publish topic",),
+    "STAGE": ("publish topic",),
+    "LOAD": ("publish topic",),
+    "COMMIT": (),
+    "ABORT": (),
+    "SUB": ("use queue", "subscribe topic"),
+    "UNSUB": (),
+    "CREDIT": (),
+    "ACK": (),
+    "NACK": (),
+    "QUEUE": ("use queue", "subscribe topic"),
+    "QUEUE changed": ("use queue", "subscribe topic", "manage"),
+    "QUEUE dead_letter": ("use target", "publish target", "manage"),
+    "SEEK": ("use queue", "manage"),
+    "PURGE": ("use queue", "manage"),
+    "PAUSE": ("use queue", "manage"),
+    "RESUME": ("use queue", "manage"),
+    "DELETE": ("use queue", "manage"),
+    "REDRIVE": ("use queue", "manage"),
+    "LIST": ("statistics",),
+    "STATS": ("statistics",),
+    "PEERS": ("publish or subscribe topic",),
+    "FETCH": ("subscribe topic",),
+    "PING": (),
+    "BYE": (),
+    "HELLO": (),
+    "SHUTDOWN": ("shutdown",),
+}
 _KNOWN = {"name": str, "token": str, "sha256": str, "publish": list, "subscribe": list, "queues": list,
           "manage": bool, "statistics": bool, "shutdown": bool}  # fmt: skip
 

@@ -11,6 +11,7 @@ A store is used by the broker's one loop thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import time
@@ -19,13 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock._core.broker import batch_names, message_ids
+from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
+from penstock.journal.layout import latest_segments, segment_name
+from penstock.quantities import duration_s, is_duration, is_size, size_bytes
 from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
-    from penstock._core import Batch
+    from penstock._core import Batch, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,34 @@ class StoreStatistics:
     next: int  # the position that the next message gets
     stored_bytes: int
     commits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """How much is kept of what every queue has passed: so many bytes, or what is younger; or all of it."""
+
+    bytes: int | None = None
+    age_s: float | None = None
+
+    @property
+    def forever(self) -> bool:
+        """Whether nothing is freed for having been passed."""
+        return self.bytes is None and self.age_s is None
+
+    @classmethod
+    def parse(cls, text: str) -> Keep:
+        """``1GiB``, ``7d`` or ``forever``."""
+        if text == "forever":
+            return cls()
+        if is_duration(text) and not is_size(text):
+            return cls(age_s=duration_s(text, "keep"))
+        return cls(bytes=size_bytes(text, "keep"))
+
+
+DEFAULT_KEEP = "1GiB"
+KEEP_NOTHING = Keep(bytes=0)
+ROLL_BYTES = 1 << 20  # a segment with less is not worth a new one
+MESSAGE_BYTES = 128  # what goes around a message, about
 
 
 class Store(Protocol):
@@ -93,11 +124,14 @@ class Store(Protocol):
     def records(self) -> Iterator[tuple[int, bytes]]:
         """State taken since the last snapshot, in order."""
 
-    def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
-        """Position, message id and time of the messages from ``start`` on that were staged with an id."""
+    def identifiers(self, start: int) -> Iterator[tuple[Message, str]]:
+        """The messages from ``start`` on that were staged with an id, and their ids."""
 
-    def trim(self, below: int | None) -> None:
-        """Free what the store's rules let go; what lies below is needed by no queue (None: there are no queues)."""
+    def trim(self, below: int, queues: bool, urgent: bool) -> bool:
+        """Free what the store's rules let go; what lies below is needed by no queue (and whether there are any).
+
+        ``urgent``: the quota is reached. True: more can be freed a little later.
+        """
 
     def statistics(self) -> StoreStatistics:
         """Counts and bounds."""
@@ -110,20 +144,27 @@ class JournalStore:
     """The default: an embedded journal in a directory."""
 
     def __init__(
-        self, directory: str | Path, snapshot: Callable[[], Iterable[tuple[int, bytes]]], **options: Any
+        self,
+        directory: str | Path,
+        snapshot: Callable[[], Iterable[tuple[int, bytes]]],
+        *,
+        keep: str = DEFAULT_KEEP,
+        **options: Any,
     ) -> None:
         from penstock.journal import Journal
 
-        self._journal = Journal(directory, **options)
-        self._retains = any(options.get(rule) for rule in ("retain_age_s", "retain_bytes", "retain_queues"))
+        self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
+        self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
+        self._needs_queues = self.keep is KEEP_NOTHING
+        self._journal = Journal(directory, retain_queues=not self.keep.forever, **options)
         self._journal.on_snapshot(snapshot, KINDS)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
         self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
-        self._stored_bytes = 0
-        self._stored_at = 0.0
+        self._looked_bytes, self._looked_at = 0, 0.0  # the size of the directory, and when it was taken
+        self._written_bytes = self._staged_bytes = 0  # since then, and for the next commit
 
     def stage(
         self,
@@ -143,16 +184,20 @@ class JournalStore:
             numbers = [self._journal.topic_id(name) for name in names]
             self.topics.update(names)
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
+        self._staged_bytes += batch_bytes(batch) + MESSAGE_BYTES * len(batch)
         first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
         return range(first, last + 1)
 
     def record(self, kind: int, data: bytes) -> None:
         """State goes into the same batch as what is staged."""
+        self._staged_bytes += len(data) + MESSAGE_BYTES
         self._writer.stage_state(kind, data)
 
     def commit(self) -> None:
         """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
+        staged, self._staged_bytes = self._staged_bytes, 0
         self._writer.commit()
+        self._written_bytes += staged
         self._journal.roll()
 
     def read(
@@ -184,21 +229,46 @@ class JournalStore:
         """As of opening."""
         return iter(self._journal.state_records())
 
-    def identifiers(self, start: int) -> Iterator[tuple[int, str, int]]:
+    def identifiers(self, start: int) -> Iterator[tuple[Message, str]]:
         """Those that are too long to be published with are left out."""
         while True:
             batch, following, _ = self.read(start, 4096, 1 << 40)
-            positions, stored_ns = batch.positions, batch.stored_ns
             for number, identifier in message_ids(batch, len(batch), MAX_NAME_BYTES):
-                yield positions[number], identifier, stored_ns[number]
+                yield batch[number], identifier
             if following >= self._journal.frontier or following <= start:
                 return
             start = following
 
-    def trim(self, below: int | None) -> None:
-        """Retention is the journal's own rule; what the queues have passed is known to the broker alone."""
-        if self._retains:
-            self._journal.retain(passed=None if below is None else below - 1, wait=False)
+    def trim(self, below: int, queues: bool, urgent: bool) -> bool:
+        """Retention by age and size is the journal's own rule; what the queues have passed, the broker knows."""
+        journal = self._journal
+        passed: int | None = None
+        if not self.keep.forever and (queues or not self._needs_queues):
+            passed = below - 1
+            if not (urgent or self.keep is KEEP_NOTHING):
+                passed = min(passed, self._spare() - 1)
+        self._looked_at = 0.0
+        removed = journal.retain(passed=passed, wait=False)
+        unneeded = passed is not None and passed >= journal.frontier - 1 and journal.first < journal.frontier
+        if unneeded and not removed and (urgent or self._writer.end >= ROLL_BYTES):
+            journal.roll(full=False)  # nothing in the active segment is needed: end it, so that it can go
+            return True
+        return bool(removed)
+
+    def _spare(self) -> int:
+        """The first position that ``--keep`` keeps."""
+        if self.keep.age_s is not None:
+            found = self._journal.find_time(time.time_ns() - int(self.keep.age_s * 1e9), None)
+            return found or self._journal.frontier
+        kept = 0
+        first = self._journal.frontier
+        for position, revision in reversed(latest_segments(os.listdir(self._journal.directory))):
+            if kept >= (self.keep.bytes or 0):
+                break
+            first = position
+            with contextlib.suppress(FileNotFoundError):
+                kept += (self._journal.directory / segment_name(position, revision)).stat().st_blocks * 512
+        return first
 
     @property
     def failed(self) -> bool:
@@ -209,10 +279,14 @@ class JournalStore:
         """Bounds are exact, the size is taken once a second."""
         journal = self._journal
         now = time.monotonic()
-        if now - self._stored_at > 1.0:
-            self._stored_at = now
-            self._stored_bytes = sum(entry.stat().st_blocks * 512 for entry in os.scandir(journal.directory))
-        return StoreStatistics(journal.first, journal.frontier, self._stored_bytes, self._writer.commits)
+        if now - self._looked_at > 1.0:
+            self._looked_at = now
+            self._looked_bytes = self._written_bytes = 0
+            for entry in os.scandir(journal.directory):
+                with contextlib.suppress(FileNotFoundError):  # freed meanwhile
+                    self._looked_bytes += entry.stat().st_blocks * 512
+        stored_bytes = self._looked_bytes + self._written_bytes + self._staged_bytes
+        return StoreStatistics(journal.first, journal.frontier, stored_bytes, self._writer.commits)
 
     @property
     def first(self) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 from penstock.address import Address
 from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
-from penstock.errors import PenstockError, ProtocolError
+from penstock.errors import PenstockError, ProtocolError, RefusedError
 
 ANSWER_TTL_S = 3600.0  # an answer that nobody took is forgotten
 
@@ -51,7 +51,9 @@ class QueuedClient(ClientLane):
         self._answers: Any = None
         self._lock = threading.Lock()
         try:
-            self._client.queue(queue or self._topic, create=True, topics=self._topic)
+            # So that requests wait for a server. Who may not make the queue relies on the server that did.
+            with contextlib.suppress(RefusedError):
+                self._client.queue(queue or self._topic, create=True, topics=self._topic)
             self._answers = Subscriber(
                 address.host, port, topics=answers_topic(self._topic, origin), ack="read", **options
             )

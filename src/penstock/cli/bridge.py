@@ -55,7 +55,7 @@ def bridge(
                 opened.run(count)
             else:
                 _serve(opened, 0.0 if quiet else report, as_json)
-        except KeyboardInterrupt:
+        except exits.STOPPED:  # the usual end
             pass
         if not quiet:
             _tell(opened, as_json)

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 
 import penstock
+from penstock.cli import show
 from penstock.cli.target import AddressArgument, OptionList, with_options
 from penstock.errors import InvalidArgument
+from penstock.observe import decode
 
 app = typer.Typer()
 
@@ -24,6 +26,7 @@ def call(
     count: Annotated[int, typer.Option("--count", "-n", min=1, help="Ask so many times, one after the other.")] = 1,
     wait: Annotated[float, typer.Option(min=0.0, help="Wait so many seconds for a server to be there first.")] = 0.0,
     option: OptionList = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Each answer as one JSON object a line.")] = False,
 ) -> None:
     """Ask a server and print its answer to standard output, byte for byte (a line end is added on a terminal).
 
@@ -39,6 +42,9 @@ def call(
             raise TimeoutError(f"{client.address}: no server within {wait:g} s (--wait)")
         for _ in range(count):
             answer = client.call(payload, timeout)
+            if as_json:
+                show.print_json({"size": len(bytes(answer)), "payload": decode.body_value(bytes(answer))})
+                continue
             sys.stdout.buffer.write(answer)
             if count > 1 or sys.stdout.isatty():
                 sys.stdout.buffer.write(b"\n")

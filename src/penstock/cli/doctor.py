@@ -24,7 +24,7 @@ from penstock.cli import EXTRAS, exits, show
 
 app = typer.Typer()
 
-MARKS = {"ok": "[green]ok  [/]", "note": "[yellow]note[/]", "bad": "[red]bad [/]"}
+MARKS = {"ok": "green", "note": "yellow", "bad": "red"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +56,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
             if as_json:
                 show.print_json(asdict(finding))
                 continue
-            console.print(f"{MARKS[finding.verdict]}  {finding.check:<16} ", end="")
-            console.print(finding.text, markup=False)
+            console.print(f"{finding.verdict:<4}", end="", style=MARKS[finding.verdict])
+            console.print(f"  {finding.check:<16} ", end="")
+            console.print(finding.text)
             if finding.remedy:
-                console.print(f"{'':24}→ {finding.remedy}", markup=False)
+                console.print(f"{'':24}→ {finding.remedy}")
     if bad:
         raise typer.Exit(exits.WRONG)
 

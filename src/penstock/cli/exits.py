@@ -19,15 +19,16 @@ import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from penstock.errors import InvalidArgument, PenstockError, describe
+from penstock.errors import InvalidArgument, PenstockError, describe, nearest
 from penstock.printable import printable
 
 __all__ = [
-    "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "Terminated", "ending", "guard", "told",
+    "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
+    "Terminated", "choice", "ending", "guard", "told",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
@@ -36,6 +37,17 @@ INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
 
 class Terminated(BaseException):
     """SIGTERM came: unwinds through every ``with`` block like Ctrl-C does."""
+
+
+#: How a person or a supervisor ends a command: what one of them means, the other means too.
+STOPPED = (KeyboardInterrupt, Terminated)
+
+
+def choice(value: str, valid: Sequence[str], option: str) -> str:
+    """``value`` if it is one of ``valid``."""
+    if value not in valid:
+        raise InvalidArgument(f"{option} {value!r} is not a choice; {nearest(value, valid)}")
+    return value
 
 
 def catch_termination() -> None:

@@ -99,7 +99,7 @@ def _csv(chosen: Iterator[Message], target: Path) -> int:
     try:
         writer = csv.writer(stream)
         plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
-        writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "body"))
+        writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "payload"))
         for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             value = decode.body_value(bytes(message))
             body = plain(value) if isinstance(value, str) else json.dumps(value)

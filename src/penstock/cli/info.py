@@ -10,7 +10,7 @@ import typer
 from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.ls import as_record
-from penstock.cli.target import AddressArgument
+from penstock.cli.target import AddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
 from penstock.observe.latency import spread
@@ -30,8 +30,10 @@ def info(
 
     Example: [green]penstock info shm:/camera[/]
     """
-    parts = addresses.parse(address)
     blocks = matching(seen(), address)
+    address = broker_address(address)
+    parts = addresses.parse(address)
+    blocks = blocks or matching(seen(), address)
     told = room_facts(parts)
     if as_json:
         show.print_json(
@@ -66,12 +68,12 @@ def room_facts(parts: addresses.Address) -> dict[str, Any]:
 
 def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
     console = show.console()
-    console.print(f"[bold]{address}[/]")
+    console.print(address, style="bold")
     for name, value in facts.items():
-        console.print(f"  {name:<20} {value}", markup=False)
+        console.print(f"  {name:<20} {value}")
     for block in blocks:
         ledger = block.ledger
-        console.print(f"\n{block.kind} in process {block.pid} ({block.program})  {block.state}", markup=False)
+        console.print(f"\n{block.kind} in process {block.pid} ({block.program})  {block.state}")
         rows = {
             "open since": decode.iso_time(block.opened_ns),
             "messages": f"{show.count_text(flow(block))} ({show.bytes_text(block.bytes)})",
@@ -85,4 +87,4 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "latency": _latency(block),
         }
         for name, text in rows.items():
-            console.print(f"  {name:<14} {text}", markup=False)
+            console.print(f"  {name:<14} {text}")

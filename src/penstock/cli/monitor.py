@@ -38,5 +38,5 @@ def monitor(
             show.print_json({"url": page.url, "token": page.token, "actions": allow_actions})
         else:
             print(f"monitor at {page.url}", flush=True)
-        with contextlib.suppress(KeyboardInterrupt, exits.Terminated):  # the usual end of a service
+        with contextlib.suppress(*exits.STOPPED):  # the usual end of a service
             page.run()

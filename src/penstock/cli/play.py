@@ -54,7 +54,7 @@ def play(
         journals = [stack.enter_context(reader(folder)) for folder in folders]
         span = Span.of(journals, start, length)
         player = Player(stack, targets(journals, topic, mapping, story), wait, timeout)
-        with contextlib.suppress(KeyboardInterrupt), _bar(journals) as advance:
+        with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
             while player.play(messages(journals, topic, span), speed, advance) and loop:
                 pass
     _report(player, story, as_json)

@@ -15,9 +15,10 @@ import typer
 import penstock
 from penstock.address import without_secrets
 from penstock.channel import Publisher
+from penstock.cli import exits, silence
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.cli.template import compile_template
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, describe
 
 app = typer.Typer()
 
@@ -52,7 +53,7 @@ def pub(
         typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where messages are not kept, else 0."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for them, or for a broker, before giving up with code 3.")
+        float, typer.Option(min=0.0, help="Seconds to wait for them, for a broker or a full channel, before code 3.")
     ] = 30.0,
     seed: Annotated[int | None, typer.Option(help="The same random values each time.")] = None,
     option: OptionList = None,
@@ -66,13 +67,19 @@ def pub(
 
     Example: [green]penstock pub shm:/room '{"n": {count}, "celsius": {gauss:20:0.5}}' --count 100 --rate 10[/]
     """
+    silence.refuse_bus(address)
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
-    with penstock.publisher(with_options(address, option, **answer_within(address, option, timeout))) as publisher:
+    where = with_options(address, option, **answer_within(address, option, timeout, ("broker", "shm", "tcp")))
+    with penstock.publisher(where) as publisher:
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()
-        published, total = _publish(publisher, bodies, rate, _properties(publisher, properties, shown))
+        more = _properties(publisher, properties, shown)
+        try:
+            published, total = _publish(publisher, bodies, rate, more)
+        except TimeoutError as error:
+            raise TimeoutError(f"{describe(error)}{silence.hint([address])}") from None
         seconds = time.monotonic() - started
         ledger = publisher.ledger
     if quiet:
@@ -141,6 +148,9 @@ def _wait(publisher: Publisher, subscribers: int, timeout: float, address: str) 
 
 def _properties(publisher: Publisher, given: list[str] | None, address: str) -> dict[str, Any]:
     """Keyword arguments for ``publish``: properties where the reach carries them."""
+    for pair in given or []:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise InvalidArgument(f"--property {pair!r} is not of the form NAME=VALUE")
     pairs = dict(pair.partition("=")[::2] for pair in given or [])
     carried = publisher.carries_properties
     if pairs and not carried:
@@ -166,7 +176,7 @@ def _publish(
             publisher.publish(made, **more)
             published += 1
             total += len(made)
-    except KeyboardInterrupt:
+    except exits.STOPPED:
         if not published:
             raise
     return published, total

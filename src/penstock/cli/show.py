@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
+from rich.cells import cell_len, set_cell_size
+
+from penstock.cli import exits
 from penstock.observe.latency import BOUNDS_NS
 from penstock.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["bytes_text", "console", "count_text", "latency_text", "print_json", "rate_text", "seconds_text", "table"]
+__all__ = [
+    "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "print_json", "rate_text",
+    "seconds_text", "table", "watched",
+]  # fmt: skip
 
+#: Text, or text and its style.
+Cell = str | tuple[str, str]
+PIPED_COLUMNS = 1000
+LEAST_NAME = 12
+LEAST_TEXT = 6
 _PREFIXES = ("", "k", "M", "G", "T")
 
 
 def console(stderr: bool = False) -> Console:
     """A console that is as wide as the terminal, and wide enough for every column when there is none.
 
-    What is no text to print in a string is escaped: names come from other processes, files and peers.
+    Strings are text and nothing else: names come from other processes, files and peers, so that ``[``, ``:car:`` and
+    control characters stand there as they are, the last escaped. A style is given as a ``Text`` or by ``style=``.
     """
     from rich.console import Console
 
@@ -35,21 +50,98 @@ def console(stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     return Piped(
-        stderr=stderr, width=None if stream.isatty() else 200, highlight=False, soft_wrap=not stream.isatty()
-    )
+        stderr=stderr, width=None if stream.isatty() else PIPED_COLUMNS, highlight=False, markup=False, emoji=False,
+        soft_wrap=not stream.isatty(),
+    )  # fmt: skip
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), title: str = "") -> Table:
-    """A table without a frame; the columns named in ``right`` are aligned to the right."""
-    from rich.markup import escape
+def watched(render: Callable[[], RenderableType], every: float | None) -> None:
+    """Print what ``render`` makes; again every so many seconds, in place on a terminal, until it is ended."""
+    out = console()
+    if every is None:
+        out.print(render())
+        return
+    from rich.live import Live
+
+    with contextlib.suppress(*exits.STOPPED), Live(console=out, screen=out.is_terminal, auto_refresh=False) as view:
+        while True:
+            view.update(render(), refresh=True)
+            time.sleep(every)
+
+
+def columns_of(stream: IO[str]) -> int:
+    """How wide a table may be there."""
+    return shutil.get_terminal_size((80, 24)).columns if stream.isatty() else PIPED_COLUMNS
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    right: Sequence[str] = (),
+    title: str = "",
+    *,
+    width: int | None = None,
+    names: Sequence[str] = ("address", "topic", "name", "channel"),
+    spare: Sequence[str] = ("program", "state", "why"),
+) -> Table:
+    """A table without a frame; the columns named in ``right`` are aligned to the right.
+
+    Where it is wider than ``width`` (else: the terminal), free text gives way first: ``spare`` columns are cut at their
+    end, then left out; then ``names`` are shortened in their middle. Numbers are never cut.
+    """
     from rich.table import Table
+    from rich.text import Text
 
-    made = Table(box=None, header_style="bold", pad_edge=False, title=title or None, title_justify="left")
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", no_wrap=True)
-    for row in rows:
-        made.add_row(*(escape(printable(cell)) for cell in row))
+    cells = [[cell if isinstance(cell, tuple) else (cell, "") for cell in row] for row in rows]
+    shown = [[(printable(text), style) for text, style in row] for row in cells]
+    widths = [max([len(name), *(cell_len(row[at][0]) for row in shown)]) for at, name in enumerate(columns)]
+    gap, widths = _fitted(columns, widths, width or columns_of(sys.stdout), names, spare)
+    kept = [at for at, wide in enumerate(widths) if wide]
+    made = Table(
+        box=None, header_style="bold", pad_edge=False, title=Text(title) if title else None, title_justify="left",
+        padding=(0, gap, 0, 0),
+    )  # fmt: skip
+    for at in kept:
+        name = columns[at]
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=True, min_width=widths[at])
+    for row in shown:
+        cut = [_cut(row[at][0], widths[at], columns[at] in names) for at in kept]
+        made.add_row(*(Text(text, style=row[at][1]) for at, text in zip(kept, cut, strict=True)))
     return made
+
+
+def _fitted(
+    columns: Sequence[str], widths: list[int], most: int, names: Sequence[str], spare: Sequence[str]
+) -> tuple[int, list[int]]:
+    """The gap between columns, and the width of each; 0 for one that is left out."""
+    widths = list(widths)
+    for gap in (2, 1):
+        over = sum(widths) + gap * (len(widths) - 1) - most
+        if over <= 0:
+            return gap, widths
+    for name in reversed(columns):  # the last free text first
+        if name in spare and over > 0:
+            at = columns.index(name)
+            left = widths[at] - over
+            over -= widths[at] - (left if left >= LEAST_TEXT else -1)
+            widths[at] = left if left >= LEAST_TEXT else 0
+    for name in columns:
+        if name in names and over > 0:
+            at = columns.index(name)
+            left = max(LEAST_NAME, widths[at] - over)
+            over -= max(0, widths[at] - left)
+            widths[at] = min(widths[at], left)
+    return 1, widths
+
+
+def _cut(text: str, width: int, middle: bool) -> str:
+    """``text`` in ``width`` places: a name keeps both its ends, other text its beginning."""
+    if cell_len(text) <= width:
+        return text
+    if not middle:
+        return set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+    tail = (width - 1) // 2
+    return set_cell_size(text, width - 1 - tail) + "…" + text[len(text) - tail :]
 
 
 def print_json(value: Any, stream: IO[str] | None = None) -> None:
@@ -88,6 +180,11 @@ def latency_text(latency_ns: float) -> str:
     if latency_ns >= BOUNDS_NS[-1]:
         return f"> {BOUNDS_NS[-1] / 1e9:.0f} s"
     return seconds_text(latency_ns / 1e9)
+
+
+def age_text(seconds: float | None) -> str:
+    """How long ago something was; a dash for None."""
+    return "now" if seconds is not None and seconds < 1e-3 else seconds_text(seconds)
 
 
 def seconds_text(seconds: float | None) -> str:

@@ -1,46 +1,83 @@
-"""Where a subscriber begins: ``--since`` and ``--from`` as the options that each reach has for it."""
+"""Where a subscriber begins: ``--since``, ``--from`` and ``--last`` as the options that each reach has for it."""
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
 from penstock.errors import InvalidArgument
 from penstock.quantities import moment_ns
 from penstock.topics import is_pattern
 
-__all__ = ["start_options"]
-
-
-def start_options(address: str, since: str | None, first: int | None) -> dict[str, Any]:
-    """Keyword arguments for ``penstock.subscriber``; ``InvalidArgument`` where the reach keeps nothing."""
-    if since is None and first is None:
-        return {}
-    if since is not None and first is not None:
-        raise InvalidArgument("give --since or --from, not both")
-    parts = addresses.parse(address)
-    if parts.scheme == "journal":
-        return {"start": _journal_position(parts, since, first)}
-    names = addresses.option_names(addresses.room(parts.scheme).open_subscriber)
-    if first is not None:
-        return {_option(names, "from_ordinal", "--from", parts.text): first}
-    assert since is not None
-    return {_option(names, "from_time_ns", "--since", parts.text): moment_ns(since, "--since")}
-
-
-def _journal_position(parts: addresses.Address, since: str | None, first: int | None) -> int | str:
-    """The position in a journal where a topic's ordinal or a time begins; what is not there yet is awaited."""
+if TYPE_CHECKING:
     from penstock.journal import Journal
 
+__all__ = ["start_options"]
+
+#: Words for --from, and what a journal calls them.
+WORDS = {"start": "first", "end": "new"}
+
+
+def start_options(address: str, since: str | None, first: str | None, last: int | None = None) -> dict[str, Any]:
+    """Keyword arguments for ``penstock.subscriber``; ``InvalidArgument`` where the reach keeps nothing."""
+    given = [flag for flag, value in (("--since", since), ("--from", first), ("--last", last)) if value is not None]
+    if not given:
+        return {}
+    if len(given) > 1:
+        raise InvalidArgument(f"give {given[0]} or {given[1]}, not both")
+    parts = addresses.parse(address)
+    ordinal = None if first is None or first in WORDS else _ordinal(first)
+    if parts.scheme == "journal":
+        return {"start": _journal_start(parts, since, first, ordinal, last)}
+    names = addresses.option_names(addresses.room(parts.scheme).open_subscriber)
+    if since is not None:
+        return {_option(names, "from_time_ns", "--since", parts.text): moment_ns(since, "--since")}
+    if last is not None:
+        raise InvalidArgument(f"--last: {parts.text} cannot be read backwards; journal: addresses can")
+    if first == "end":
+        return {}
+    return {_option(names, "from_ordinal", "--from", parts.text): 1 if ordinal is None else ordinal}
+
+
+def _ordinal(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise InvalidArgument(f"--from {text!r} is neither an ordinal nor {' or '.join(WORDS)}")
+    return int(text)
+
+
+def _journal_start(
+    parts: addresses.Address, since: str | None, first: str | None, ordinal: int | None, last: int | None
+) -> int | str:
+    """The position in a journal where a topic's ordinal or a time begins; what is not there yet is awaited."""
+    from penstock.journal import Journal
+    from penstock.journal.layout import MARKER_NAME
+
+    if first in WORDS:
+        return WORDS[first]
     topic = parts.topic or "default"
-    pattern = is_pattern(topic)
-    if first is not None and pattern:
+    if ordinal is not None and is_pattern(topic):
         raise InvalidArgument(f"--from counts the messages of one topic, and {topic!r} is a pattern; use --since")
+    if not (Path(parts.name) / MARKER_NAME).exists():
+        return "first"
     with Journal(parts.name, mode="read") as journal:
-        if first is not None:
-            return journal.find_ordinal(topic, first) or "new"
+        if last is not None:
+            return _last(journal, topic, last)
+        if ordinal is not None:
+            return journal.find_ordinal(topic, ordinal) or "new"
         assert since is not None
-        return journal.find_time(moment_ns(since, "--since"), None if pattern else topic) or "new"
+        return journal.find_time(moment_ns(since, "--since"), None if is_pattern(topic) else topic) or "new"
+
+
+def _last(journal: Journal, topic: str, count: int) -> int | str:
+    """Where the last ``count`` messages of a topic or pattern begin: looks back twice as far until they are there."""
+    span = count
+    while True:
+        start = max(journal.first, journal.frontier - span)
+        found = [message.position for message in journal.read_many(start, span, topics=[topic])]
+        if len(found) >= count or start == journal.first:
+            return found[-count:][0] or "new" if found else "new"
+        span *= 2
 
 
 def _option(names: Any, wanted: str, flag: str, address: str) -> str:

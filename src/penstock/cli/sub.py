@@ -1,11 +1,14 @@
-"""``penstock sub``: messages of any address on standard output, losses on standard error as they happen."""
+"""``penstock sub``: messages of any addresses on standard output, losses on standard error as they happen."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import select
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,9 +16,9 @@ import typer
 import penstock
 from penstock.address import without_secrets
 from penstock.channel import Subscriber
-from penstock.cli import exits
+from penstock.cli import exits, silence
 from penstock.cli.start import start_options
-from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
+from penstock.cli.target import AddressesArgument, OptionList, answer_within, expanded, with_options
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
 from penstock.observe.filter import compile_filter
@@ -26,25 +29,34 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Write = Callable[["Message"], bytes]
+#: How long a reach that keeps nothing may be silent before --exit-at-end takes it for the end.
+QUIET_AT_END_S = 1.0
 
 
 @app.command()
 def sub(
-    address: AddressArgument,
+    given: AddressesArgument,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
     form: Annotated[
-        decode.Format, typer.Option("--format", "-f", help="How bodies are printed; raw adds nothing between them.")
+        decode.Format, typer.Option("--format", "-f", help="How payloads are printed; raw adds nothing between them.")
     ] = decode.Format.TEXT,
     template: Annotated[
         str | None,
-        typer.Option("--template", "-t", help="A line of your own, such as '{ordinal} {time} {channel} {body}'."),
+        typer.Option("--template", "-t", help="A line of your own, such as '{ordinal} {time} {channel} {payload}'."),
     ] = None,
     expression: Annotated[
         str | None,
         typer.Option("--filter", help="Only messages for which this holds, such as 'size > 100 and .ok == true'."),
     ] = None,
     since: Annotated[str | None, typer.Option(help="From a time on: an ISO time or '5m' (kept messages only).")] = None,
-    first: Annotated[int | None, typer.Option("--from", min=0, help="From an ordinal on (kept messages only).")] = None,
+    first: Annotated[
+        str | None, typer.Option("--from", help="From an ordinal on, from 'start' or 'end' (kept messages only).")
+    ] = None,
+    last: Annotated[int | None, typer.Option(min=1, help="Begin with so many of the last ones (journals).")] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="End when all that is there has been printed.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that nobody can reach yet.")] = False,
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so many seconds.")
     ] = None,
@@ -54,30 +66,38 @@ def sub(
     ] = False,
     ledger: Annotated[bool, typer.Option(help="Print the ledger on standard error at the end.")] = False,
 ) -> None:
-    """Read messages from any address.
+    """Read messages from any addresses; '*' in one stands for any characters ('shm:/cam/*').
 
-    What was lost is printed on standard error as it happens. Filters know size, ordinal, timestamp, age, channel,
-    position, id, vchan_id, body, properties.NAME and fields of a JSON body as .name; and, or, not, in, contains,
-    startswith, endswith, like.
+    What was lost is printed on standard error as it happens, and after a second of silence why nothing comes. Filters
+    know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of a JSON
+    payload as .name; and, or, not, in, contains, startswith, endswith, like.
 
     Example: [green]penstock sub shm:/room --filter '.celsius > 20.5' --count 10[/]
     """
     passes = compile_filter(expression) if expression else None
     write = _writer(form, template, as_json)
-    more = start_options(address, since, first)
-    with penstock.subscriber(
-        with_options(address, option, **answer_within(address, option, timeout)), **more
-    ) as subscriber:
-        told = _Losses(subscriber, as_json)
+    addresses = expanded(given)
+    with contextlib.ExitStack() as stack:
+        sources = []
+        for address in addresses:
+            silence.refuse_bus(address)
+            more = start_options(address, since, first, last)
+            where = with_options(address, option, **answer_within(address, option, timeout))
+            subscriber = stack.enter_context(penstock.subscriber(where, **more))
+            if not wait:
+                silence.refuse_unreachable(address, subscriber, timeout)
+            head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
+            sources.append(Source(without_secrets(address), subscriber, _Losses(subscriber, as_json), head.encode()))
+        reader = Reader(sources, write, passes, expression or "")
         try:
-            complete = _listen(subscriber, write, passes, count, timeout, told)
+            complete = reader.run(count, timeout, exit_at_end)
         finally:
-            told.look()
-            if ledger:
-                _print_ledger(subscriber)
+            for source in sources:
+                source.losses.look()
+                if ledger:
+                    _print_ledger(source.subscriber)
     if not complete:
-        address = without_secrets(address)
-        exits.told(f"{address}: nothing came for {timeout:g} s; 'penstock why {address}' may tell the reason")
+        exits.told(f"{', '.join(s.address for s in sources)}: nothing came for {timeout:g} s{silence.hint(addresses)}")
         raise typer.Exit(exits.TIME_OVER)
 
 
@@ -136,47 +156,90 @@ class _Losses:
                 exits.told(f"lost {number} message{'s' * (number != 1)}: {reason}")
 
 
-def _listen(
-    subscriber: Subscriber,
-    write: Write,
-    passes: Callable[[Message], bool] | None,
-    count: int | None,
-    timeout: float | None,
-    losses: _Losses,
-) -> bool:
-    """Print messages until there were enough (True) or none came for too long (False)."""
-    left = count
-    quiet_since = time.monotonic()
-    while left is None or left > 0:
-        slice_s = 0.5 if timeout is None else min(0.5, max(0.0, quiet_since + timeout - time.monotonic()))
-        came, printed = _print_some(subscriber, write, passes, left, slice_s)
-        left = None if left is None else left - printed
-        losses.look()
-        if came:
-            quiet_since = time.monotonic()
-        elif timeout is not None and time.monotonic() - quiet_since >= timeout:
-            return False
-    return True
+@dataclass(slots=True)
+class Source:
+    """One address that is read; ``head`` stands before each of its messages where there are several."""
+
+    address: str
+    subscriber: Subscriber
+    losses: _Losses
+    head: bytes
+    seen: int = 0
 
 
-def _print_some(
-    subscriber: Subscriber,
-    write: Write,
-    passes: Callable[[Message], bool] | None,
-    most: int | None,
-    timeout: float,
-) -> tuple[int, int]:
-    """How many came and how many were printed. Every message is given back when this returns."""
-    out = sys.stdout.buffer
-    batch = subscriber.read_many(min(256, most or 256), timeout)
-    printed = 0
-    for message in batch:
-        if passes is None or passes(message):
-            out.write(write(message))
-            printed += 1
-    if printed:
-        out.flush()
-    return len(batch), printed
+@dataclass(slots=True)
+class Reader:
+    """Prints what comes from all sources, and once tells why nothing does."""
+
+    sources: list[Source]
+    write: Write
+    passes: Callable[[Message], bool] | None
+    expression: str
+    printed: int = 0
+    silence_told: bool = False
+    example: bytes = b""
+    began: float = field(default_factory=time.monotonic)
+
+    def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
+        """Until the count is reached or the end (True), or nothing came for too long (False)."""
+        quiet_since = time.monotonic()
+        at_end_s = max((0.0 if s.address.startswith("journal:") else QUIET_AT_END_S for s in self.sources), default=0.0)
+        while count is None or self.printed < count:
+            quiet_s = time.monotonic() - quiet_since
+            bounds = [0.5, *(b - quiet_s for b in (timeout, at_end_s if exit_at_end else None) if b is not None)]
+            if self._round(None if count is None else count - self.printed, max(0.0, min(bounds))):
+                quiet_since = time.monotonic()
+                continue
+            quiet_s = time.monotonic() - quiet_since
+            if exit_at_end and quiet_s >= at_end_s:
+                return True
+            if timeout is not None and quiet_s >= timeout:
+                return False
+            self._tell_silence()
+        return True
+
+    def _round(self, most: int | None, wait_s: float) -> int:
+        """Print what is there of each source, having waited for one of them; gives how many came."""
+        if len(self.sources) == 1:
+            return self._some(self.sources[0], most, wait_s)
+        came = 0
+        for source in self.sources:
+            if most is None or came < most:
+                came += self._some(source, None if most is None else most - came, 0)
+        if not came:
+            select.select([source.subscriber.fileno() for source in self.sources], [], [], wait_s)
+        return came
+
+    def _some(self, source: Source, most: int | None, wait_s: float) -> int:
+        """Every message is given back when this returns."""
+        out = sys.stdout.buffer
+        batch = source.subscriber.read_many(min(256, most or 256), wait_s)
+        before = self.printed
+        for message in batch:
+            if self.passes is None or self.passes(message):
+                out.write(source.head + self.write(message))
+                self.printed += 1
+        if self.printed > before:
+            out.flush()
+        elif len(batch):
+            self.example = self.example or bytes(memoryview(batch[0])[:80])
+        source.seen += len(batch)
+        source.losses.look()
+        return len(batch)
+
+    def _tell_silence(self) -> None:
+        """One line, when for a second nothing was printed at all."""
+        if self.silence_told or self.printed or time.monotonic() - self.began < silence.TELL_AFTER_S:
+            return
+        self.silence_told = True
+        seen = sum(source.seen for source in self.sources)
+        if seen:
+            shown = decode.body_text(self.example)
+            exits.told(f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}")
+        elif len(self.sources) == 1:
+            silence.tell(self.sources[0].address, self.sources[0].subscriber)
+        else:
+            exits.told(f"nothing came yet from any of {len(self.sources)} addresses")
 
 
 def _print_ledger(subscriber: Subscriber) -> None:

@@ -2,27 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
 
 from penstock import address as addresses
-from penstock.errors import InvalidArgument
-from penstock.secrecy import hidden
+from penstock.errors import InvalidArgument, RefusedError
+from penstock.observe.rates import PRODUCERS
+from penstock.secrecy import hidden, without_secrets
 
-__all__ = ["AddressArgument", "OptionList", "answer_within", "live_addresses", "with_options"]
+__all__ = [
+    "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "broker_address", "expanded",
+    "live_addresses", "with_options",
+]  # fmt: skip
 
 
 def live_addresses(incomplete: str) -> list[str]:
-    """Addresses in use on this machine, for completion; nothing when they cannot be told."""
+    """Addresses in use on this machine, topics of a journal, queues of brokers: for completion, which never fails."""
     try:
-        from penstock.observe.snapshot import live
-
-        names = {block.address for block in live() if block.address}
+        names = {*_topics(incomplete)} if incomplete.startswith("journal:") and "#" in incomplete else _open(incomplete)
     except Exception:  # completion must never print an error into the command line
         names = set()
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _topics(incomplete: str) -> list[str]:
+    from penstock.journal import Journal
+
+    place = incomplete.partition("#")[0]
+    with Journal(place.removeprefix("journal:"), mode="read") as journal:
+        return [f"{place}#{topic}" for topic in journal.topics]
+
+
+def _open(incomplete: str) -> set[str]:
+    from penstock.observe.snapshot import live
+
+    blocks = live()
+    names = {block.address for block in blocks if block.address}
+    head, queue, _ = incomplete.partition("?queue=")
+    if queue:
+        names |= {f"{head}?queue={b.name}" for b in blocks if (b.room, b.kind) == ("broker", "queue") and not b.address}
+    return names
 
 
 AddressArgument = Annotated[
@@ -33,10 +55,53 @@ AddressArgument = Annotated[
         show_default=False,
     ),
 ]
+AddressesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="ADDRESS",
+        help="shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC; several, or with '*'.",
+        autocompletion=live_addresses,
+        show_default=False,
+    ),
+]
 OptionList = Annotated[
     list[str] | None,
     typer.Option("--option", "-O", metavar="NAME=VALUE", help="An option of the room, as after '?' in an address."),
 ]
+
+
+def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
+    """The addresses, each '*' replaced by what is open on this machine; topics keep their own wildcards."""
+    found: list[str] = []
+    for address in map(broker_address, given):
+        scheme, _, rest = address.partition(":")
+        if "*" not in rest.partition("?")[0] or scheme in ("journal", "broker"):
+            found.append(address)
+            continue
+        from penstock.observe.snapshot import live, matching
+
+        names = {block.address.partition("?")[0] for block in matching(live(), address) if block.kind in kinds}
+        if not names:
+            raise RefusedError(f"nobody on this machine publishes to anything like {without_secrets(address)}")
+        found += sorted(names)
+    return list(dict.fromkeys(found))
+
+
+def broker_address(address: str) -> str:
+    """``broker:QUEUE``, as ls prints a queue of this machine, as the address of its broker; any other as it is."""
+    scheme, _, rest = address.partition(":")
+    if scheme != "broker" or rest.startswith("//"):
+        return address
+    from penstock.observe.snapshot import live
+
+    name, _, query = rest.partition("?")
+    blocks = [block for block in live() if block.room == "broker"]
+    holders = {block.pid for block in blocks if block.kind == "queue" and block.name == name}
+    found = sorted({block.name for block in blocks if block.kind == "broker" and block.pid in holders})
+    if len(found) != 1:
+        told = f"brokers {', '.join(found)} have one" if found else "no broker of this machine has one"
+        raise InvalidArgument(f"{address}: {told}; write broker://HOST:PORT/?queue={name}")
+    return f"broker://{found[0]}/?{'&'.join(filter(None, (urlencode({'queue': name}, quote_via=quote), query)))}"
 
 
 def with_options(address: str, options: list[str] | None, **more: Any) -> str:
@@ -48,16 +113,19 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
             raise InvalidArgument(f"--option {hidden([option])[0]!r} is not of the form NAME=VALUE")
         pairs.append((name.replace("-", "_"), value))
     pairs += [(name, str(value)) for name, value in more.items()]
+    address = broker_address(address)
     addresses.parse(address)
     if not pairs:
         return address
     return f"{address}{'&' if '?' in address else '?'}{urlencode(pairs, quote_via=quote)}"
 
 
-def answer_within(address: str, options: list[str] | None, timeout_s: float | None) -> dict[str, float]:
-    """A command's ``--timeout`` as the time a broker has to answer, where the address does not say one itself."""
-    parts = addresses.parse(address)
+def answer_within(
+    address: str, options: list[str] | None, timeout_s: float | None, schemes: Sequence[str] = ("broker",)
+) -> dict[str, float]:
+    """A command's ``--timeout`` as the time that the room waits, where the address does not say one itself."""
+    parts = addresses.parse(broker_address(address))
     named = "timeout" in parts.options or any(option.startswith("timeout=") for option in options or [])
-    if timeout_s is None or parts.scheme != "broker" or named:
+    if timeout_s is None or parts.scheme not in schemes or named:
         return {}
     return {"timeout": max(timeout_s, 0.05)}

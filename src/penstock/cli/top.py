@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import show
+from penstock.cli import exits, keys, show
+from penstock.cli.ls import as_record, waiting_text
+from penstock.observe.health import ORDER
 from penstock.observe.rates import flow
 from penstock.observe.watcher import Look, State, Watcher, summary
-from penstock.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,8 +23,11 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 COLOURS = {"books": "bold red", "stuck": "red", "losing": "yellow", "late": "yellow", "idle": "dim", "ok": "green"}
-COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99", "health")
+COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99", "health", "why")
+NARROW = ("address", "kind", "pid", "rate", "lost", "waiting", "p99", "health", "why")  #: below 100 columns
 RIGHT = ("pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99")
+SORTS = ("trouble", "rate", "lost", "waiting", "address")
+HELP = "q quit  s sort  / filter  space pause  arrows scroll"
 
 
 @app.command()
@@ -29,27 +35,95 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")] = None,
     match: Annotated[str, typer.Option(help="Only addresses that contain this.")] = "",
+    sort: Annotated[str, typer.Option(help="trouble, rate, lost, waiting or address.")] = SORTS[0],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
 ) -> None:
-    """A live table of what flows: rate, bytes, losses, queue, latency, health of every handle on this machine.
+    """A live table of what flows: rate, losses, queue, latency, health of every handle on this machine.
 
+    Trouble comes first. Keys: s sorts by something else, / filters, space pauses, arrows scroll, q ends.
     p50 and p99 are latencies of the last minute, as the reader measured them.
 
     Example: [green]penstock top --match camera[/]
     """
+    view = View(match, exits.choice(sort, SORTS, "--sort"))
     watcher = Watcher(every_s=every)
     watcher.look()
     if as_json or not sys.stdout.isatty():
-        _plain(watcher, every, count, match, as_json)
+        _plain(watcher, every, count, view, as_json)
         return
+    with contextlib.suppress(*exits.STOPPED):
+        _live(watcher, every, count, view)
+
+
+@dataclass(slots=True)
+class View:
+    """What of the handles is shown, in which order, from which row on."""
+
+    match: str = ""
+    sort: str = SORTS[0]
+    first: int = 0
+    paused: bool = False
+    typing: bool = False
+
+    def press(self, key: str, page: int) -> bool:
+        """Do what a key means; False to end."""
+        if self.typing:
+            self._type(key)
+        elif key == "q":
+            return False
+        elif key == "s":
+            self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
+        elif key == "/":
+            self.typing, self.match = True, ""
+        elif key == " ":
+            self.paused = not self.paused
+        else:
+            steps = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -page, "page down": page, "home": -self.first}
+            self.first = max(0, self.first + steps.get(key, 0))
+        return True
+
+    def _type(self, key: str) -> None:
+        if key in ("enter", "escape"):
+            self.typing = False
+            self.match = "" if key == "escape" else self.match
+        elif key == "backspace":
+            self.match = self.match[:-1]
+        elif len(key) == 1 and key.isprintable():
+            self.match += key
+
+    def chosen(self, state: State) -> list[Look]:
+        """The handles that are shown, in their order."""
+        looks = [look for look in state.looks if self.match in _address(look)]
+        orders: dict[str, Callable[[Look], Any]] = {
+            "trouble": lambda look: (ORDER.index(look.verdict.word), -look.rate.messages_hz),
+            "rate": lambda look: -look.rate.messages_hz,
+            "lost": lambda look: -look.block.lost,
+            "waiting": lambda look: -look.block.waiting,
+            "address": lambda look: 0,
+        }
+        return sorted(looks, key=lambda k: (orders[self.sort](k), _address(k), k.block.kind, k.block.pid))
+
+
+def _address(look: Look) -> str:
+    return look.block.address or f"{look.block.room}:{look.block.name}"
+
+
+def _live(watcher: Watcher, every: float, count: int | None, view: View) -> None:
     from rich.live import Live
 
-    try:
-        with Live(screen=count is None, auto_refresh=False) as view:
-            for _ in _looks(every, count):
-                view.update(_table(watcher.look(), match), refresh=True)
-    except KeyboardInterrupt:
-        return
+    console = show.console()
+    state = watcher.state
+    due, looks = time.monotonic() + every, 0
+    with keys.pressed() as key, Live(console=console, screen=count is None, auto_refresh=False) as live:
+        while count is None or looks < count:
+            page = max(1, console.height - 3)
+            if not view.press(key(due - time.monotonic()), page):
+                return
+            if time.monotonic() >= due:
+                due, looks = time.monotonic() + every, looks + 1
+                state = state if view.paused else watcher.look()
+            view.first = min(view.first, max(0, len(view.chosen(state)) - page))
+            live.update(_table(state, view, page), refresh=True)
 
 
 def _looks(every: float, count: int | None) -> Iterator[None]:
@@ -61,68 +135,72 @@ def _looks(every: float, count: int | None) -> Iterator[None]:
         yield
 
 
-def _plain(watcher: Watcher, every: float, count: int | None, match: str, as_json: bool) -> None:
-    from penstock.cli.ls import as_record
-
+def _plain(watcher: Watcher, every: float, count: int | None, view: View, as_json: bool) -> None:
     for _ in _looks(every, count):
         state = watcher.look()
-        if as_json:
-            rows = [
-                {
-                    **as_record(k.block),
-                    "messages_hz": k.rate.messages_hz,
-                    "bytes_hz": k.rate.bytes_hz,
-                    "latency_p50_ns": k.latency.p50_ns if k.latency else None,
-                    "latency_p99_ns": k.latency.p99_ns if k.latency else None,
-                    "health": k.verdict.word,
-                }
-                for k in _chosen(state, match)
-            ]
-            show.print_json({"time_ns": state.time_ns, **summary(state), "rows": rows})
-        else:
-            show.console().print(_table(state, match))
+        if not as_json:
+            show.console().print(_table(state, view))
             sys.stdout.flush()
+            continue
+        rows = [
+            {
+                **as_record(k.block),
+                "messages_hz": k.rate.messages_hz,
+                "bytes_hz": k.rate.bytes_hz,
+                "latency_p50_ns": k.latency.p50_ns if k.latency else None,
+                "latency_p99_ns": k.latency.p99_ns if k.latency else None,
+                "health": k.verdict.word,
+            }
+            for k in view.chosen(state)
+        ]
+        show.print_json({"time_ns": state.time_ns, **summary(state), "rows": rows})
 
 
-def _chosen(state: State, match: str) -> list[Look]:
-    looks = [look for look in state.looks if match in (look.block.address or look.block.name)]
-    return sorted(looks, key=lambda k: (-k.rate.messages_hz, k.block.address, k.block.kind, k.block.pid))
-
-
-def _table(state: State, match: str) -> RenderableType:
+def _table(state: State, view: View, page: int | None = None) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     sums = summary(state)
+    looks = view.chosen(state)
+    rows = looks if page is None else looks[view.first : view.first + page]
     head = Text.assemble(
         (f"{show.rate_text(sums['published_hz'])} in", "bold"),
         f"  {show.rate_text(sums['delivered_hz'])} out  {show.bytes_text(sums['bytes_hz'], '/s')}  ",
         (f"{show.count_text(sums['lost'])} lost", "yellow" if sums["lost"] else "green"),
         f"  {sums['handles']} handles in {sums['processes']} processes",
     )
-    made: Table = show.table(COLUMNS, [], RIGHT)
-    for look in _chosen(state, match):
-        made.add_row(*_row(look))
-    return Group(head, made)
+    columns = NARROW if show.columns_of(sys.stdout) < 100 else COLUMNS
+    cells = [_cells(look) for look in rows]
+    made = show.table(columns, [[row[name] for name in columns] for row in cells], RIGHT)
+    if page is None:
+        return Group(head, made)
+    return Group(head, made, _status(view, len(rows), len(looks)))
 
 
-def _row(look: Look) -> tuple[str, ...]:
-    from rich.markup import escape
+def _status(view: View, shown: int, most: int) -> RenderableType:
+    from rich.text import Text
 
+    if view.typing:
+        return Text(f"filter: {view.match}_", style="reverse")
+    place = f"{view.first + 1}-{view.first + shown} of {most}" if shown < most else f"{most}"
+    said = f"{place} by {view.sort}" + (f", /{view.match}" if view.match else "") + (", PAUSED" if view.paused else "")
+    return Text(f"{said}   {HELP}", style="dim")
+
+
+def _cells(look: Look) -> dict[str, show.Cell]:
     block, rate, verdict, latency = look.block, look.rate, look.verdict, look.latency
-    colour = COLOURS[verdict.word]
-    why = f" {verdict.reasons[0]}" if verdict.reasons and verdict.word != "idle" else ""
-    return (
-        escape(printable(block.address or f"{block.room}:{block.name}")),
-        block.kind,
-        str(block.pid),
-        show.rate_text(rate.messages_hz),
-        show.bytes_text(rate.bytes_hz, "/s"),
-        show.count_text(flow(block)),
-        show.count_text(block.lost),
-        f"{block.depth}/{block.capacity}" if block.capacity else str(block.depth),
-        show.latency_text(latency.p50_ns) if latency else "-",
-        show.latency_text(latency.p99_ns) if latency else "-",
-        f"[{colour}]{verdict.word}{escape(printable(why))}[/]",
-    )
+    why = verdict.reasons[0] if verdict.reasons and verdict.word != "idle" else ""
+    return {
+        "address": _address(look),
+        "kind": block.kind,
+        "pid": str(block.pid),
+        "rate": show.rate_text(rate.messages_hz),
+        "bytes": show.bytes_text(rate.bytes_hz, "/s"),
+        "messages": show.count_text(flow(block)),
+        "lost": (show.count_text(block.lost), "yellow" if block.lost else ""),
+        "waiting": waiting_text(block),
+        "p50": show.latency_text(latency.p50_ns) if latency else "-",
+        "p99": show.latency_text(latency.p99_ns) if latency else "-",
+        "health": (verdict.word, COLOURS[verdict.word]),
+        "why": why,
+    }

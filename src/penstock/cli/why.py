@@ -43,10 +43,10 @@ def why(
     else:
         console = show.console()
         for finding in findings:
-            console.print("[red]!![/] " if finding.grave else "[green]ok[/] ", end="")
-            console.print(finding.text, markup=False)
+            console.print("!! " if finding.grave else "ok ", end="", style="red" if finding.grave else "green")
+            console.print(finding.text)
             if finding.remedy:
-                console.print(f"   → {finding.remedy}", markup=False)
+                console.print(f"   → {finding.remedy}")
         if not grave:
             console.print("nothing is wrong that can be seen from here")
     if grave:

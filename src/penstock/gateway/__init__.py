@@ -14,7 +14,7 @@ from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, Modul
 from penstock.gateway.events import Event
 from penstock.gateway.filters import Filter
 from penstock.gateway.gateway import Gateway, ListedModule
-from penstock.gateway.links import Link
+from penstock.gateway.links import Delivery, Link, LinkOptions
 from penstock.gateway.module import Module, Source
 from penstock.gateway.native import include_directory
 from penstock.gateway.place import ConfigurationError
@@ -25,12 +25,14 @@ __all__ = [
     "BrokerError",
     "Configuration",
     "ConfigurationError",
+    "Delivery",
     "DrainError",
     "Event",
     "Filter",
     "Gateway",
     "GatewayMessage",
     "Link",
+    "LinkOptions",
     "ListedModule",
     "Module",
     "ModuleBroker",

@@ -22,20 +22,23 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Self
 
-from penstock._core.gateway import Port, Router
+from penstock._core.gateway import GatewayMessage, Port, Router
 from penstock.address import without_secrets
 from penstock.bus import Bus, QueueSubscriber
 from penstock.channel import Ledger
 from penstock.errors import InvalidArgument
+from penstock.gateway.bounds import Bound
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
 from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
 from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
-from penstock.gateway.worker import Deadline, Life, OnFailure, Worker
+from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
+from penstock.gateway.marks import Mark
+from penstock.gateway.worker import Deadline, Joint, Life, OnFailure, Output, Worker
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
@@ -85,7 +88,7 @@ class ModuleBroker(Router):
         self._held_ids: weakref.WeakValueDictionary[int, Port] = weakref.WeakValueDictionary()
         self._next_id = itertools.cycle(range(1, MAX_MODULES + 1))
         self._references = 1
-        self._flows: dict[tuple[Worker, Worker], Flow] = {}
+        self._flows: dict[tuple[Output, Worker], Flow] = {}
         self._uncounted = Uncounted()
         self._cycles: Cycles[Worker] = Cycles()
         self._deferring = 0  # how many are in ``many_changes``
@@ -176,6 +179,7 @@ class ModuleBroker(Router):
                 depth=queue.depth,
                 overflow=queue.overflow,
                 timeout=queue.timeout_s,
+                priority=queue.priority,
                 max_public_id=MAX_MODULES,
             )
             self._bus.add(reader)
@@ -255,6 +259,8 @@ class ModuleBroker(Router):
         for _, steps in late:
             for order in steps:
                 order.wait(ending.stopped_by)
+        for worker, *_ in orders:
+            count_unhandled(worker)
         return not late
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
@@ -321,43 +327,53 @@ class ModuleBroker(Router):
             self._workers[id(new)] = worker
             self._ports[id(new)] = worker.port
 
-    def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Worker, Predicate | None]]]:
+    def _begin_removal(self, module: Any) -> tuple[Worker, list[tuple[Output, Joint]]]:
         with self._lock:
             worker = self._worker(module, BrokerError)
             if worker.removing:
                 raise BrokerError(f"module {worker.name!r} is being removed already")
             worker.removing = True
-            incoming = [(other, other.sinks[worker]) for other in worker.sources]
+            incoming = list(worker.sources.items())
             for other, _ in incoming:
                 self._part(other, worker)
         return worker, incoming
 
-    def _restore(self, worker: Worker, incoming: list[tuple[Worker, Predicate | None]]) -> None:
+    def _restore(self, worker: Worker, incoming: list[tuple[Output, Joint]]) -> None:
         with self._lock:
             worker.removing = False
-            for other, accepts in incoming:
-                if id(other.module) in self._workers:
-                    self._join(other, worker, accepts)
+            for other, joint in incoming:
+                if id(other.worker.module) in self._workers:
+                    self._join(other, worker, joint)
 
     def _detach(self, worker: Worker) -> None:
         """Take it out of the tables: it can publish no more."""
         with self._lock:
             self._workers.pop(id(worker.module), None)
             self._ports.pop(id(worker.module), None)
-            for sink in list(worker.sinks):
-                self._part(worker, sink)
+            for output in (worker.output, *worker.outputs.values()):
+                for sink in list(output.sinks):
+                    self._part(output, sink)
             for source in list(worker.sources):
                 self._part(source, worker)
 
     def _forget(self, worker: Worker) -> None:
-        worker.port.rules = worker.port.on_error = None  # kept messages hold their port: it must hold nothing more
+        for output in (worker.output, *worker.outputs.values()):
+            output.port.rules = output.port.on_error = None  # kept messages hold their port: it must hold nothing more
         worker.counters.close()
 
     # ---- links
 
-    def add_link(self, source: Any, sink: Any, link_filter: Filter | tuple[Filter, ...] | None = None) -> None:
-        """From now on what ``source`` publishes reaches ``sink``. The same link again delivers once and takes the new
-        filter; several filters let through what any of them does."""
+    def add_link(
+        self,
+        source: Any,
+        sink: Any,
+        link_filter: Filter | tuple[Filter, ...] | None = None,
+        options: LinkOptions = DEFAULT,
+        *,
+        output: str = "",
+    ) -> None:
+        """From now on what ``source`` publishes (as its ``output``, where one is named) reaches ``sink``. The same link
+        again delivers once and takes the new filter and options; several filters let through what any of them does."""
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         filters = (link_filter,) if isinstance(link_filter, Filter) else link_filter or ()
@@ -365,18 +381,47 @@ class ModuleBroker(Router):
         accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
         with self._lock:
             self._check()
-            self._join(self._worker(source, AddLinkError), self._worker(sink, AddLinkError), accepts)
+            worker, other = self._worker(source, AddLinkError), self._worker(sink, AddLinkError)
+            self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
-    def remove_link(self, source: Any, sink: Any) -> None:
+    def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
+        if options.delivery is None:
+            durable = getattr(source.module, "durable", False)
+            options = replace(options, delivery=Delivery.AT_LEAST_ONCE if durable else Delivery.AT_MOST_ONCE)
+        return Joint(accepts, options, Bound(options) if options.bounded else None)
+
+    def _output(self, worker: Worker, name: str) -> Output:
+        """A module's output of that name, made where it is missing."""
+        if not name:
+            return worker.output
+        if name not in worker.outputs:
+            port = self._port(f"{worker.name}.{name}")
+            port.on_error = functools.partial(self._filter_failed, worker.name)
+            port.worker = worker.port.worker
+            worker.outputs[name] = Output(worker, port.name, port)
+        return worker.outputs[name]
+
+    def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
+        """Send a message from an attached module to every sink linked to its ``output``."""
+        found = self._worker(source, BrokerError).outputs.get(output)
+        if found is not None:  # else nobody is linked to it
+            found.port.publish(message)
+
+    def mark(self, source: Any) -> Mark:
+        """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links."""
+        return Mark(self._worker(source, BrokerError))
+
+    def remove_link(self, source: Any, sink: Any, *, output: str = "") -> None:
         """What ``source`` publishes from now on no longer reaches ``sink``; what is queued still does."""
         if source is None or sink is None:
             raise InvalidArgument("a link has a source and a sink, not None")
         with self._lock:
             self._check()
             ends = self._worker(source, RemoveLinkError), self._worker(sink, RemoveLinkError)
-            if ends[1] not in ends[0].sinks:
+            found = ends[0].outputs.get(output) if output else ends[0].output
+            if found is None or ends[1] not in found.sinks:
                 raise RemoveLinkError(f"there is no link {ends[0].name} -> {ends[1].name}")
-            self._part(*ends)
+            self._part(found, ends[1])
 
     @contextmanager
     def many_changes(self) -> Iterator[None]:
@@ -395,46 +440,58 @@ class ModuleBroker(Router):
                     for worker in self._cycles.settle():
                         self._set_rules(worker)
 
-    def _join(self, source: Worker, sink: Worker, accepts: Predicate | None) -> None:
-        new = sink not in source.sinks
-        source.sinks[sink] = accepts
-        sink.sources[source] = None
+    def _join(self, source: Output, sink: Worker, joint: Joint) -> None:
+        old = source.sinks.get(sink)
+        if old is not None and old.bound is not None:
+            old.bound.close()
+        first = not self._linked(source.worker, sink)
+        source.sinks[sink] = sink.sources[source] = sink.joints[source.port.id] = joint
+        sink.special = sink.special or joint.bound is not None or joint.options.ttl_s is not None
         if (source, sink) not in self._flows:
             if len(self._flows) < MAX_FLOWS:
                 self._flows[source, sink] = Flow(source, sink)
                 self._uncounted.discard(source, sink)
             else:
                 self._uncounted.add(source, sink)
-        if new:
-            for worker in self._cycles.join(source, sink):
+        if first:
+            for worker in self._cycles.join(source.worker, sink):
                 self._set_rules(worker)
-        self._set_rules(source)
+        self._set_rules(source.worker)
         sink.queue.subscribe(source.port.id)
 
-    def _part(self, source: Worker, sink: Worker) -> None:
-        if source.sinks.pop(sink, self) is self:
+    def _part(self, source: Output, sink: Worker) -> None:
+        joint = source.sinks.pop(sink, None)
+        if joint is None:
             return
         sink.sources.pop(source, None)
+        if joint.bound is not None:
+            joint.bound.close()
         flow = self._flows.pop((source, sink), None)
         if flow is not None:
             flow.close()
         self._uncounted.discard(source, sink)
         if not sink.queue.closed:
             sink.queue.unsubscribe(source.port.id)
-        for worker in self._cycles.part(source, sink):
-            self._set_rules(worker)
-        self._set_rules(source)
+        if not self._linked(source.worker, sink):
+            for worker in self._cycles.part(source.worker, sink):
+                self._set_rules(worker)
+        self._set_rules(source.worker)
+
+    def _linked(self, source: Worker, sink: Worker) -> bool:
+        return any(sink in output.sinks for output in (source.output, *source.outputs.values()))
 
     def _set_rules(self, worker: Worker) -> None:
-        """Tell a port what is special about its links: filters, and sinks that its worker must not wait for."""
-        rules = {}
-        for sink, accepts in worker.sinks.items():
-            cyclic = self._cycles.together(worker, sink)
-            if accepts is not None or cyclic:
-                flow = self._flows.get((worker, sink))
-                seconds = self.cycle_timeout_s if cyclic else None
-                rules[sink.queue] = (accepts, seconds, flow.refused if flow else None)
-        worker.port.rules = rules or None
+        """Tell a module's ports what is special about its links: filters, and sinks that it must not wait for."""
+        for output in (worker.output, *worker.outputs.values()):
+            rules = {}
+            for sink, joint in output.sinks.items():
+                cyclic = self._cycles.together(worker, sink)
+                predicate = joint.predicate
+                if predicate is not None or cyclic:
+                    flow = self._flows.get((output, sink))
+                    seconds = self.cycle_timeout_s if cyclic else None
+                    rules[sink.queue] = (predicate, seconds, flow.refused if flow else None)
+            output.port.rules = rules or None
 
     # ---- snapshots
 
@@ -465,7 +522,7 @@ class ModuleBroker(Router):
 
     def _info(self, worker: Worker) -> ModuleInfo:
         with self._lock:
-            sources = tuple(source.name for source in worker.sources)
+            sources = tuple(dict.fromkeys(source.worker.name for source in worker.sources))
             sinks = tuple(sink.name for sink in worker.sinks)
         return ModuleInfo(
             name=worker.name,
@@ -557,6 +614,15 @@ class Ending:
 def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
     """Wait until what modules pass on to processes of their own has been handled there."""
     return all(w.module.flush(deadline.left_s) for w in workers if hasattr(w.module, "flush") and not w.mine)
+
+
+def count_unhandled(worker: Worker) -> None:
+    """What a process has got and not handled when it ended is lost."""
+    module = worker.module
+    if hasattr(module, "unhandled") and not module.accounted:
+        module.accounted = True
+        if module.sent > module.handled:
+            worker.lose_taken(module.sent - module.handled)
 
 
 def force(workers: Sequence[Worker]) -> None:

@@ -5,7 +5,10 @@ that properties arrive; a message without any goes as its bare content. What com
 form's own rules (magic, exact sizes): anything that is not one is content as it stands.
 
 A message in another process is framed: its source's number (u64, big-endian) precedes the byte form, and is
-stripped before ``receive``.
+stripped before ``receive``. A frame that is larger than a slot of the channel goes in pieces, one after the other, so
+that a large message costs its size and the channel never grows::
+
+    FF FF FF FF FF FF FF FF | size of the whole frame u64, big-endian | the next bytes of the frame
 """
 
 from __future__ import annotations
@@ -19,6 +22,12 @@ from penstock.channel import Publisher
 from penstock.errors import ProtocolError
 
 MAGIC = b"\xa1\x60"
+PIECE = b"\xff" * 8  # where a frame has its source's number, which is never this one
+PIECE_HEAD_SIZE = 16
+OUTPUT = "penstock-output"  # the property by which a process names the output that a message goes to
+OUTPUT_BYTES = OUTPUT.encode() + b"\0"
+FRAME_HEAD_SIZE = 8 + 14  # a frame without properties and content
+MAX_FRAME_BYTES = 1 << 31
 
 
 def send(publisher: Publisher, messages: Sequence[GatewayMessage]) -> None:
@@ -44,3 +53,45 @@ def arrived(message: Message) -> GatewayMessage:
         except ProtocolError:
             pass  # content that happens to begin like one
     return GatewayMessage(memoryview(message), message.properties, timestamp_ns=message.timestamp_ns)
+
+
+def framed(messages: Sequence[GatewayMessage], slot_bytes: int) -> list[Any]:
+    """The frames of ``messages``, in pieces where they do not fit a slot."""
+    frames = [message.to_frame() for message in messages]
+    if max(map(len, frames), default=0) <= slot_bytes:
+        return frames
+    return [piece for frame in frames for piece in _pieces(frame, slot_bytes)]
+
+
+def _pieces(frame: bytes, slot_bytes: int) -> list[bytes]:
+    if len(frame) <= slot_bytes:
+        return [frame]
+    head, room = PIECE + len(frame).to_bytes(8, "big"), slot_bytes - PIECE_HEAD_SIZE
+    return [head + frame[at : at + room] for at in range(0, len(frame), room)]
+
+
+class Unframer:
+    """Messages out of frames and pieces of frames; one thread."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._left = 0
+
+    def message(self, data: Any) -> GatewayMessage | None:
+        """The message of a frame, or of the pieces that this one completes; None: more pieces are to come.
+        ``ProtocolError`` where it is neither."""
+        if bytes(memoryview(data)[:8]) != PIECE:
+            self._parts, self._left = [], 0
+            return GatewayMessage.from_frame(data)
+        piece = bytes(memoryview(data))
+        size = int.from_bytes(piece[8:PIECE_HEAD_SIZE], "big")
+        left, parts = (self._left, self._parts) if self._parts else (size, [])
+        self._parts, self._left = [], 0
+        content = piece[PIECE_HEAD_SIZE:]
+        if size > MAX_FRAME_BYTES or not 0 < len(content) <= left:
+            raise ProtocolError(f"a piece of {len(content)} bytes of a frame of {size}")
+        parts.append(content)
+        if len(content) == left:
+            return GatewayMessage.from_frame(b"".join(parts))
+        self._parts, self._left = parts, left - len(content)
+        return None

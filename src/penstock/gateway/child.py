@@ -12,6 +12,8 @@ grace period) even when the module never gives the interpreter back.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import inspect
 import json
 import logging
 import mmap
@@ -25,8 +27,8 @@ from typing import Any
 
 from penstock import address
 from penstock._core.gateway import GatewayMessage, exit_when_hung_up
-from penstock.errors import ClosedError, ProtocolError
-from penstock.gateway import control
+from penstock.errors import ClosedError, ProtocolError, StateError
+from penstock.gateway import carriage, control
 from penstock.gateway.configuration import imported
 from penstock.gateway.place import Place
 
@@ -38,15 +40,27 @@ log = logging.getLogger("penstock.gateway.child")
 class RemoteBroker:
     """The broker as the module in this process sees it: what it publishes goes to the gateway."""
 
-    def __init__(self, uri: str) -> None:
-        self._publisher = address.publisher(f"{uri}.out", overflow="block")
+    def __init__(self, uri: str, slot_bytes: int) -> None:
+        self._slot_bytes = slot_bytes
+        self._publisher = address.publisher(f"{uri}.out", overflow="block", slot_size=slot_bytes)
         self._lock = threading.Lock()  # a handle is one thread's at a time, a module may have several
 
     def publish(self, _: Any, message: GatewayMessage) -> None:
         """Send to the gateway; waits while it is behind."""
-        frame = message.to_frame()
+        frames = carriage.framed((message,), self._slot_bytes)
         with self._lock:
-            self._publisher.publish(frame)
+            if len(frames) == 1:
+                self._publisher.publish(frames[0])
+            else:
+                self._publisher.publish_many(frames)
+
+    def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
+        """Send to the gateway, which knows the output by a property."""
+        self.publish(source, message.with_properties({**message.properties, carriage.OUTPUT: output}))
+
+    def mark(self, _: Any) -> Any:
+        """Only the gateway knows what was handled."""
+        raise StateError("a module in its own process cannot know what was handled; run it in the gateway's")
 
     def close(self) -> None:
         """Give the channel back."""
@@ -56,11 +70,16 @@ class RemoteBroker:
 class Child:
     """One module and its three connections."""
 
-    def __init__(self, connection: socket.socket, kind: str, name: str, exit_on_failure: bool) -> None:
+    def __init__(
+        self, connection: socket.socket, kind: str, name: str, exit_on_failure: bool, max_message_bytes: int
+    ) -> None:
         self.connection = connection
         self.kind = kind
         self.name = name
         self.exit_on_failure = exit_on_failure
+        self.slot_bytes = max_message_bytes + carriage.FRAME_HEAD_SIZE
+        self.unframer = carriage.Unframer()
+        self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
         self.handled: Any = [0, 0]  # handled and begun, or the counters that the gateway lent
         self.module: Any = None
@@ -128,7 +147,7 @@ class Child:
     def create(self, message: control.Create) -> None:
         """Join the channels, then make the module."""
         self.subscriber = address.subscriber(f"{message.uri}.in", overflow="block")
-        self.broker = RemoteBroker(message.uri)
+        self.broker = RemoteBroker(message.uri, self.slot_bytes)
         args = json.loads(message.args) if message.args else None
         kind = imported(Place(self.kind, "class"))
         self.module = kind()
@@ -153,16 +172,16 @@ class Child:
         for what in (messages,) if many else messages:
             handled[1] = handled[0] + 1  # in hand from here on
             try:
-                receive(what)
+                self.call(receive, what)
             except Exception:
                 self.failed()
             handled[0] += step
         return True
 
     def decoded(self, data: Any) -> GatewayMessage | None:
-        """The message of a frame; one that is none is told of and skipped."""
+        """The message of a frame or of its last piece; what is neither is told of and skipped."""
         try:
-            return GatewayMessage.from_frame(data)
+            return self.unframer.message(data)
         except ProtocolError as error:
             log.error("module %r: skipped: %s", self.name, error)
             return None
@@ -177,17 +196,25 @@ class Child:
     def attempt(self, step: str) -> None:
         """Call an optional step of the module; a failure is told."""
         try:
-            getattr(self.module, step, lambda: None)()
+            self.call(getattr(self.module, step, lambda: None))
         except Exception:
             log.exception("module %r: %s raised", self.name, step)
             self.failed()
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        """Call a step; what it gives to await is awaited in the process's event loop."""
+        result = function(*arguments)
+        if inspect.isawaitable(result):
+            if self.loop is None:
+                self.loop = asyncio.new_event_loop()
+            self.loop.run_until_complete(result)
 
     def destroy(self) -> None:
         """Stop, destroy, close; as far as each goes."""
         for step in ("stop", "destroy"):
             if self.module is not None:
                 try:
-                    getattr(self.module, step, lambda: None)()
+                    self.call(getattr(self.module, step, lambda: None))
                 except Exception:
                     log.exception("module %r: %s raised", self.name, step)
         for handle in (self.subscriber, self.broker):
@@ -213,12 +240,13 @@ def main() -> int:
     parser.add_argument("--class", dest="kind", required=True, help="package.module:Class")
     parser.add_argument("--name", default="module")
     parser.add_argument("--exit-on-failure", action="store_true", help="end when receive raises, to be started again")
+    parser.add_argument("--max-message-bytes", type=int, default=4096, help="larger ones go to the gateway in pieces")
     given = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the gateway, which then ends this in order
     logging.basicConfig(format="%(name)s: %(message)s")
     connection = connect(given.control)
     exit_when_hung_up(connection.fileno(), GRACE_MS)
-    status = Child(connection, given.kind, given.name, given.exit_on_failure).serve()
+    status = Child(connection, given.kind, given.name, given.exit_on_failure, given.max_message_bytes).serve()
     sys.stdout.flush()
     return status
 

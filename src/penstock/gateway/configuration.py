@@ -1,4 +1,8 @@
-"""Configuration: a gateway as a file (JSON or TOML) or as plain data, checked before anything is made.
+"""Configuration: a gateway as a file (JSON, TOML or YAML) or as plain data, checked before anything is made.
+
+A file may take values from the environment and from secret files (``values.py``), include others (``include``) and
+give its entries defaults (``defaults``). Files of the reference are understood: ``native`` is the loader where none is
+named, ``outprocess`` is ``process``, keys may be dotted.
 
 A syntax error names the file and the line; anything else names the path of the value, as in ``modules[2].loader.name``.
 All functions are pure but ``read``; any thread may call them.
@@ -18,12 +22,26 @@ from penstock import address
 from penstock.channel import Overflow
 from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway.filters import Filter
-from penstock.gateway.links import STAR, Link
+from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
+from penstock.gateway.values import resolved, with_defaults
 
 MAX_FILE_BYTES = 16 << 20
+MAX_INCLUDES = 8
+ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that are not here
 KINDS = ("python", "process", "native")
+LINK_OPTIONS = (
+    "delivery",
+    "max_tries",
+    "backoff_s",
+    "max_backoff_s",
+    "ordered",
+    "ttl_s",
+    "max_messages",
+    "max_bytes",
+    "overflow",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,7 @@ class QueueOptions:
     depth: int = 1024
     overflow: Overflow = Overflow.BLOCK
     timeout_s: float | None = None
+    priority: int = 0  # of those linked to one source, who is less gets a message first
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,7 @@ class ModuleEntry:
     queue: QueueOptions = field(default_factory=QueueOptions)
     restart: Restart | None = None  # None: what is usual for its kind
     stuck_after_s: float | None = 10.0
+    where: tuple[str, str | None] = field(default=("", None), compare=False)  # its path, and its file
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +99,28 @@ def is_address(end: str) -> bool:
 
 
 def read(path: str | Path) -> Configuration:
-    """The gateway that a file describes: ``.toml`` is TOML, everything else JSON."""
-    path = Path(path)
+    """The gateway that a file describes: ``.toml`` is TOML, ``.yaml`` and ``.yml`` YAML, everything else JSON."""
+    return parse(_with_includes(Path(path), ()), file=str(path))
+
+
+def _with_includes(path: Path, within: tuple[Path, ...]) -> Any:
+    """A file's data with everything filled in; what it includes comes first."""
+    if path.resolve() in within or len(within) >= MAX_INCLUDES:
+        raise ConfigurationError(f"{path}: includes itself, or files nested more than {MAX_INCLUDES} deep")
+    data = with_defaults(resolved(Place(_loaded(path), "", str(path))))
+    if not isinstance(data, Mapping) or "include" not in data:
+        return data
+    data = dict(data)
+    wanted = Place({"include": data.pop("include")}, "", str(path)).items("include")
+    parts = [_with_includes(path.parent / place.text(), (*within, path.resolve())) for place in wanted]
+    for key in ("loaders", "modules", "links"):
+        lists = [part[key] for part in (*parts, data) if isinstance(part, Mapping) and key in part]
+        if lists:
+            data[key] = [entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries])]
+    return data
+
+
+def _loaded(path: Path) -> Any:
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -90,7 +130,34 @@ def read(path: str | Path) -> Configuration:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}, line {line}: not UTF-8") from None
-    return parse(_toml(text, path) if path.suffix == ".toml" else from_json(text, str(path)), file=str(path))
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(text, path)
+    return _toml(text, path) if path.suffix == ".toml" else from_json(text, str(path))
+
+
+def _yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigurationError(f"{path}: YAML needs PyYAML: pip install 'penstock[yaml]'") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Refuses a key that stands twice in one mapping."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise ConfigurationError(f"{path}, line {line}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def from_json(text: str, file: str | None = None) -> Any:
@@ -162,9 +229,16 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         place["name"].fail(f"{address.without_secrets(name)!r} reads as an address; a module's name has no scheme")
     loader = place["loader"]
     loader.only("name", "entrypoint")
-    loader.need("name", "entrypoint")
-    kind = loader["name"].choice((*KINDS, *(entry.name for entry in loaders)), what="loader")
+    loader.need("entrypoint")
     entrypoint = loader["entrypoint"]
+    kind = "native"  # as in files of the reference
+    if "name" in loader:
+        named = loader["name"].value
+        if named in ABSENT and named not in [entry.name for entry in loaders]:
+            loader["name"].fail(f"modules in {ABSENT[named]} are not loaded here; see the loader process")
+        if named == "outprocess":
+            loader, entrypoint = _outprocess(loader)
+        kind = loader["name"].choice((*KINDS, *(entry.name for entry in loaders)), what="loader")
     if entrypoint.value in (None, "", {}):
         entrypoint.fail("is empty")
     return ModuleEntry(
@@ -175,7 +249,29 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
         place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
+        (place.path, place.file),
     )
+
+
+def _outprocess(loader: Place) -> tuple[Place, Place]:
+    """The reference's ``outprocess`` with its dotted keys, as ``process``."""
+    given = loader["entrypoint"]
+    given.only("activation.type", "control.id", "message.id", "timeout", "launch")
+    given.need("activation.type", "control.id")
+    found: dict[str, Any] = {
+        "activation": given["activation.type"].choice(("none", "launch")),
+        "control_id": given["control.id"].text(),
+    }
+    if "timeout" in given:
+        found["timeout_ms"] = given["timeout"].number(1)
+    if "launch" in given:
+        launch = given["launch"]
+        launch.only("path", "args", "grace.period.ms")
+        for name, ours in (("path", "path"), ("args", "args"), ("grace.period.ms", "grace_period_ms")):
+            if name in launch:
+                found[ours] = launch[name].value
+    data = Place({"name": "process", "entrypoint": found}, loader.path, loader.file)
+    return data, data["entrypoint"]
 
 
 def module_entry(data: Mapping[str, Any], loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
@@ -191,12 +287,13 @@ def with_care(
 
 
 def _queue(place: Place) -> QueueOptions:
-    place.only("depth", "overflow", "timeout_s")
+    place.only("depth", "overflow", "timeout_s", "priority")
     depth = place["depth"].whole(1, 1 << 20) if "depth" in place else 1024
     overflow = (
         Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
     )
-    return QueueOptions(depth, overflow, place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None)
+    timeout_s = place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
+    return QueueOptions(depth, overflow, timeout_s, place["priority"].whole(0, 255) if "priority" in place else 0)
 
 
 def restart(place: Place) -> Restart:
@@ -214,7 +311,7 @@ def restart(place: Place) -> Restart:
 
 
 def _link(place: Place) -> Link:
-    place.only("source", "sink", "filter")
+    place.only("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
     place.need("source", "sink")
     ends = place["source"].text(), place["sink"].text()
     if ends[1] == STAR:
@@ -223,7 +320,41 @@ def _link(place: Place) -> Link:
         if is_address(end):
             with place[name].checking():
                 address.parse(end)
-    return Link(*ends, link_filter(place["filter"]) if "filter" in place else None)
+    return Link(
+        *ends,
+        link_filter(place["filter"]) if "filter" in place else None,
+        _link_options(place),
+        _buffer(place["buffer"]) if "buffer" in place else None,
+        place["error"].text() if "error" in place else None,
+    )
+
+
+def _link_options(place: Place) -> LinkOptions:
+    given: dict[str, Any] = {}
+    if "delivery" in place:
+        given["delivery"] = Delivery(place["delivery"].choice([one.value for one in Delivery]))
+    for name in ("max_tries", "max_messages", "max_bytes"):
+        if name in place:
+            given[name] = place[name].whole(1, optional=True)
+    for name in ("backoff_s", "max_backoff_s", "ttl_s"):
+        if name in place:
+            given[name] = place[name].number(0, optional=name == "ttl_s")
+    if "ordered" in place:
+        if not isinstance(place["ordered"].value, bool):
+            place["ordered"].fail("is true or false")
+        given["ordered"] = place["ordered"].value
+    if "overflow" in place:
+        given["overflow"] = Overflow(place["overflow"].choice(("block", "drop_newest")))
+    with place.checking():
+        return LinkOptions(**given)
+
+
+def _buffer(place: Place) -> str:
+    text = place.text()
+    with place.checking():
+        if address.parse(text).scheme != "journal":
+            place.fail("is journal:DIRECTORY, with ?retain_bytes= and ?retain_age_s= to bound it")
+    return text
 
 
 def link_filter(place: Place) -> Filter:
@@ -288,6 +419,8 @@ def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link,
     for index, link in enumerate(links):
         place = top["links"][index]
         for end, name in zip(("source", "sink"), link.ends, strict=True):
+            if end == "source" and name.rpartition(".")[0] in names:
+                continue  # a named output
             if name not in names and not is_address(name) and not (end == "source" and name == STAR):
                 place[end].fail(f"there is no module {address.without_secrets(name)!r}; {nearest(name, names)}")
         if link.ends in seen:

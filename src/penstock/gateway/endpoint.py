@@ -2,7 +2,10 @@
 
 What comes over the channel is published as the endpoint's own; what modules send to it goes out over the channel, as
 many messages together as wait. Properties travel along (``carriage.py``). The two roles are opened when a link asks
-for them, and closed together.
+for them, and closed together. A broker that is not there yet is waited for, with a word.
+
+A queue of a broker (``?queue=NAME``) is durable: its messages are acknowledged when every linked module has handled
+them, and come again after a crash.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import address
@@ -18,10 +21,14 @@ from penstock._core.gateway import GatewayMessage
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage
+from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
+from penstock.gateway.throttle import Throttle
 
 BATCH = 256
 READ_TIMEOUT_S = 0.2
+FIRST_TRY_S = 2.0  # so long the making of a gateway waits for a broker; then it is waited for beside it
+RETRY_S = 1.0
 log = logging.getLogger("penstock.gateway")
 
 
@@ -31,30 +38,74 @@ class Endpoint(Module):
     def __init__(self, text: str) -> None:
         self.name = address.without_secrets(text)
         self._text = text
+        parsed = address.parse(text)
+        self._waits = parsed.scheme == "broker"  # whose server may come later
+        self.durable = self._waits and "queue" in parsed.options and "ack" not in parsed.options
+        self._options: dict[str, Any] = {"ack": "manual"} if self.durable else {}
         self._subscriber: Subscriber | None = None
         self._publisher: Publisher | None = None
-        self._thread: threading.Thread | None = None
+        self._reads = False
+        self._reader: Forwarder | _Reader | None = None
         self._stopping = threading.Event()
         self._started = False
+        self._throttle = Throttle(log)
 
     def open(self, *, reads: bool, writes: bool) -> None:
         """Open the roles that are asked for and not open yet."""
         if writes and self._publisher is None:
-            self._publisher = address.publisher(self._text)
-        if reads and self._subscriber is None:
-            self._subscriber = address.subscriber(self._text)
+            self._publisher = self._first_try(address.publisher, {})
+        if reads and not self._reads:
+            self._subscriber = self._first_try(address.subscriber, self._options)
+            self._reads = True
             if self._started:
                 self._read()
 
     def start(self) -> None:
         """Begin to read, where somebody is linked to this end."""
         self._started = True
-        if self._subscriber is not None and self._thread is None:
+        if self._reads and self._reader is None:
             self._read()
 
+    def _first_try(self, role: Callable[..., Any], options: dict[str, Any]) -> Any:
+        if not self._waits:
+            return role(self._text, **options)
+        try:
+            return role(self._text, **options, **self._timeout(FIRST_TRY_S))
+        except (TimeoutError, ConnectionError) as error:
+            log.warning("%s is not there yet and is waited for: %s", self.name, error)
+            return None
+
+    def _timeout(self, seconds: float) -> dict[str, float]:
+        return {} if "timeout" in address.parse(self._text).options else {"timeout": seconds}
+
+    def _await(self, role: Callable[..., Any], options: dict[str, Any]) -> Any:
+        """Open a role as soon as it can be; None when this ends before."""
+        while not self._stopping.is_set():
+            try:
+                opened = role(self._text, **options, **self._timeout(FIRST_TRY_S))
+            except (PenstockError, OSError) as error:
+                self._throttle.error("%s is still waited for: %s", self.name, error)
+                self._stopping.wait(RETRY_S)
+            else:
+                log.warning("%s is there", self.name)
+                return opened
+        return None
+
     def _read(self) -> None:
-        self._thread = threading.Thread(target=self._run, name=f"{self.name} reader", daemon=True)
-        self._thread.start()
+        if self.durable:
+            self._reader = Forwarder(self.name, self._queue, self._forward, lambda: self.broker.mark(self))
+        else:
+            self._reader = _Reader(self)
+        self._reader.start()
+
+    def _opened(self) -> Subscriber | None:
+        if self._subscriber is None:
+            self._subscriber = self._await(address.subscriber, self._options)
+        return self._subscriber
+
+    def _queue(self) -> Any:
+        subscriber: Any = self._opened()
+        return None if subscriber is None else _BrokerQueue(subscriber)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many read what goes out here: nothing sent later is missed for want of a connection."""
@@ -65,47 +116,88 @@ class Endpoint(Module):
         self.receive_many([message])
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
-        """Send them out together."""
-        if self._publisher is not None:
-            carriage.send(self._publisher, messages)
+        """Send them out together; waits for a server that is not there."""
+        if self._publisher is None:
+            self._publisher = self._await(address.publisher, {})
+        if self._publisher is None:
+            raise ClosedError(f"{self.name} was not there")
+        carriage.send(self._publisher, messages)
+
+    def _forward(self, data: Any) -> None:
+        try:
+            self.broker.publish(self, carriage.arrived(data))
+        except TimeoutError as error:  # counted where it happened
+            self._throttle.error("%s: %s", self.name, error)
+
+    def stop(self) -> None:
+        """Read no more; what was read from a durable queue is acknowledged first."""
+        self._stopping.set()
+        if self._reader is not None:
+            self._reader.stop()
+
+    def kill(self) -> None:
+        """Wait for nothing any more: what was read from a durable queue and not handled comes again."""
+        self._stopping.set()
+        if self._reader is not None:
+            self._reader.cut()
+
+    def destroy(self) -> None:
+        """Close both roles."""
+        self.kill()
+        self.stop()
+        for handle in (self._subscriber, self._publisher):
+            if handle is not None:
+                handle.close()
+
+
+class _Reader:
+    """Publishes what a channel without acknowledgements gives."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{endpoint.name} reader", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(10)
+
+    def cut(self) -> None:
+        self._stopping.set()
 
     def _run(self) -> None:
-        subscriber = self._subscriber
-        assert subscriber is not None
-        while not self._stopping.is_set():
+        endpoint = self._endpoint
+        subscriber = endpoint._opened()
+        while subscriber is not None and not self._stopping.is_set():
             try:
                 # Not kept here: a batch that is held while the next is read may hold slots of the channel.
                 self._forward_all(subscriber.read_many(BATCH, READ_TIMEOUT_S))
             except ClosedError:
                 return
             except (PenstockError, OSError) as error:
-                log.error("reading %s failed: %s", self.name, error)
-                if self._stopping.wait(1.0):
+                endpoint._throttle.error("reading %s failed: %s", endpoint.name, error)
+                if self._stopping.wait(RETRY_S):
                     return
 
     def _forward_all(self, batch: Any) -> None:
         for data in batch:
-            self._forward(data)
-
-    def _forward(self, data: Any) -> None:
-        try:
-            self.broker.publish(self, carriage.arrived(data))
-        except TimeoutError as error:  # counted where it happened
-            log.warning("%s: %s", self.name, error)
-        finally:
+            self._endpoint._forward(data)
             with contextlib.suppress(PenstockError):
                 data.release()
 
-    def stop(self) -> None:
-        """Read no more."""
-        self._stopping.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(10)
 
-    def destroy(self) -> None:
-        """Close both roles."""
-        self.stop()
-        for handle in (self._subscriber, self._publisher):
-            if handle is not None:
-                handle.close()
+class _BrokerQueue:
+    """A broker's queue for ``Forwarder``."""
+
+    def __init__(self, subscriber: Any) -> None:
+        self._subscriber = subscriber
+        self.read_many = subscriber.read_many
+        self.ack_many = subscriber.ack_many
+
+    def nack_many(self, batch: Any, begin: int, end: int) -> None:
+        for message in batch[begin:end]:
+            self._subscriber.nack(message, delay_s=RETRY_S)

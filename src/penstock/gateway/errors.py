@@ -22,7 +22,11 @@ class ModuleError(PenstockError):
 
 
 class MessageFailed(ModuleError):
-    """A module in its own process failed at one message and goes on."""
+    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them are gone."""
+
+    def __init__(self, text: str, lost: int = 0) -> None:
+        super().__init__(text)
+        self.lost = lost
 
 
 class DrainError(PenstockError, TimeoutError):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from penstock._core import Counters
 
 if TYPE_CHECKING:
-    from penstock.gateway.worker import Worker
+    from penstock.gateway.worker import Output, Worker
 
 #: So many links of a broker are counted; what more there are is carried all the same, and told by ``Uncounted``.
 MAX_FLOWS = 4096
@@ -21,7 +21,7 @@ MAX_FLOWS = 4096
 class Flow:
     """One link, named ``SOURCE -> SINK``."""
 
-    def __init__(self, source: Worker, sink: Worker) -> None:
+    def __init__(self, source: Output, sink: Worker) -> None:
         self.counters = Counters("gateway", "link", f"{source.name} -> {sink.name}")
         self.refused = bytearray(8)  # counted natively, by the source's port
         self._port = source.port
@@ -46,15 +46,15 @@ class Uncounted:
     """The links past ``MAX_FLOWS``: one row, there while there are any, says how many. Under the broker's lock."""
 
     def __init__(self) -> None:
-        self._links: set[tuple[Worker, Worker]] = set()
+        self._links: set[tuple[Output, Worker]] = set()
         self._counters: Counters | None = None
 
-    def add(self, source: Worker, sink: Worker) -> None:
+    def add(self, source: Output, sink: Worker) -> None:
         """A link that nobody counts was made."""
         self._links.add((source, sink))
         self._tell()
 
-    def discard(self, source: Worker, sink: Worker) -> None:
+    def discard(self, source: Output, sink: Worker) -> None:
         """A link is gone, or is counted now."""
         if (source, sink) in self._links:
             self._links.discard((source, sink))

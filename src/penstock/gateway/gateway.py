@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,16 +21,17 @@ from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
+from penstock.gateway.buffer import Buffer
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
 from penstock.gateway.errors import AddLinkError, BrokerError, ModuleError
 from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
-from penstock.gateway.links import STAR, Link, LinkTable, drain_order
+from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
 from penstock.gateway.supervision import Policy, Restart
-from penstock.gateway.worker import Deadline, Life
+from penstock.gateway.worker import ERROR, Deadline, Life
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
@@ -72,7 +73,8 @@ class Gateway:
         self._changing = threading.Lock()  # one update or reload at a time
         self._kept: dict[str, Kept] = {}
         self._table = LinkTable()
-        self._joined: dict[str, dict[str, tuple[Filter, ...]]] = {}  # source to sinks
+        self._buffered: dict[tuple[str, str], tuple[Link, str]] = {}  # with the name of the module in between
+        self._joined: dict[str, dict[str, tuple[tuple[Filter, ...], LinkOptions]]] = {}  # source to sinks
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
         self._started = self._closed = False
@@ -233,7 +235,7 @@ class Gateway:
         kept = Kept(recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
         return self._add(kept, entry.queue)
 
-    def _add(self, kept: Kept, queue: QueueOptions) -> ModuleInfo:
+    def _add(self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True) -> ModuleInfo:
         with self._lock:
             self._check()
             if kept.name in self._kept:
@@ -242,7 +244,7 @@ class Gateway:
         try:
             module = kept.recipe.make(self.broker)
             try:
-                info = self._attach(kept, module, queue)
+                info = self._attach(kept, module, queue, passes_stars)
             except BaseException:
                 self._undo_attach(kept, module)
                 raise
@@ -253,14 +255,14 @@ class Gateway:
         self._changed()
         return info
 
-    def _attach(self, kept: Kept, module: Any, queue: QueueOptions) -> ModuleInfo:
+    def _attach(self, kept: Kept, module: Any, queue: QueueOptions, passes_stars: bool) -> ModuleInfo:
         _be_first_at_exit()
         info = self.broker.add_module(
             module, name=kept.name, queue=queue, on_failure=self._keeper.failed, started=False
         )
         with self._lock:
             kept.take(module)
-            self._table.add_name(kept.name)
+            self._table.add_name(kept.name, passes_stars)
             self._sync(self._sources_of(kept.name))
             started = self._started
         self._keeper.keep(kept)
@@ -299,6 +301,8 @@ class Gateway:
         self._keeper.forget(kept)
         with self._lock:
             ends = self._remove_name(kept.name)
+            for between in [ends for ends in self._buffered if kept.name in ends]:
+                del self._buffered[between]
             self._kept.pop(kept.name, None)
         self._drop_endpoints(ends)
         self._changed()
@@ -314,9 +318,53 @@ class Gateway:
 
     # ---- links
 
-    def add_link(self, source: str, sink: str, link_filter: Filter | None = None) -> None:
-        """Join two modules or addresses; ``"*"`` as the source stands for every other module, now and later."""
-        link = Link(source, sink, link_filter)
+    def add_link(
+        self,
+        source: str,
+        sink: str,
+        link_filter: Filter | None = None,
+        options: LinkOptions = DEFAULT,
+        *,
+        buffer: str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """Join two modules or addresses; ``"*"`` as the source stands for every other module, now and later, and
+        ``NAME.OUTPUT`` for what a module publishes under a name. ``buffer`` (``journal:DIRECTORY``) stores what is on
+        its way; ``error`` names who gets what the sink fails at for good."""
+        self._add_link(Link(source, sink, link_filter, options, buffer, error))
+
+    def _add_link(self, link: Link) -> None:
+        if link.buffer is not None:
+            self._add_buffered(link)
+        else:
+            self._add_plain(link)
+        if link.error is not None and (ends := (f"{link.sink}.{ERROR}", link.error)) not in self._table:
+            try:
+                self._add_plain(Link(*ends))
+            except BaseException:
+                self.remove_link(*link.ends)
+                raise
+
+    def _add_buffered(self, link: Link) -> None:
+        """Two links with a module between them that stores what is on its way."""
+        with self._lock:
+            self._check()
+            self._check_link(link)
+            if link.ends in self._buffered:
+                raise AddLinkError(f"link {link} is there already")
+        name = f"{link} (buffer)"
+        build = functools.partial(Buffer, str(link.buffer), str(link))
+        self._add(Kept(Recipe(name, build, None), None, None), QueueOptions(), passes_stars=False)
+        onward = replace(link.options, delivery=link.options.delivery or Delivery.AT_LEAST_ONCE)
+        try:
+            self._add_plain(Link(name, link.sink, None, onward))
+            self._add_plain(Link(link.source, name, link.filter, replace(DEFAULT, delivery=Delivery.AT_LEAST_ONCE)))
+        except BaseException:
+            self.remove_module(name, drain=False)
+            raise
+        self._buffered[link.ends] = link, name
+
+    def _add_plain(self, link: Link) -> None:
         with self._lock:
             self._check()
             self._check_link(link)
@@ -325,7 +373,7 @@ class Gateway:
             with self._lock:
                 self._check_link(link)
                 self._table.add(link)
-                self._sync(self._table.names if link.source == STAR else (link.source,))
+                self._sync([*self._table.names] if link.source == STAR else (link.source,))
         except BaseException:
             for name in opened:
                 self._remove_endpoint(name)
@@ -333,20 +381,24 @@ class Gateway:
         self._changed()
 
     def remove_link(self, source: str, sink: str) -> None:
-        """Part them; when they are not joined, nothing happens."""
+        """Part them; when they are not joined, nothing happens. What a buffer holds stays stored."""
         with self._lock:
             self._check()
+            _, buffer = self._buffered.pop((source, sink), (None, None))
+        if buffer is not None:
+            self.remove_module(buffer)
+        with self._lock:
             if (source, sink) not in self._table:
                 return
             self._table.remove(source, sink)
-            self._sync(self._table.names if source == STAR else (source,))
+            self._sync([*self._table.names] if source == STAR else (source,))
         self._drop_endpoints((source, sink))
         self._changed()
 
     def _check_link(self, link: Link) -> None:
         if link.sink == STAR:
             raise AddLinkError(f'link {link}: "{STAR}" stands for every source and cannot be a sink')
-        for end in link.ends:
+        for end in (self._table.owner(link.source) or link.source, link.sink):
             if not is_address(end) and end != STAR and end not in self._table.names:
                 known = [name for name in self._table.names if not is_address(name)]
                 raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {nearest(end, known)}")
@@ -357,30 +409,35 @@ class Gateway:
         """Make the broker's links from ``sources`` what the table says: one computed set of sinks each. Locked."""
         for source in sources:
             wanted = {}
-            if source in self._table.names:
+            if self._table.owner(source) in self._table.names:
                 sinks = self._table.sinks(source)
-                wanted = {sink: filters for sink, filters in sinks.items() if not self._kept[sink].removing}
+                wanted = {
+                    sink: (filters, self._table.options(source, sink))
+                    for sink, filters in sinks.items()
+                    if not self._kept[sink].removing
+                }
             joined = self._joined.setdefault(source, {})
             for sink in [sink for sink in joined if sink not in wanted]:
                 del joined[sink]
                 self._broker_link(self.broker.remove_link, (source, sink))
-            for sink, filters in wanted.items():
-                if sink not in joined or joined[sink] != filters:
-                    self._broker_link(self.broker.add_link, (source, sink), filters)
-                    joined[sink] = filters
+            for sink, terms in wanted.items():
+                if joined.get(sink) != terms:
+                    self._broker_link(self.broker.add_link, (source, sink), *terms)
+                    joined[sink] = terms
             if not joined:
                 del self._joined[source]
 
     def _sources_of(self, name: str) -> list[str]:
         """Whose links a module takes part in: its own and those that lead to it."""
-        return [name, *(source for source in self._table.sources(name) if source != name)]
+        return [*dict.fromkeys((*self._table.sources_within(name), *self._table.sources_to(name)))]
 
     def _broker_link(self, change: Callable[..., None], ends: tuple[str, str], *more: Any) -> None:
-        kept = [self._kept.get(end) for end in ends]
+        owner = self._table.owner(ends[0]) or ends[0]
+        kept = [self._kept.get(end) for end in (owner, ends[1])]
         if any(one is None or one.module is None for one in kept):
             return  # went with its module
         try:
-            change(*(one.module for one in kept if one), *more)
+            change(*(one.module for one in kept if one), *more, output=ends[0][len(owner) + 1 :])
         except BrokerError as error:
             log.debug("%s", error)
 
@@ -429,9 +486,12 @@ class Gateway:
         with self._one_change():
             add_all(self, parsed)
 
-    def apply(self, configuration: Configuration | Mapping[str, Any] | str | Path) -> list[str]:
+    def apply(
+        self, configuration: Configuration | Mapping[str, Any] | str | Path, *, again: Iterable[str] = ()
+    ) -> list[str]:
         """Make the gateway what ``configuration`` (also a file) says, changing only what differs from the one applied
-        before; on a failure it is put back as it was. Gives what was done, a line each."""
+        before, and making the modules named in ``again`` anew; on a failure it is put back as it was. Gives what was
+        done, a line each."""
         from penstock.gateway.changes import apply
 
         if isinstance(configuration, str | Path):
@@ -439,7 +499,7 @@ class Gateway:
         elif not isinstance(configuration, Configuration):
             configuration = configurations.parse(configuration)
         with self._one_change():
-            done = apply(self, self._applied, configuration)
+            done = apply(self, self._applied, configuration, frozenset(again))
             self._applied = configuration
         return done
 
@@ -456,7 +516,9 @@ class Gateway:
     def links(self) -> list[Link]:
         """A snapshot of the links, as they were added."""
         with self._lock:
-            return list(self._table.links)
+            hidden = {name for _, name in self._buffered.values()}
+            plain = [link for link in self._table.links if not hidden.intersection(link.ends)]
+            return [*plain, *(link for link, _ in self._buffered.values())]
 
     def modules(self) -> list[ModuleInfo]:
         """A snapshot of every module at work."""

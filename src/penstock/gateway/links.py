@@ -7,24 +7,80 @@ once, and removing either leaves the other.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.address import without_secrets
+from penstock.channel import Overflow
+from penstock.errors import InvalidArgument
 from penstock.gateway.filters import Filter
 
 STAR = "*"
 Node = TypeVar("Node", bound=Hashable)
 
 
+class Delivery(enum.StrEnum):
+    """What a link promises."""
+
+    AT_MOST_ONCE = "at_most_once"  # a message that the sink fails at is lost to it, counted and told
+    AT_LEAST_ONCE = "at_least_once"  # it is tried again, and its source knows when it was handled
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """How a link delivers. ``delivery`` None: at least once from a durable source, else at most once.
+
+    A message that fails is tried again after ``backoff_s``, doubled each time up to ``max_backoff_s``, and after
+    ``max_tries`` (None: never) goes to the sink's output ``error``. ``ordered``: those behind it wait meanwhile.
+    ``ttl_s``: what has waited longer is dropped. ``max_messages`` and ``max_bytes`` bound what waits of this link;
+    ``overflow`` (block or drop_newest) says what a publisher meets there.
+    """
+
+    delivery: Delivery | None = None
+    max_tries: int | None = None
+    backoff_s: float = 0.1
+    max_backoff_s: float = 30.0
+    ordered: bool = False
+    ttl_s: float | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    overflow: Overflow = Overflow.BLOCK
+
+    def __post_init__(self) -> None:
+        if not 0 < self.backoff_s <= self.max_backoff_s:
+            raise InvalidArgument(f"backoff_s={self.backoff_s} must be above 0 and at most {self.max_backoff_s}")
+        for name in ("max_tries", "max_messages", "max_bytes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{name}={value} must be 1 or more")
+        if self.ttl_s is not None and not self.ttl_s > 0:
+            raise InvalidArgument(f"ttl_s={self.ttl_s} must be above 0 seconds")
+        if self.overflow is Overflow.DROP_OLDEST:
+            raise InvalidArgument("overflow of a link is block or drop_newest; a module's queue can drop_oldest")
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it bounds what waits of the link."""
+        return self.max_messages is not None or self.max_bytes is not None
+
+
+DEFAULT = LinkOptions()
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Link:
-    """From ``source`` (a name, an address or ``"*"``) to ``sink`` (a name or an address)."""
+    """From ``source`` (a name, an output ``NAME.OUTPUT``, an address or ``"*"``) to ``sink`` (a name or an address).
+
+    ``buffer`` (``journal:DIRECTORY``) stores what is on its way; ``error`` gets what the sink fails at for good."""
 
     source: str
     sink: str
     filter: Filter | None = None
+    options: LinkOptions = DEFAULT
+    buffer: str | None = None
+    error: str | None = None
 
     def __str__(self) -> str:
         return f"{without_secrets(self.source)} -> {without_secrets(self.sink)}"
@@ -47,7 +103,28 @@ class LinkTable:
         self._links: dict[tuple[str, str], Link] = {}
         self._from: dict[str, dict[str, Link]] = {}
         self._to: dict[str, dict[str, Link]] = {}
+        self._outputs: dict[str, dict[str, None]] = {}  # module to its named outputs that links name
+        self._starless: set[str] = set()
         self._added = 0
+
+    def owner(self, source: str) -> str:
+        """The module of a source: itself, or the one whose output it is."""
+        return source if source in self._names else source.rpartition(".")[0]
+
+    def sources_within(self, name: str) -> list[str]:
+        """The module itself and its named outputs, as sources of links."""
+        return [name, *self._outputs.get(name, ())]
+
+    def sources_to(self, sink: str) -> list[str]:
+        """Every source whose messages reach ``sink``."""
+        direct = self._to.get(sink, {})
+        stars = [name for name in self._names if name != sink and name not in self._starless] if STAR in direct else []
+        return [*dict.fromkeys((*(source for source in direct if source != STAR), *stars))]
+
+    def options(self, source: str, sink: str) -> LinkOptions:
+        """How the link delivers; an explicit link's word goes before the star's."""
+        link = self._links.get((source, sink)) or self._links.get((STAR, sink))
+        return link.options if link is not None else DEFAULT
 
     @property
     def names(self) -> Mapping[str, int]:
@@ -70,15 +147,20 @@ class LinkTable:
         """Whether any link names it."""
         return bool(self._from.get(name) or self._to.get(name))
 
-    def add_name(self, name: str) -> None:
-        """A module that links may join."""
+    def add_name(self, name: str, passes_stars: bool = True) -> None:
+        """A module that links may join; whether star links lead from it too."""
         self._added += 1
         self._names[name] = self._added
+        if not passes_stars:
+            self._starless.add(name)
 
     def remove_name(self, name: str) -> None:
         """Forget the module and every link that names it."""
+        leaving = [link for source in self.sources_within(name) for link in self._from.get(source, {}).values()]
         del self._names[name]
-        for link in [*self._from.get(name, {}).values(), *self._to.get(name, {}).values()]:
+        self._starless.discard(name)
+        self._outputs.pop(name, None)
+        for link in [*leaving, *self._to.get(name, {}).values()]:
             if link in self:
                 self.remove(*link.ends)
 
@@ -87,6 +169,8 @@ class LinkTable:
         self._links[link.ends] = link
         self._from.setdefault(link.source, {})[link.sink] = link
         self._to.setdefault(link.sink, {})[link.source] = link
+        if link.source != STAR and link.source not in self._names:
+            self._outputs.setdefault(self.owner(link.source), {})[link.source] = None
 
     def remove(self, source: str, sink: str) -> None:
         """Part them; KeyError when they were not joined."""
@@ -99,7 +183,8 @@ class LinkTable:
     def sinks(self, source: str) -> dict[str, tuple[Filter, ...]]:
         """Every sink of ``source`` with the filters of its links; no filter when one of its links has none."""
         found: dict[str, list[Filter | None]] = {}
-        stars = {sink: link for sink, link in self._from.get(STAR, {}).items() if sink != source}
+        starred = source in self._names and source not in self._starless
+        stars = {sink: link for sink, link in self._from.get(STAR, {}).items() if sink != source} if starred else {}
         for table in (self._from.get(source, {}), stars):
             for sink, link in table.items():
                 found.setdefault(sink, []).append(link.filter)
@@ -107,14 +192,15 @@ class LinkTable:
 
     def sources(self, sink: str) -> tuple[str, ...]:
         """The modules whose messages reach ``sink``, in order of adding."""
-        direct = self._to.get(sink, {})
-        if STAR in direct:
-            return tuple(name for name in self._names if name != sink or name in direct)
-        return tuple(sorted((name for name in direct if name in self._names), key=self._names.__getitem__))
+        owners = {self.owner(source) for source in self.sources_to(sink)}
+        return tuple(sorted((name for name in owners if name in self._names), key=self._names.__getitem__))
 
     def graph(self) -> dict[str, tuple[str, ...]]:
         """Each module's sinks."""
-        return {name: tuple(self.sinks(name)) for name in self._names}
+        return {
+            name: tuple(dict.fromkeys(sink for source in self.sources_within(name) for sink in self.sinks(source)))
+            for name in self._names
+        }
 
 
 def _together(filters: Iterable[Filter | None]) -> tuple[Filter, ...]:

@@ -46,11 +46,12 @@ class Recipe:
         return module
 
 
-def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], place: Place | None = None) -> Recipe:
-    """Load the entry point and parse the args; nothing is made yet."""
-    place = place or Place(
-        {"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}, entry.name
-    )
+def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], *, check: bool = False) -> Recipe:
+    """Load the entry point and parse the args; nothing is made yet. With ``check``, what only another process would
+    find out is looked at here."""
+    path, file = entry.where
+    data = {"loader": {"name": entry.loader, "entrypoint": entry.entrypoint}, "args": entry.args}
+    place = Place(data, path or entry.name, file)
     loader = loaders.get(entry.loader)
     kind = loader.kind if loader else entry.loader
     shared = loader.configuration if loader else {}
@@ -61,6 +62,8 @@ def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], place: Place 
         from penstock.gateway import process
 
         built = process.load(entry, entrypoint, shared)
+        if check:
+            process.check(entrypoint, shared, place["args"])
     elif kind == "native":
         from penstock.gateway import native
 
@@ -68,7 +71,7 @@ def recipe(entry: ModuleEntry, loaders: Mapping[str, LoaderEntry], place: Place 
     else:
         raise InvalidArgument(f"{kind!r} is not a loader; {nearest(kind, (*KINDS, *loaders))}")
     build, parse = built
-    args = place["args"] if "args" in place else Place(None, f"{place.path}.args", place.file)
+    args = place["args"]
     try:
         configuration = parse(args.value)
     except Exception as error:

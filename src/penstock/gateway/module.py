@@ -26,6 +26,12 @@ class Outlet(Protocol):
     def publish(self, source: Any, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to ``source``, which is the module itself."""
 
+    def mark(self, source: Any, /) -> Any:
+        """What ``source`` has published so far, to ask whether it was ``handled()``."""
+
+    def publish_output(self, source: Any, output: str, message: GatewayMessage, /) -> None:
+        """Send ``message`` to every sink linked to the ``output`` of ``source``."""
+
 
 class Module:
     """A module that does nothing; override what matters."""
@@ -35,6 +41,8 @@ class Module:
     configuration: Any = None
     #: Set by whoever supervises: told when a thread or process of the module's own has failed.
     on_failure: Callable[[BaseException], object] | None = None
+    #: Whether what it publishes is kept where it came from until it was handled: its links then deliver at least once.
+    durable: bool = False
     #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
     restarts: ClassVar[bool] = False
 
@@ -60,11 +68,15 @@ class Module:
     def destroy(self) -> None:
         """Give everything back."""
 
-    def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None) -> None:
-        """Send to whoever is linked to this module. A GatewayMessage without new properties goes as it is."""
+    def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None, output: str = "") -> None:
+        """Send to whoever is linked to this module, or to its ``output`` of that name (``NAME.OUTPUT`` in a link). A
+        GatewayMessage without new properties goes as it is."""
         if properties is not None or not isinstance(content, GatewayMessage):
             content = GatewayMessage(content, properties)
-        self.broker.publish(self, content)
+        if output:
+            self.broker.publish_output(self, output, content)
+        else:
+            self.broker.publish(self, content)
 
 
 class Source(Module):

@@ -7,7 +7,8 @@ others are sent again to the next child (``unhandled``).
 
 Entry point: ``"package.module:Class"``, or an object with ``class`` (run by ``child.py``), or with ``activation``:
 ``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (somebody else starts it); ``control_id`` is then
-the path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``.
+the path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``
+(larger ones go in pieces).
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ from typing import Any
 from penstock import address
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
-from penstock.gateway import control
-from penstock.gateway.configuration import ModuleEntry
+from penstock.gateway import carriage, control
+from penstock.gateway.configuration import ModuleEntry, imported
 from penstock.gateway.errors import MessageFailed, ModuleError
 from penstock.gateway.module import Module, Outlet
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
+from penstock.gateway.throttle import Throttle
 
 BATCH = 256
 log = logging.getLogger("penstock.gateway")
@@ -66,6 +68,21 @@ def load(
     """How to build the module's stand-in, and how to parse its args (which go to the process as JSON)."""
     launch = _launch(entrypoint, shared, entry.restart is not None and entry.restart.policy is Policy.ON_FAILURE)
     return lambda: ProcessModule(launch), json.dumps
+
+
+def check(entrypoint: Place, shared: Mapping[str, Any], args: Place) -> None:
+    """What only the process would find out: that its class is there and takes its args."""
+    launch = _launch(entrypoint, shared, False)
+    if launch.kind is None:
+        return
+    place = entrypoint["class"] if isinstance(entrypoint.value, Mapping) and "class" in entrypoint else entrypoint
+    kind = imported(place if isinstance(place.value, str) else Place(launch.kind, place.path, place.file))
+    if not callable(kind) or not hasattr(kind, "receive"):
+        place.fail(f"{launch.kind!r} is no class with a receive method")
+    try:
+        getattr(kind, "parse", lambda given: given)(args.value)
+    except Exception as error:
+        args.fail(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}", error)
 
 
 def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> Launch:
@@ -101,9 +118,12 @@ class ProcessModule(Module):
     """The stand-in of a module that lives in another process."""
 
     restarts = True
+    accounted = False  # somebody has counted what it left unhandled
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
+        self._unframer = carriage.Unframer()
+        self._throttle = Throttle(log)
         self.sent = 0
         self._window: deque[GatewayMessage] = deque()
         self._closing = threading.Event()
@@ -122,8 +142,8 @@ class ProcessModule(Module):
         super().create(broker, configuration)
         with contextlib.ExitStack() as undo:
             uri = f"shm:/gateway-{os.getpid()}-{next(_numbers)}"
-            frame_bytes = self._launch.max_message_bytes + 8 + 14
-            channel = {"slots": self._launch.slots, "slot_size": frame_bytes, "overflow": "block"}
+            self._slot_bytes = self._launch.max_message_bytes + carriage.FRAME_HEAD_SIZE
+            channel = {"slots": self._launch.slots, "slot_size": self._slot_bytes, "overflow": "block"}
             self._publisher = undo.enter_context(address.publisher(f"{uri}.in", **channel))
             self._subscriber = undo.enter_context(address.subscriber(f"{uri}.out", overflow="block"))
             descriptor = os.memfd_create("handled")
@@ -163,7 +183,7 @@ class ProcessModule(Module):
         if self.dead is not None:
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
         try:
-            self._publisher.publish_many([message.to_frame() for message in messages])
+            self._publisher.publish_many(carriage.framed(messages, self._slot_bytes))
         except ClosedError:
             if self.dead is None:
                 raise
@@ -184,6 +204,20 @@ class ProcessModule(Module):
         first = self.sent - len(self._window)
         in_hand = 1 if self._begun > done else 0
         return list(itertools.islice(self._window, max(0, done + in_hand - first), None))
+
+    def mark_sent(self) -> Callable[[], bool]:
+        """A function that says whether what was sent so far was handled, and what the process said to it published."""
+        sent, wanted = self.sent, None
+
+        def handled() -> bool:
+            nonlocal wanted
+            if wanted is None and self.handled >= sent:
+                wanted = self._passes + 2  # one pass may have begun before
+            if wanted is not None and self._passes < wanted:
+                self._wake()
+            return wanted is not None and self._passes >= wanted
+
+        return handled
 
     def flush(self, timeout: float | None) -> bool:
         """Wait until the process has handled all that was sent, and what it said meanwhile has been published."""
@@ -280,6 +314,7 @@ class ProcessModule(Module):
         with theirs:
             command = [sys.executable, "-m", "penstock.gateway.child", "--control", str(theirs.fileno())]
             command += ["--class", str(self._launch.kind), "--name", self.name or "module"]
+            command += ["--max-message-bytes", str(self._launch.max_message_bytes)]
             if self._launch.exit_on_failure:
                 command.append("--exit-on-failure")
             self._popen(command, pass_fds=(theirs.fileno(),))
@@ -390,10 +425,21 @@ class ProcessModule(Module):
             if self._closed:
                 return False  # it is no module of the gateway any more
             try:
-                self.broker.publish(self, GatewayMessage.from_frame(data))
+                message = self._unframer.message(data)
+                if message is not None:
+                    self._publish(message)
             except (PenstockError, TimeoutError) as error:
-                log.warning("module %r: a message of its process was refused: %s", self.name, error)
+                self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
         return len(batch) > 0
+
+    def _publish(self, message: GatewayMessage) -> None:
+        named = carriage.OUTPUT_BYTES in message.encoded_properties
+        output = message.properties.get(carriage.OUTPUT) if named else None
+        if output is None:
+            self.broker.publish(self, message)
+            return
+        properties = {name: value for name, value in message.properties.items() if name != carriage.OUTPUT}
+        self.broker.publish_output(self, output, message.with_properties(properties))
 
     def _listen(self, decoder: control.Decoder) -> BaseException | None:
         """Take replies; what ends this process's life, if anything does."""

@@ -18,23 +18,29 @@ from __future__ import annotations
 import asyncio
 import enum
 import functools
+import heapq
 import inspect
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock._core import Counters
 from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
+from penstock.gateway.bounds import Bound
 from penstock.gateway.filters import Predicate
+from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.throttle import Throttle
 from penstock.tasks import readable
 
 BATCH = 256
+MAX_ASIDE = 1024
+ERROR = "error"  # the output that gets what a module fails at for good
 log = logging.getLogger("penstock.gateway")
 
 #: Told of a failure on the worker's thread: (worker, step, error). It may put another module in place (``adopt``).
@@ -100,22 +106,63 @@ class _Abandoned(Exception):
     """The thread has come back from a call and finds that it was given up."""
 
 
+class Output:
+    """A module as a source of links: what it publishes, or what it publishes under one name."""
+
+    def __init__(self, worker: Worker, name: str, port: Port) -> None:
+        self.worker = worker
+        self.name = name
+        self.port = port
+        self.sinks: dict[Worker, Joint] = {}
+
+
+@dataclass(slots=True, eq=False)
+class Joint:
+    """A link at work: what it lets through, how it delivers, and what bounds it."""
+
+    accepts: Predicate | None
+    options: LinkOptions
+    bound: Bound | None = None
+
+    @property
+    def predicate(self) -> Predicate | None:
+        """What the port asks before a message is queued."""
+        if self.bound is None:
+            return self.accepts
+        return self.bound.admit if self.accepts is None else self.bound.behind(self.accepts)
+
+
+@dataclass(order=True, slots=True)
+class Aside:
+    """A message that failed and is tried again later."""
+
+    due_s: float
+    position: int  # in the queue
+    tries: int
+    message: GatewayMessage = field(compare=False)
+
+
 class Worker:
     """One module at work."""
 
     def __init__(self, module: Any, name: str, port: Port, queue: QueueSubscriber, on_failure: OnFailure) -> None:
         self.name = name
-        self.port = port
+        self.output = Output(self, name, port)
+        self.outputs: dict[str, Output] = {}  # the named ones
         self.queue = queue
         self.counters = Counters("gateway", "module", name)
-        self.sinks: dict[Worker, Predicate | None] = {}
-        self.sources: dict[Worker, None] = {}
+        self.sources: dict[Output, Joint] = {}
+        self.joints: dict[int | None, Joint] = {}  # of the links that lead here, by the id that their messages carry
+        self.special = False  # one of them has a bound or a time to live
+        self.aside: list[Aside] = []
+        self.epoch = 0  # grows when a message was lost: nobody may then take it for handled
         self.life = Life.MADE
         self.failed = 0
         self.taken = 0  # messages that left the queue and are done with, handled or lost
         self.lost = 0  # of those: never handled
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
+        self.expired = 0  # of what was taken: had waited too long
         self.stuck = False
         self.removing = False
         self.destroyed = False  # the module was destroyed, and another one is to come
@@ -154,12 +201,22 @@ class Worker:
             result = self._loop.run_until_complete(_outcome(result))
         return result
 
+    @property
+    def port(self) -> Port:
+        """How it publishes."""
+        return self.output.port
+
+    @property
+    def sinks(self) -> dict[Worker, Joint]:
+        """Where what it publishes goes."""
+        return self.output.sinks
+
     # ---- what others see
 
     @property
     def handled(self) -> int:
         """Messages that the module has handled (or failed at)."""
-        return self.taken - self.lost
+        return self.taken - self.lost - self.expired
 
     @property
     def waiting(self) -> int:
@@ -167,7 +224,7 @@ class Worker:
         taken = self.taken  # first: what is done after it is still counted as waiting
         # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
         _, delivered, _, queued, _ = self.queue._counts()
-        return max(0, queued + delivered - taken)
+        return max(0, queued + delivered - taken) + len(self.aside)
 
     @property
     def idle(self) -> bool:
@@ -218,6 +275,8 @@ class Worker:
     def cut(self) -> Order:
         """Receive nothing more: what is queued, and what is left of the batch in hand, is dropped and counted."""
         self.ending.set()
+        if self.waiting:
+            self.epoch += 1
         self.queue.close()
         return self.post(self._be_quiet)
 
@@ -246,13 +305,19 @@ class Worker:
         """Count messages that left the queue and will not be handled."""
         if count > 0:
             self.taken += count
-            self.lost += count
-            self.counters.drop(reason, count)
+            self.lose_taken(count, reason)
+
+    def lose_taken(self, count: int, reason: str = "error") -> None:
+        """Count messages as never handled that were counted as taken before."""
+        self.epoch += 1
+        self.lost += count
+        self.counters.drop(reason, count)
 
     # ---- the thread
 
     def _run(self) -> None:
-        self.port.worker = threading.get_ident()
+        for output in (self.output, *self.outputs.values()):
+            output.port.worker = threading.get_ident()
         try:
             while self.life is not Life.ENDED:
                 self._turn()
@@ -291,15 +356,21 @@ class Worker:
             self._orders.popleft().run()
 
     def _read(self) -> Sequence[Any]:
+        wait_s = None
+        if self.aside:
+            self._retry_due()
+            wait_s = max(0.0, self.aside[0].due_s - time.monotonic()) if self.aside else 0.0
         if self._loop is None:
-            return self.queue.read_many(BATCH, None)
+            return self.queue.read_many(BATCH, wait_s)
         batch = self.queue.read_many(BATCH, 0)
         if not batch and not self._orders:  # the module's own tasks go on meanwhile
-            self._loop.run_until_complete(readable(self.queue.fileno(), None))
+            self._loop.run_until_complete(readable(self.queue.fileno(), wait_s))
         return batch
 
     def _handle(self, batch: Sequence[GatewayMessage]) -> None:
         """Each message to the module; a failure costs that message alone."""
+        if self.special:
+            batch = self._still_wanted(batch)
         if not batch:
             return
         if self.life is Life.FAILED:
@@ -308,7 +379,7 @@ class Worker:
         else:
             self._serve(batch)
         self.counters.set("matched", self.taken)
-        self.counters.set("delivered", self.taken - self.lost)
+        self.counters.set("delivered", self.handled)
         self.counters.set("depth", self.queue.queued)
 
     def _serve(self, batch: Sequence[GatewayMessage]) -> None:
@@ -318,7 +389,7 @@ class Worker:
             try:
                 self._receive_many(batch)
             except BaseException as error:
-                self._fail("receive", error)
+                self._batch_failed(batch, error)
             self.taken += len(batch)
         else:
             orders, receive = self._orders, self._receive
@@ -331,13 +402,148 @@ class Worker:
                 try:
                     receive(message)
                 except BaseException as error:
-                    self._fail("receive", error)
+                    self._message_failed(message, error)
                     receive = self._receive
                 self.taken += 1
         if self.life is Life.ABANDONED:
             raise _Abandoned
         self.lose(end - self.taken, "closed" if self.life is not Life.FAILED else "error")
         self.busy_since = None
+
+    # ---- messages that fail
+
+    def _still_wanted(self, batch: Sequence[GatewayMessage]) -> Sequence[GatewayMessage]:
+        """Give the links' bounds their room back; leave out what has waited too long."""
+        kept, now_ns = [], time.time_ns()
+        for message in batch:
+            joint = self.joints.get(message.id)
+            if joint is not None and joint.bound is not None:
+                joint.bound.release(message)
+            ttl_s = joint.options.ttl_s if joint is not None else None
+            if ttl_s is not None and now_ns - message.timestamp_ns > ttl_s * 1e9:
+                self.taken += 1
+                self.expired += 1
+                self.counters.add("expired")
+            else:
+                kept.append(message)
+        return kept
+
+    def _message_failed(self, message: GatewayMessage, error: BaseException) -> None:
+        joint = self.joints.get(message.id)
+        self._fail("receive", error)
+        if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
+            self._give_up(message, error, 1)
+        elif joint.options.ordered or len(self.aside) >= MAX_ASIDE:
+            self._retry_here(message, error, joint.options)
+        else:
+            self._put_aside(message, error, joint.options, 1, self.taken)
+
+    def _put_aside(
+        self, message: GatewayMessage, error: BaseException, options: LinkOptions, tries: int, position: int
+    ) -> None:
+        if options.max_tries is not None and tries >= options.max_tries:
+            self._give_up(message, error, tries)
+        else:
+            heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), position, tries, message))
+
+    def _retry_due(self) -> None:
+        while self.aside and self.aside[0].due_s <= time.monotonic() and self.life is Life.RUNNING and not self._orders:
+            one = self.aside[0]  # there until it is handled: whoever waits for it looks here
+            self.doing, self.busy_since = "receive", time.monotonic()
+            failed: BaseException | None = None
+            try:
+                self.call(self._receive, one.message)
+            except BaseException as error:
+                failed = error
+                self._fail("receive", error)
+            heapq.heappop(self.aside)
+            self.counters.add("redelivered")
+            joint = self.joints.get(one.message.id)
+            if failed is not None:
+                options = joint.options if joint is not None else DEFAULT
+                self._put_aside(one.message, failed, options, one.tries + 1, one.position)
+            self.busy_since = None
+
+    def _retry_here(self, message: GatewayMessage, error: BaseException, options: LinkOptions) -> None:
+        """Try again until it is handled or given up; those behind it wait."""
+        failed: BaseException | None = error
+        tries = 1
+        while failed is not None and self.life is Life.RUNNING:
+            if options.max_tries is not None and tries >= options.max_tries:
+                self._give_up(message, failed, tries)
+                return
+            self.busy_since = None
+            self._pause(_backoff(options, tries))
+            if self.ending.is_set() or self.life is not Life.RUNNING:
+                break
+            tries += 1
+            self.doing, self.busy_since = "receive", time.monotonic()
+            try:
+                self.call(self._receive, message)
+                failed = None
+            except BaseException as again:
+                failed = again
+                self._fail("receive", again)
+            self.counters.add("redelivered")
+        if failed is not None:
+            self.lose_taken(1, "closed")
+
+    def _batch_failed(self, batch: Sequence[GatewayMessage], error: BaseException) -> None:
+        """What must be delivered is tried again, together, until it is, or for its link's ``max_tries``."""
+        self._fail("receive", error)
+        left, tries = list(batch), 1
+        while True:
+            kept = []
+            for message in left:
+                joint = self.joints.get(message.id)
+                most = joint.options.max_tries if joint is not None else None
+                if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE or (most and tries >= most):
+                    self._give_up(message, error, tries)
+                else:
+                    kept.append(message)
+            left = kept
+            if not left:
+                return
+            self.busy_since = None
+            self._pause(_backoff(self.joints[left[0].id].options, tries))
+            if self.ending.is_set() or self.life is not Life.RUNNING or self._receive_many is None:
+                self.lose_taken(len(left), "closed")
+                return
+            tries += 1
+            self.doing, self.busy_since = "receive", time.monotonic()
+            self.counters.add("redelivered", len(left))
+            try:
+                self._receive_many(left)
+                return
+            except BaseException as again:
+                error = again
+                self._fail("receive", again)
+
+    def _pause(self, seconds: float) -> None:
+        """Wait before the next try; orders are carried out meanwhile."""
+        deadline = Deadline(seconds)
+        while not deadline.passed and not self.ending.is_set():
+            if self._orders:
+                self._obey()
+            else:
+                self._woken.wait(deadline.left_s)
+                self._woken.clear()
+
+    def _give_up(self, message: GatewayMessage, error: BaseException, tries: int) -> None:
+        """A dead letter to the output ``error``, where anybody is linked to it."""
+        output = self.outputs.get(ERROR)
+        if output is None or not output.sinks:
+            return
+        reason = {
+            "error": f"{type(error).__name__}: {error}",
+            "error-module": self.name,
+            "error-source": str(message.channel),
+            "error-tries": str(tries),
+        }
+        try:
+            output.port.publish(message.with_properties({**message.properties, **reason}))
+        except Exception:
+            log.exception("module %r: a dead letter was refused", self.name)
 
     def _begin(self) -> None:
         if self.life is not Life.MADE:
@@ -375,6 +581,9 @@ class Worker:
     def _be_quiet(self) -> None:
         if self.life is not Life.ABANDONED:
             self.life = Life.QUIET
+        aside, self.aside = self.aside, []
+        if aside:
+            self.lose_taken(len(aside), "closed")
 
     def _end(self, steps: Sequence[str]) -> None:
         for step in steps:
@@ -394,6 +603,10 @@ class Worker:
         except Exception:
             log.exception("module %r: what was to be done about its failure failed too", self.name)
         self.doing, self.busy_since = step, time.monotonic()
+
+
+def _backoff(options: LinkOptions, tries: int) -> float:
+    return min(options.backoff_s * 2.0 ** min(tries - 1, 64), options.max_backoff_s)
 
 
 async def _outcome(awaitable: Any) -> Any:

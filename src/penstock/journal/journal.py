@@ -277,13 +277,14 @@ class Journal(Reading):
         """The queue has notes to be stored with the next commit."""
         self._dirty.add(state.name)
 
-    def roll(self) -> None:
+    def roll(self, *, full: bool = True) -> None:
         """Begin a new segment now if the active one is full, as committing would do before it writes.
 
-        For who stages and changes its state at the same time: right after a commit its state is what is on disk.
+        For who stages and changes its state at the same time: right after a commit its state is what is on disk. With
+        ``full=False`` a segment that is not full is ended too, so that retention can free it.
         """
-        if self.writer.end >= self.segment_bytes:
-            self._roll()
+        if not full or self.writer.end >= self.segment_bytes:
+            self._roll(full)
 
     def topic_id(self, name: str) -> int:
         """The number under which ``writer`` knows a topic, made if new."""
@@ -362,13 +363,13 @@ class Journal(Reading):
 
     # -- segments ---------------------------------------------------------------------------------------------------
 
-    def _roll(self) -> None:
+    def _roll(self, only_if_full: bool = True) -> None:
         """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
         self._check_not_rolling()
         with self._roll_lock:
             self._upkeep.wait()
             full = None
-            if not self.writer.take_lead(True):
+            if not self.writer.take_lead(only_if_full):
                 return
             self._rolling = threading.get_ident()
             try:

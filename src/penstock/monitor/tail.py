@@ -92,5 +92,5 @@ def _record(message: penstock.Message) -> dict[str, Any]:
     record["size"] = message.size
     record["cut"] = message.size > len(body)
     if record["cut"]:
-        record["body"] = decode.body_text(body)
+        record["payload"] = decode.body_text(body)
     return record

@@ -100,7 +100,7 @@ def record(message: Message, body: bytes | None = None) -> dict[str, Any]:
             out[name] = value
     if message.properties:
         out["properties"] = dict(message.properties)
-    out["body"] = body_value(body)
+    out["payload"] = body_value(body)
     return out
 
 
@@ -114,13 +114,13 @@ _FIELDS: dict[str, Callable[[Message], str]] = {
     "id": lambda m: "" if m.id is None else str(m.id),
     "vchan_id": lambda m: "" if m.vchan_id is None else str(m.vchan_id),
     "properties": lambda m: json.dumps(dict(m.properties)),
-    "body": lambda m: body_text(bytes(m)),
+    "payload": lambda m: body_text(bytes(m)),
     "hex": lambda m: bytes(m).hex(),
 }
 
 
 def formatter(template: str) -> Callable[[Message], str]:
-    """A function that fills ``{ordinal} {time} {body}`` ... from a message; ``{{`` and ``}}`` stand for braces."""
+    """A function that fills ``{ordinal} {time} {payload}`` ... from a message; ``{{`` and ``}}`` stand for braces."""
     parts: list[str | Callable[[Message], str]] = []
     for token in re.findall(r"\{\{|\}\}|\{[^{}]*\}|[^{}]+|[{}]", template):
         if token in ("{{", "}}"):

@@ -29,6 +29,10 @@ def explain(text: str) -> list[Finding]:
     parts = addresses.parse(text)
     everything = seen()
     blocks = matching(everything, text)
+    calls = [b for b in blocks if b.kind in ("client", "server")]
+    if calls:  # the channels below carry calls, and are right when the calls are
+        found = [*_calls(parts.text, calls), *_processes({b.pid for b in calls})]
+        return sorted(found, key=lambda finding: not finding.grave)
     found = [*_room(parts)]
     found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
     found += _readers([b for b in blocks if b.kind not in PRODUCERS])
@@ -89,6 +93,34 @@ def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Fin
             yield Finding(f"{who} publishes: {flow(block)} messages up to now", grave=False)
         if block.lost:
             yield Finding(f"{who} dropped {block.lost} messages: {_reasons(block)}")
+
+
+def _calls(text: str, blocks: list[Block]) -> Iterator[Finding]:
+    """Who asks, who answers, and what became of the calls."""
+    if not any(block.kind == "server" for block in blocks):
+        yield Finding(f"nobody on this machine answers calls to {text}", f"penstock serve {text} COMMAND")
+    for block in blocks:
+        who = f"the {block.kind} in process {block.pid} ({block.program})"
+        verb = "asked" if block.kind == "client" else "was asked"
+        under_way = block.matched - block.delivered - block.expired - sum(block.dropped.values())
+        books = f"{block.delivered} answered, {under_way} under way"
+        yield Finding(f"{who} {verb} {block.matched} times: {books}", grave=False)
+        quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
+        if under_way and quiet_s > QUIET_S:
+            yield Finding(f"{who} has {under_way} calls without an answer for {quiet_s:.0f} s")
+        if block.expired:
+            yield Finding(f"{block.expired} calls of {who} were over in time before they were answered", grave=False)
+        for reason, meaning in _CALL_ENDS.items():
+            if count := block.dropped.get(reason):
+                yield Finding(f"{count} calls of {who} {meaning}", grave=False)
+
+
+_CALL_ENDS = {
+    "closed": "lost their other side",
+    "error": "ended in an error of the function",
+    "refused": "were refused",
+    "filtered": "were cancelled",
+}
 
 
 def _readers(readers: list[Block]) -> Iterator[Finding]:

@@ -3,13 +3,13 @@
 ::
 
     size > 1000 and channel like "sensors.*"
-    .temperature >= 21.5 or .unit in ["F", "K"]        a field of a JSON body: .a.b[0]
-    properties.source == "press 4" and not (body contains "debug")
+    .temperature >= 21.5 or .unit in ["F", "K"]        a field of a JSON payload: .a.b[0]
+    properties.source == "press 4" and not (payload contains "debug")
 
 ================  ======================================================================================
 values            numbers, "text" or 'text', true, false, null, lists in brackets
-fields            ordinal, timestamp (seconds), age (seconds), size, channel, position, id, vchan_id, body
-paths             ``.name``, ``.list[0].name`` in the JSON body; ``properties.name`` of the message
+fields            ordinal, timestamp (seconds), age (seconds), size, channel, position, id, vchan_id, payload
+paths             ``.name``, ``.list[0].name`` in the JSON payload; ``properties.name`` of the message
 operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``contains``, ``startswith``,
                   ``endswith``, ``like`` (``*`` and ``?``), ``+ - * / %``
 ================  ======================================================================================
@@ -61,26 +61,26 @@ class FilterError(InvalidArgument):
 
 
 class Subject:
-    """One message as an expression sees it; the body is decoded when it is first asked for."""
+    """One message as an expression sees it; the payload is decoded when it is first asked for."""
 
-    __slots__ = ("_body", "_json", "message")
+    __slots__ = ("_json", "_payload", "message")
 
     def __init__(self, message: Message) -> None:
         self.message = message
-        self._body: str | None = None
+        self._payload: str | None = None
         self._json: Any = _UNSET
 
     @property
-    def body(self) -> str:
-        if self._body is None:
-            self._body = bytes(self.message).decode("utf-8", "replace")
-        return self._body
+    def payload(self) -> str:
+        if self._payload is None:
+            self._payload = bytes(self.message).decode("utf-8", "replace")
+        return self._payload
 
     @property
     def json(self) -> Any:
         if self._json is _UNSET:
             try:
-                self._json = json.loads(self.body)
+                self._json = json.loads(self.payload)
             except (ValueError, RecursionError):
                 self._json = None
         return self._json
@@ -97,7 +97,7 @@ _FIELDS: dict[str, Evaluate] = {
     "position": lambda s: s.message.position,
     "id": lambda s: s.message.id,
     "vchan_id": lambda s: s.message.vchan_id,
-    "body": lambda s: s.body,
+    "payload": lambda s: s.payload,
 }
 _CONSTANTS = {"true": True, "false": False, "null": None}
 

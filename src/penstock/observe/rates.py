@@ -9,7 +9,8 @@ from penstock.observe.snapshot import Block, Key
 
 __all__ = ["PRODUCERS", "READERS", "Rate", "between", "flow"]
 
-PRODUCERS = ("publisher", "source")
+#: Kinds that put messages in; the client of calls asks, so it stands where a publisher does.
+PRODUCERS = ("publisher", "source", "client")
 #: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
 READERS = ("subscriber", "callback", "fifo")
 

@@ -6,7 +6,6 @@ process; reading it costs that process nothing. Any thread may call this.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import re
 import time
@@ -123,13 +122,14 @@ def live() -> list[Block]:
 def matching(blocks: Iterable[Block], address: str) -> list[Block]:
     """The blocks that belong to an address: the same, or below it; options of the address do not matter.
 
-    ``*`` and ``?`` stand for any characters and any one; what is no address (``cam``) is a part of one.
+    ``*`` stands for any characters; what is no address (``cam``) is a part of one.
     """
     scheme, colon, _ = address.partition(":")
-    if not colon or scheme not in ROOMS:
-        return [b for b in blocks if fnmatch.fnmatchcase(b.address or f"{b.room}:{b.name}", f"*{address}*")]
-    if "*" in address:
-        return [b for b in blocks if fnmatch.fnmatchcase(b.address.partition("?")[0], address)]
+    part = not colon or scheme not in ROOMS
+    if part or "*" in address:
+        fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
+        fits = fitting.search if part else fitting.fullmatch
+        return [b for b in blocks if fits(b.address or f"{b.room}:{b.name}")]
     wanted = absolute(address.partition("?")[0].rstrip("/#"))
     return [
         b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))

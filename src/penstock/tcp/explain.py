@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -38,16 +39,16 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What a publisher anywhere tells in the greeting: subscribes for that moment, where somebody listens."""
+    """What a publisher anywhere tells in the greeting: subscribes for that moment; nothing where none is there."""
     from penstock.tcp import open_subscriber
 
-    if any(finding.grave for finding in explain(parts)):
-        return {}
     options = addresses.convert(parts.options, open_subscriber, parts.text)
     with open_subscriber(parts, **options) as subscriber:
         session = subscriber.sessions[0]
-        if not session.wait_connected(ANSWER_S):
-            return {"publisher": f"listens, and does not answer as one: {session.last_error or 'no greeting'}"}
+        deadline = time.monotonic() + ANSWER_S
+        while not session.wait_connected(0.02):
+            if session.last_error or time.monotonic() >= deadline:
+                return {}
         facts: dict[str, Any] = {"publisher": session.publisher}
         if session.clock_offset_ns is not None:
             facts["its clock"] = f"{session.clock_offset_ns / 1e6:+.3f} ms from this one's, the way included"

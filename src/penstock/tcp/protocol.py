@@ -8,7 +8,8 @@ Rules:
   asks for more than the frame it is reading, so nothing of the data that follows is swallowed.
 - A header of 12 bytes (see ``docs/formats.md``): size, type, reserved, size of the data. Header bytes beyond what is
   known are skipped, fields left out read as 0, unknown types are skipped whole, reserved bits are ignored.
-- Our own peers say so by a longer handshake header (``EXTENSION``); everybody else gets plain version 0.
+- Our own peers say so in the data of the handshake, behind the version: ``MAGIC`` and a list of tagged fields, of which
+  unknown ones are skipped; everybody else gets plain version 0. Every header of a handshake has 12 bytes.
 - A token never travels: both sides prove it by an HMAC over two nonces, compared in constant time.
 - No state is shared: one negotiation belongs to one connection and to whichever thread serves it.
 """
@@ -26,17 +27,13 @@ from penstock.printable import printable
 
 VERSION = 0
 HEADER = struct.Struct("<HBBQ")
-MAGIC = 0x4B534E50  # "PNSK"
-# What follows the 12 bytes in a handshake between our own peers: magic, version of the extension, flags, reserved,
-# the sender's nonce, its identity, the next ordinal, its realtime clock.
-EXTENSION = struct.Struct("<IBBH16s16sQq")
-EXTENDED_SIZE = HEADER.size + EXTENSION.size
-EXTENSION_VERSION = 1
-WANTS_TOKEN = 1
+MAGIC = b"PNSK"
+FIELD = struct.Struct("<HH")  # tag and size of the value that follows
 MAX_HANDSHAKE_DATA = 1024
 NO_NONCE = bytes(16)
 PROOF_SIZE = 32
-NEXT_ORDINAL_OFFSET = HEADER.size + 40  # in an extended answer: the native core writes it at the very moment of joining
+# In an extended answer, whose first field it is: the native core writes it at the very moment of joining.
+NEXT_ORDINAL_OFFSET = HEADER.size + 1 + len(MAGIC) + FIELD.size
 
 
 class FrameType(enum.IntEnum):
@@ -46,6 +43,20 @@ class FrameType(enum.IntEnum):
     HANDSHAKE = 1
     PROOF = 2
     REFUSED = 3
+
+
+class Tag(enum.IntEnum):
+    """The fields of a handshake between our own peers. New ones are added; a number is never used again."""
+
+    NEXT_ORDINAL = 1
+    NONCE = 2
+    IDENTITY = 3
+    CLOCK_NS = 4
+    WANTS_TOKEN = 5
+    PROOF = 6
+
+
+SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +72,59 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """The longer handshake header of our own peers."""
+    """What our own peers say of themselves in a handshake."""
 
-    flags: int = 0
+    wants_token: bool = False
     nonce: bytes = NO_NONCE
     identity: bytes = NO_NONCE
     next_ordinal: int = 0
     clock_ns: int = 0
+    proof: bytes = b""
+
+    def encode(self) -> bytes:
+        """The list of fields, the next ordinal first."""
+        fields = [
+            (Tag.NEXT_ORDINAL, struct.pack("<Q", self.next_ordinal)),
+            (Tag.NONCE, self.nonce),
+            (Tag.IDENTITY, self.identity),
+            (Tag.CLOCK_NS, struct.pack("<q", self.clock_ns)),
+        ]
+        if self.wants_token:
+            fields.append((Tag.WANTS_TOKEN, b""))
+        if self.proof:
+            fields.append((Tag.PROOF, self.proof))
+        return MAGIC + b"".join(FIELD.pack(tag, len(value)) + value for tag, value in fields)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Extension | None:
+        """From what follows the version; None where a peer is not one of ours."""
+        if not data.startswith(MAGIC):
+            return None
+        fields: dict[int, bytes] = {}
+        at = len(MAGIC)
+        while at < len(data):
+            if len(data) - at < FIELD.size:
+                raise ProtocolError("the last field of the handshake is cut off")
+            tag, size = FIELD.unpack_from(data, at)
+            at += FIELD.size
+            value = data[at : at + size]
+            at += size
+            if len(value) != size or SIZES.get(tag, size) != size:
+                raise ProtocolError(f"field {tag} of the handshake has {len(value)} bytes")
+            fields.setdefault(tag, value)
+        return cls(
+            Tag.WANTS_TOKEN in fields,
+            fields.get(Tag.NONCE, NO_NONCE),
+            fields.get(Tag.IDENTITY, NO_NONCE),
+            int.from_bytes(fields.get(Tag.NEXT_ORDINAL, b""), "little"),
+            int.from_bytes(fields.get(Tag.CLOCK_NS, b""), "little", signed=True),
+            fields.get(Tag.PROOF, b""),
+        )
 
 
 def handshake(version: int = VERSION, extension: Extension | None = None) -> bytes:
     """A handshake frame; 13 bytes without the extension."""
-    if extension is None:
-        return HEADER.pack(HEADER.size, FrameType.HANDSHAKE, 0, 1) + bytes([version])
-    more = EXTENSION.pack(
-        MAGIC,
-        EXTENSION_VERSION,
-        extension.flags,
-        0,
-        extension.nonce,
-        extension.identity,
-        extension.next_ordinal,
-        extension.clock_ns,
-    )
-    return HEADER.pack(EXTENDED_SIZE, FrameType.HANDSHAKE, 0, 1) + more + bytes([version])
+    return frame(FrameType.HANDSHAKE, bytes([version]) + (b"" if extension is None else extension.encode()))
 
 
 def frame(kind: FrameType, data: bytes) -> bytes:
@@ -110,14 +150,8 @@ class Frame:
         return self.data[0] if self.data else 0  # left out: 0
 
     def extension(self) -> Extension | None:
-        """The extension of a peer of ours, or None."""
-        body = self.header[HEADER.size :]
-        if len(body) < EXTENSION.size:
-            return None
-        magic, version, flags, _, nonce, identity, ordinal, clock = EXTENSION.unpack_from(body)
-        if magic != MAGIC or version < 1:
-            return None
-        return Extension(flags, nonce, identity, ordinal, clock)
+        """What a peer of ours says of itself, or None."""
+        return Extension.decode(self.data[1:])
 
 
 class FrameReader:
@@ -198,8 +232,7 @@ class Request(Negotiation):
         super().__init__(token, identity)
         if token is not None and not extended:
             raise ValueError("a token needs the extended handshake")
-        flags = WANTS_TOKEN if token is not None else 0
-        ours = Extension(flags, self._nonce, identity, 0, clock_ns) if extended else None
+        ours = Extension(token is not None, self._nonce, identity, 0, clock_ns) if extended else None
         self.outgoing += handshake(VERSION, ours)
 
     def _handle(self, whole: Frame) -> Agreed | None:
@@ -229,7 +262,7 @@ class Request(Negotiation):
             raise ProtocolError(f"the publisher offers version {whole.version} where {VERSION} was asked for")
         extension = whole.extension()
         if self._token is not None:
-            self._check_publisher(whole.data[1 : 1 + PROOF_SIZE])
+            self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
             return Agreed(whole.version, False)
         return Agreed(whole.version, True, extension.identity, extension.next_ordinal, extension.clock_ns)
@@ -262,7 +295,7 @@ class Answer(Negotiation):
     def _ask(self, whole: Frame) -> Agreed | None:
         self._asked = whole
         extension = whole.extension()
-        wants_token = extension is not None and bool(extension.flags & WANTS_TOKEN)
+        wants_token = extension is not None and extension.wants_token
         if self._token is None:
             if wants_token:
                 self._refuse("this publisher has no token; open the subscriber without token=")
@@ -300,7 +333,5 @@ class Answer(Negotiation):
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        ours = Extension(0, self._nonce, self._identity, next_ordinal, clock_ns)
-        whole = bytearray(handshake(agreed.version, ours)) + self._proof
-        HEADER.pack_into(whole, 0, EXTENDED_SIZE, FrameType.HANDSHAKE, 0, 1 + len(self._proof))
-        return bytes(whole)
+        ours = Extension(False, self._nonce, self._identity, next_ordinal, clock_ns, self._proof)
+        return handshake(agreed.version, ours)

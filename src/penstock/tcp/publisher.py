@@ -32,7 +32,7 @@ from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
-from penstock.tcp.log import logger
+from penstock.tcp.log import Throttle, logger
 from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Publisher(PublisherContract):
         self.handshake_timeout = check_timeout(handshake_timeout, "handshake_timeout") or 10.0
         self._close_timeout = check_timeout(close_timeout, "close_timeout") or 0.0
         self._keepalive = check_timeout(keepalive, "keepalive")
-        self._token = token.encode() if isinstance(token, str) else token
+        self._token = sockets.check_secrets(token, tls, "publisher")
         self._tls = tls
         asks_who_comes = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
         if not (path or insecure or is_loopback(host) or asks_who_comes):
@@ -122,6 +122,7 @@ class Publisher(PublisherContract):
         self._joining: dict[Joining, None] = {}
         self._pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
         self._closing = False
+        self._warnings = Throttle()
         self._watch_silence()
         self._dropped: dict[int, int] = {}  # told in the log so far
         if logger.isEnabledFor(logging.DEBUG):
@@ -258,7 +259,7 @@ class Publisher(PublisherContract):
                 if self._closing:
                     return
                 if error.errno in OUT_OF_DESCRIPTORS:
-                    logger.warning("%s cannot accept: %s", self.address, error.strerror)
+                    self._warnings.tell("%s cannot accept: %s", self.address, error.strerror)
                     delay = 0.1
                     break
                 continue  # gone before it was accepted
@@ -285,7 +286,7 @@ class Publisher(PublisherContract):
                 pump = tls.serve(self._executor, connection, self._tls, name)
             except OSError as error:
                 connection.close()
-                logger.warning("%s: %s closed: %s", self.address, name, error)
+                self._warnings.tell("%s: %s closed: %s", self.address, name, error)
                 return
             self._pumps.add(pump)
             connection = pump.inner
@@ -322,7 +323,7 @@ class Publisher(PublisherContract):
             self._joining.pop(joining, None)
         if not self._closing:
             self._outlet.error()
-            logger.warning("%s: %s closed: %s", self.address, joining.name, error)
+            self._warnings.tell("%s: %s closed: %s", self.address, joining.name, error)
 
     def _note_gone(self) -> None:
         with self._changed:
@@ -331,7 +332,8 @@ class Publisher(PublisherContract):
                 self._dropped.pop(number, None)
                 name = self._names.pop(number, "?")
                 why = os.strerror(error) if error else "closed by it"
-                logger.debug("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
+                tell = self._warnings.tell if lost and error else logger.debug
+                tell("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
             self._changed.notify_all()
             if not self._closing:
                 self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
@@ -396,6 +398,7 @@ class Publisher(PublisherContract):
         if logger.isEnabledFor(logging.DEBUG):
             self._log_drops()
         self._outlet.close()
+        self._warnings.end()
         for pump in list(self._pumps):
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")

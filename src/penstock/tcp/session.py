@@ -4,7 +4,8 @@ Rules:
 
 - Hosts are tried in turn, on any failure to connect. After the whole list has failed there is a pause that doubles up
   to ``reconnect_delay_max``, with jitter. ``max_reconnects`` failures in a row end the session (-1: never); the count
-  begins anew after a message came.
+  begins anew after a message came, or after a connection that lasted longer than ``reconnect_delay_max``.
+- A connection that broke before either, or by what its publisher sent, is such a failure: greeting alone earns nothing.
 - The executor's threads connect; the reader reads. What a broken connection had still delivered is read before
   anything of the next one.
 - ``cancel`` may be called by any thread, also inside a callback; elsewhere it waits for a callback that runs.
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import PenstockError, ProtocolError
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
-from penstock.tcp.log import logger
+from penstock.tcp.log import Throttle, logger
 from penstock.tcp.protocol import NO_NONCE, Agreed, Request
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class Session:
         self._current = 0
         self._identity = NO_NONCE
         self._address = ""
+        self._connected_at = 0.0
+        self._warnings = Throttle()
 
     # -- what users ask
 
@@ -127,7 +130,7 @@ class Session:
     def _pause(self) -> None:
         self._failures += 1
         if 0 <= self.max_reconnects < self._failures:
-            self._end(f"{self._failures} attempts failed, the last one: {self.last_error}")
+            self._end(f"{self._failures} attempts failed, the last one: {self.last_error or 'the connection broke'}")
             self._subscriber.ended(self)
             return
         self._set(SessionState.WAITING)
@@ -153,6 +156,7 @@ class Session:
             serial = self._subscriber.attach(self, connection, agreement, fresh)
             self._open[serial] = connection
             self._current = serial
+            self._connected_at = time.monotonic()
             self._set(SessionState.CONNECTED)
             self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
@@ -169,7 +173,10 @@ class Session:
                 self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
                 return
             self._current = 0
-            self._again()
+            self._again(good=self._lasted())  # whether messages came is known when they have been read
+
+    def _lasted(self) -> bool:
+        return time.monotonic() - self._connected_at > self._subscriber.reconnect_delay_max
 
     def lost(self, serial: int, reason: str, error: int, messages: int) -> None:
         """The reader has read a connection to its end. Called in the reader's thread."""
@@ -179,7 +186,8 @@ class Session:
                 return
             self._executor.unwatch(connection.fileno())
             connection.close()
-            if messages:
+            bad = reason in ("bad_header", "too_large")
+            if messages and not bad:
                 self._failures = 0
             if logger.isEnabledFor(logging.DEBUG):
                 lost = dict(self._subscriber.ledger.dropped)
@@ -187,7 +195,7 @@ class Session:
             self._tell(reason, error)
             if serial == self._current:
                 self._current = 0
-                self._again()
+                self._again(good=not bad and (messages > 0 or self._lasted()))
 
     def _tell(self, reason: str, error: int) -> None:
         texts = {
@@ -200,9 +208,9 @@ class Session:
         bad = reason in ("bad_header", "too_large")
         if bad:
             self._subscriber.count_error()
-        (logger.warning if bad else logger.debug)("session to %s: %s", self._address, text)
+        (self._warnings.tell if bad else logger.debug)("session to %s: %s", self._address, text)
 
-    def _again(self) -> None:
+    def _again(self, good: bool) -> None:
         if self._state is SessionState.ENDED:
             return
         if self.max_reconnects == 0:
@@ -210,6 +218,10 @@ class Session:
             self._subscriber.ended(self)
             return
         self._target = 0
+        if not good:
+            self._pause()
+            return
+        self._failures = 0
         self._set(SessionState.WAITING)
         first = self._subscriber.reconnect_delay
         self._timer = self._executor.call_later(first * random.uniform(0.0, 1.0), self.connect)  # noqa: S311

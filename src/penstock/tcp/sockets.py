@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import stat
 
 from penstock.errors import InvalidArgument, RefusedError
@@ -16,6 +17,23 @@ def check_port(port: int) -> int:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise InvalidArgument(f"port={port!r} must be a number from 0 to 65535")
     return port
+
+
+def check_secrets(token: str | bytes | None, tls: object, side: str) -> bytes | None:
+    """The token as bytes. An empty one would let everybody in; what is no context would encrypt nothing."""
+    if tls is not None and not isinstance(tls, ssl.SSLContext):
+        make = {
+            "publisher": "ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) with load_cert_chain(...)",
+            "subscriber": "ssl.create_default_context(cafile=...)",
+        }[side]
+        raise TypeError(f"tls= of a tcp {side} is an ssl.SSLContext (made by {make}), not {type(tls).__name__}")
+    if token is None:
+        return None
+    if not isinstance(token, str | bytes):
+        raise TypeError(f"token= is text or bytes, not {type(token).__name__}")
+    if not token:
+        raise InvalidArgument("token= is empty: give a secret, or leave it out")
+    return token.encode() if isinstance(token, str) else token
 
 
 def prepare(connection: socket.socket, keepalive: float | None) -> None:

@@ -78,7 +78,7 @@ class Subscriber(SubscriberContract):
         self.reconnect_delay_max = max(self.reconnect_delay, reconnect_delay_max)
         self.executor = executor if executor is not None else default_executor()
         self.executor.check_open()
-        self._token = token.encode() if isinstance(token, str) else token
+        self._token = sockets.check_secrets(token, tls, "subscriber")
         self._extended = extended
         self._identity = os.urandom(16)
         # Room for a message of the largest size beside what the user holds, whatever was asked for.
@@ -217,20 +217,23 @@ class Subscriber(SubscriberContract):
         chosen = choose(Delivery, delivery, "delivery")
         with self._lock:
             self._check_open()
-            super().on_message(function)
             before, self._delivery = self._delivery, Delivery.PROCESS_ALL if function is None else chosen
+            super().on_message(function)
             if self._delivery is Delivery.PROCESS_ALL:
                 if self._caller is None:
                     self._use_native_read()
                 if before is not Delivery.PROCESS_ALL:
                     self.executor.unwatch(self._inlet.fileno())
             else:
-                self._stop_watch()
                 vars(self)["read"] = vars(self)["read_many"] = refuse_read
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
         if function is None:
             with self._in_callback:  # one that runs in another thread ends before this returns
                 pass
+
+    @property
+    def _calls_by_itself(self) -> bool:
+        return self._caller is not None or self._delivery is not Delivery.PROCESS_ALL
 
     def _deliver(self) -> None:
         """In an executor's thread: call the function with what is there, then listen again."""

@@ -17,10 +17,14 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
 from penstock.broker.client.requests import Requests
+from penstock.broker.liveness import DEFAULT_S
 from penstock.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
     from penstock.broker.client.subscriber import Subscriber
+
+
+UNKNOWN = "it was closed while messages were under way: whether these are stored is not known"
 
 
 def tls_context(tls: bool | str | Path | ssl.SSLContext | None) -> ssl.SSLContext | None:
@@ -41,12 +45,19 @@ class _Base(Requests):
         name: str = "",
         timeout: float = 30.0,
         reconnect: bool = True,
+        keepalive_s: float = DEFAULT_S,
     ) -> None:
         self._options: dict[str, Any] = {"token": token, "tls": tls}
         self._timeout = timeout
         self._dialogue = Dialogue(token=token, name=name)
         self._link = Link(
-            host, port, self._dialogue, tls=tls_context(tls), reconnect=reconnect, connect_timeout=timeout
+            host,
+            port,
+            self._dialogue,
+            tls=tls_context(tls),
+            reconnect=reconnect,
+            connect_timeout=timeout,
+            keepalive_s=keepalive_s,
         )
 
     @property
@@ -86,14 +97,19 @@ class Client(_Base):
 
     def _finish(self, pending: Pending) -> Any:
         deadline = time.monotonic() + self._timeout
-        while not pending.done:
-            self._advance()
-            if pending.done:
-                break
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(self._link.silence(self._timeout))
-            self._link.wait(left)
+        try:
+            while not pending.done:
+                self._advance()
+                if pending.done:
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(self._link.silence(self._timeout))
+                self._link.wait(left)
+        except ClosedError:
+            if self.closed and pending.publishes:
+                raise ClosedError(UNKNOWN) from None
+            raise
         return pending.result()
 
     def close(self) -> None:
@@ -167,9 +183,10 @@ class AsyncClient(_Base):
     def _tell_closed(self) -> None:
         """Nobody will answer those who still wait."""
         while self._waiting:
-            future = self._waiting.popleft()[1]
+            pending, future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(ClosedError("this client was closed while it waited"))
+                told = UNKNOWN if pending.publishes else "this client was closed while it waited"
+                future.set_exception(ClosedError(told))
 
     async def __aenter__(self) -> Self:
         return self

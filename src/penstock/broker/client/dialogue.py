@@ -47,8 +47,8 @@ class Pending:
     """
 
     __slots__ = (
-        "convert", "count", "data", "done", "duplicate", "error", "first", "last", "left", "publishes", "repeat",
-        "sent", "stages", "value",
+        "asked", "convert", "count", "data", "done", "duplicate", "error", "first", "last", "left", "publishes",
+        "repeat", "sent", "stages", "value",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +70,7 @@ class Pending:
         self.repeat = repeat
         self.convert = convert  # what the answer means; whatever it raises says that it is no answer
         self.sent = False  # on this connection
+        self.asked = False  # on any
         self.duplicate = False
         self.first: int | None = None
         self.last: int | None = None
@@ -123,7 +124,6 @@ class Dialogue:
         self._sent = 0  # of the first outgoing piece
         self._stored = 0  # publishes that the broker has confirmed
         self._closing = ""
-        self._greeted = False
         self._renewed: set[bytes] = set()
 
     # --- asking
@@ -181,7 +181,7 @@ class Dialogue:
         elif not pending.done:
             self._waiting.append(pending)
             if self.ready:
-                pending.sent = True
+                pending.sent = pending.asked = True
                 self._outgoing.append(pending.data)
         return pending
 
@@ -388,7 +388,7 @@ class Dialogue:
             for other in [found for found in self._waiting if found.publishes and found.sent]:
                 self._waiting.remove(other)
                 other.settle(error=error)
-            return
+            raise _TryAgain(error.text)
         pending.error = pending.error or error
         pending.left -= 1
         pending.data = pending.data[_offset(pending.data, pending.count - pending.left) :] if pending.left else b""
@@ -396,6 +396,7 @@ class Dialogue:
         if not pending.left:
             self._waiting.popleft()
             pending.settle()
+        raise _TryAgain(error.text)
 
     def _welcome(self, rest: str) -> None:
         if self.ready:
@@ -410,14 +411,13 @@ class Dialogue:
         self._renewed = {line for line in self._subscribe_lines.values() if line not in asked}
         again = deque(Pending(line) for line in self._renewed)
         for pending in self._waiting:
-            if pending.repeat or not self._greeted:
+            if pending.repeat or not pending.asked:
                 again.append(pending)
             else:
                 pending.settle(error=RefusedError("the connection was lost while this was under way; ask again"))
-        self._greeted = True
         self._waiting = again
         for pending in again:
-            pending.sent = True
+            pending.sent = pending.asked = True
             self._outgoing.append(pending.data[_offset(pending.data, pending.count - pending.left) :])
 
     def _known_stored(self, last: int, positions: str) -> None:

@@ -1,4 +1,4 @@
-"""Logger: each message a line of JSON in a file, or a record of Python's logging.
+"""Logger: each message a line of JSON (time, source, properties, bytes, content) in a file or in Python's logging.
 
 args: ``file`` (null: logging), ``level`` ("INFO"), ``max_bytes`` (200: of content shown). The file is made readable by
 its owner alone and is appended to, a line a message, written at once.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from datetime import UTC, datetime
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -38,7 +39,16 @@ class Logger(Module):
     def receive(self, message: GatewayMessage) -> None:
         """One line."""
         shown = bytes(message.content[: self.configuration["max_bytes"]]).decode(errors="backslashreplace")
-        line = json.dumps({"properties": dict(message.properties), "bytes": message.size, "content": shown})
+        when = datetime.fromtimestamp(message.timestamp_ns / 1e9, UTC).isoformat(timespec="microseconds")
+        line = json.dumps(
+            {
+                "time": when,
+                "source": message.channel,
+                "properties": dict(message.properties),
+                "bytes": message.size,
+                "content": shown,
+            }
+        )
         if self._file is not None:
             self._file.write(line + "\n")
         else:

@@ -1,12 +1,14 @@
 """Printer: each message a line on standard output.
 
-args: ``format`` ("{content}"; also {properties}, {size}, {time} and {NAME} of any property), ``max_bytes`` (200).
+args: ``format`` ("{content}"; also {properties}, {size}, {time}, {source} and {NAME} of any property), ``max_bytes``
+(200).
 A property that is not there is shown as "-". The format is filled in by name only: no attributes, no indexes.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import time
 from typing import Any
 
@@ -35,8 +37,12 @@ class Printer(Module):
                 return " ".join(f"{key}={text}" for key, text in message.properties.items())
             if name == "size":
                 return str(message.size)
+            if name == "source":
+                return str(message.channel)
             if name == "time":
                 return time.strftime("%H:%M:%S", time.localtime(message.timestamp_ns / 1e9))
             return message.properties.get(name, "-")
 
-        print(_NAME.sub(value, self.configuration["format"]), flush=True)
+        # One write a line: what several printers write at once does not mix.
+        sys.stdout.write(_NAME.sub(value, self.configuration["format"]) + "\n")
+        sys.stdout.flush()

@@ -220,7 +220,7 @@ function showTail(record) {
     if (!record.skipped && !lost) return;
     line.className = "lost"; line.textContent = [record.skipped ? `${record.skipped} more not shown` : "", lost].filter(Boolean).join(", ");
   } else {
-    const body = typeof record.body === "string" ? record.body : JSON.stringify(record.body);
+    const body = typeof record.payload === "string" ? record.payload : JSON.stringify(record.payload);
     line.append(element("em", "", `${record.ordinal}`), element("em", "", record.time.slice(11, 23)), element("em", "", `${bytes(record.size)}`), body + (record.cut ? " …" : ""));
   }
   const list = one("tail-list"), low = list.scrollTop + list.clientHeight > list.scrollHeight - 30;

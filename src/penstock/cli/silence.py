@@ -1,0 +1,67 @@
+"""What a command says when nothing happens: once, after a second, on standard error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.address import parse, without_secrets
+from penstock.cli import exits
+from penstock.errors import InvalidArgument, PenstockError, RefusedError
+from penstock.finding import Finding
+
+__all__ = ["TELL_AFTER_S", "hint", "reason", "refuse_bus", "refuse_unreachable", "tell"]
+
+TELL_AFTER_S = 1.0
+REACH_S = 2.0
+
+
+def refuse_bus(address: str) -> None:
+    """A bus is heard in its own process alone, and a command is another one."""
+    parts = parse(address)
+    if parts.scheme == "bus":
+        raise InvalidArgument(f"{parts.text} lives inside one process, which a command never is; use shm:/{parts.name}")
+
+
+def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> None:
+    """A publisher over TCP that cannot be reached: told at once, instead of tried for ever."""
+    if parse(address).scheme != "tcp":
+        return
+    deadline = time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S))
+    for session in subscriber.sessions:
+        while not session.wait_connected(0.02) and time.monotonic() < deadline:
+            if session.last_error:
+                text = without_secrets(address)
+                raise RefusedError(f"{text}: {session.last_error}; --wait tries until somebody is there")
+
+
+def tell(address: str, handle: Any) -> None:
+    """Why nothing comes from an address, as far as it can be told."""
+    said = reason(address, handle)
+    exits.told(f"{address}: nothing came yet" + (f": {said}" if said else "; waiting"))
+
+
+def hint(addresses: Sequence[str]) -> str:
+    """What ``why`` knows of the first of them, or that it may be asked."""
+    said = reason(addresses[0])
+    shown = without_secrets(addresses[0])
+    return f": {said}" if said else f"; 'penstock why {shown}' may tell the reason"
+
+
+def reason(address: str, handle: Any = None) -> str:
+    """The likeliest reason for the silence of an address, in one sentence; empty where none is known."""
+    if parse(address).scheme == "tcp":  # looking would knock at its door
+        errors = [session.last_error for session in getattr(handle, "sessions", ()) if session.last_error]
+        return str(errors[0]) if errors else ""
+    from penstock.observe.explain import explain
+
+    try:
+        found = [finding for finding in explain(address) if finding.grave]
+    except (PenstockError, OSError):
+        return ""
+    return _sentence(found[0]) if found else ""
+
+
+def _sentence(finding: Finding) -> str:
+    return f"{finding.text} ({finding.remedy})" if finding.remedy else finding.text

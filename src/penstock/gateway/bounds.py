@@ -1,0 +1,58 @@
+"""Bound: how much of one link may wait in its sink's queue, in messages and in bytes. Any thread."""
+
+from __future__ import annotations
+
+import threading
+
+from penstock._core import Message
+from penstock.channel import Overflow
+from penstock.gateway.filters import Predicate
+from penstock.gateway.links import LinkOptions
+
+
+class Bound:
+    """Room for a link's messages. A publisher waits for it, or its message is dropped and counted."""
+
+    def __init__(self, options: LinkOptions) -> None:
+        self._options = options
+        self._room = threading.Condition()
+        self._messages = self._bytes = 0
+        self._closed = False
+        self.dropped = 0
+
+    def admit(self, message: Message) -> bool:
+        """Take room for a message; False: there is none, and it is dropped."""
+        with self._room:
+            if not self._fits(message):
+                waits = self._options.overflow is Overflow.BLOCK and not self._closed
+                if not waits or not self._room.wait_for(lambda: self._fits(message)):
+                    self.dropped += 1
+                    return False
+            self._messages += 1
+            self._bytes += message.size
+            return True
+
+    def behind(self, accepts: Predicate) -> Predicate:
+        """Room is taken only for what the filter lets through."""
+        return lambda message: bool(accepts(message)) and self.admit(message)
+
+    def release(self, message: Message) -> None:
+        """It has left the queue."""
+        with self._room:
+            self._messages -= 1
+            self._bytes -= message.size
+            self._room.notify_all()
+
+    def close(self) -> None:
+        """The link is gone: nobody waits any more."""
+        with self._room:
+            self._closed = True
+            self._room.notify_all()
+
+    def _fits(self, message: Message) -> bool:
+        if self._closed or self._messages == 0:  # one message may always wait, however large
+            return True
+        o = self._options
+        return (o.max_messages is None or self._messages < o.max_messages) and (
+            o.max_bytes is None or self._bytes + message.size <= o.max_bytes
+        )

@@ -1,0 +1,121 @@
+"""Buffer: a journal in the middle of a link, so that its sink may be gone for days and the gateway may be ended.
+
+``journal:DIRECTORY?retain_bytes=N&retain_age_s=S``. What is put in is on disk before the next message is taken; what
+comes out is removed when the sink has handled it. Beyond ``retain_bytes`` (1 GiB unless said) or ``retain_age_s`` the
+oldest goes, counted as lost and told. Several links may share a directory.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock import address
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway import carriage
+from penstock.gateway.durable import Forwarder
+from penstock.gateway.errors import MessageFailed
+from penstock.gateway.module import Module, Outlet
+
+BATCH = 256
+FLUSH_S = 1.0
+RETAIN_BYTES = 1 << 30
+ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
+log = logging.getLogger("penstock.gateway")
+
+
+class Buffer(Module):
+    """Stores and forwards."""
+
+    durable = True
+
+    def __init__(self, text: str, link: str) -> None:
+        parsed = address.parse(text)
+        retain_bytes = int(parsed.options.get("retain_bytes", RETAIN_BYTES))
+        age_s = parsed.options.get("retain_age_s")
+        self._directory = parsed.name
+        self._topic = re.sub(r"[^A-Za-z0-9_-]+", "_", link)
+        self._options: dict[str, Any] = {
+            "segment_bytes": max(1 << 16, min(64 << 20, retain_bytes // 8)),
+            "retain_bytes": retain_bytes,
+            "retain_age_s": None if age_s is None else float(age_s),
+            "retain_queues": True,
+        }
+        self._forwarder: Forwarder | None = None
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Open the journal and find the place in it."""
+        from penstock.journal.follow import JournalPublisher, share
+
+        super().create(broker, configuration)
+        journal = share(self._directory, self._options)
+        self._publisher = JournalPublisher(journal, self._topic)
+        self._queue = journal.queue(self._topic, topics=[self._topic], start="first", ack_timeout_s=ACK_TIMEOUT_S)
+        self._expired = self._queue.expired
+        self._flush_due_s = 0.0
+
+    def start(self) -> None:
+        """Begin to forward."""
+        self._forwarder = Forwarder(self.name, lambda: self, self._forward, lambda: self.broker.mark(self), BATCH)
+        self._forwarder.start()
+
+    def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
+        """Store them; they are on disk when this returns."""
+        carriage.send(self._publisher, messages)
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Store one."""
+        self.receive_many([message])
+
+    @property
+    def stored(self) -> int:
+        """Messages that are stored and not handled, where that is known: those on their way."""
+        return self._forwarder.in_flight if self._forwarder is not None else 0
+
+    # ---- the queue, for the forwarder
+
+    def read_many(self, most: int, timeout: float) -> Sequence[Any]:
+        """The next ones that are stored."""
+        batch = self._queue.read_many(most, timeout)
+        if not batch and time.monotonic() >= self._flush_due_s > 0:
+            self._queue.flush()
+            self._flush_due_s = 0.0
+        gone, self._expired = self._queue.expired - self._expired, self._queue.expired
+        if gone and self.on_failure is not None:
+            self.on_failure(MessageFailed(f"{gone} messages were dropped: the buffer is full, or they were old", gone))
+        return batch
+
+    def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
+        """They were handled. That is on disk with the next commit, at the latest a second later."""
+        self._queue.ack_many(batch[begin:end])
+        if time.monotonic() >= self._flush_due_s:
+            self._queue.flush()
+            self._flush_due_s = time.monotonic() + FLUSH_S
+
+    def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
+        """They were not handled."""
+        for message in batch[begin:end]:
+            self._queue.nack(message, delay_s=1.0)
+
+    def _forward(self, data: Any) -> None:
+        self.broker.publish(self, carriage.arrived(data))
+
+    def stop(self) -> None:
+        """Forward no more. What is stored stays stored: nobody waits for the sink."""
+        self.kill()
+        if self._forwarder is not None:
+            self._forwarder.stop()
+
+    def kill(self) -> None:
+        """Wait for nothing any more."""
+        if self._forwarder is not None:
+            self._forwarder.cut()
+
+    def destroy(self) -> None:
+        """Close the journal."""
+        self.stop()
+        self._queue.flush()
+        self._publisher.close()

@@ -1,0 +1,84 @@
+"""Marks: whether what a source has published so far has been handled.
+
+A queue is first in, first out, and its worker counts what it has taken; so a message is handled when its sink has come
+as far as the queue reached when the message had been put in. That costs the message nothing. A mark remembers these
+places, waits for the sinks that are linked at least once, and then for theirs: what a module publishes inside
+``receive`` is in its sinks' queues when it is handled. Each link is followed once, so a cycle ends.
+
+A mark may wait for more than its own messages (those of others in front of them), never for less. A loss in a sink that
+it waits for makes it ``lost``: its source does not acknowledge, and what it holds comes again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.gateway.links import Delivery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.gateway.worker import Output, Worker
+
+
+class Mark:
+    """Everything that one module had published when this was made. One thread."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.lost = False
+        self._seen: set[tuple[Output, Worker]] = set()
+        self._waits: list[_Wait] = []
+        self._follow(worker)
+
+    def handled(self) -> bool:
+        """Whether all of it was handled. Looks once; ask again."""
+        while self._waits:
+            wait = self._waits[-1]
+            if wait.lost:
+                self.lost = True
+                return False
+            if not wait.over():
+                return False
+            self._waits.pop()
+            self._follow(wait.sink)
+        return not self.lost
+
+    def _follow(self, worker: Worker) -> None:
+        for output in (worker.output, *worker.outputs.values()):
+            for sink, joint in list(output.sinks.items()):
+                if joint.options.delivery is Delivery.AT_LEAST_ONCE and (output, sink) not in self._seen:
+                    self._seen.add((output, sink))
+                    self._waits.append(_Wait(output, sink))
+
+
+class _Wait:
+    """For one sink to come as far as its queue reaches now."""
+
+    def __init__(self, output: Output, sink: Worker) -> None:
+        self.sink = sink
+        self._source = output.port.id
+        self._epoch = sink.epoch
+        _, delivered, _, queued, _ = sink.queue._counts()
+        self._place = delivered + queued
+        self._module: object = None
+        self._passed_on: Callable[[], bool] | None = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether something was lost there since."""
+        sink = self.sink
+        return sink.epoch != self._epoch or (sink.queue.closed and sink.taken < self._place)
+
+    def over(self) -> bool:
+        """Whether it has come so far, in a process of its own included."""
+        sink = self.sink
+        if sink.taken < self._place and sink.waiting:
+            return False
+        if any(one.position < self._place and one.message.id == self._source for one in list(sink.aside)):
+            return False
+        mark = getattr(sink.module, "mark_sent", None)
+        if mark is None:
+            return True
+        if self._module is not sink.module:  # it was made anew: what was left went to the next one
+            self._module, self._passed_on = sink.module, mark()
+        return self._passed_on is not None and self._passed_on()

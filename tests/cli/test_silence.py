@@ -1,0 +1,133 @@
+"""Silence is explained, once and soon; what can never come is refused at once; habits of sub."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import uuid
+from pathlib import Path
+
+import penstock
+
+from .command import run, start
+
+
+def test_a_port_that_nobody_listens_at_fails_at_once() -> None:
+    done = run("sub", "tcp://127.0.0.1:1")
+    assert done.returncode == 1 and "refused" in done.stderr and "--wait" in done.stderr
+
+
+def test_a_host_that_nobody_has_fails_at_once() -> None:
+    done = run("sub", "tcp://no-such-host.invalid:99")
+    assert done.returncode == 1 and "tcp://no-such-host.invalid:99" in done.stderr
+
+
+def test_a_bus_is_not_for_commands() -> None:
+    for words in (("sub", "bus:x"), ("pub", "bus:x", "hello")):
+        done = run(*words)
+        assert done.returncode == 2 and "use shm:/x" in done.stderr
+
+
+def test_silence_is_explained_once() -> None:
+    name = f"shm:/silent-{uuid.uuid4().hex[:8]}"
+    listening = start("sub", name)
+    assert listening.stderr is not None
+    line = listening.stderr.readline()
+    listening.send_signal(signal.SIGINT)
+    _, rest = listening.communicate(timeout=60)
+    assert f"nobody publishes {name}" in line and rest == ""
+
+
+def test_a_filter_that_never_matches_is_named() -> None:
+    name = f"shm:/filtered-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        listening = start("sub", name, "--filter", "size > 1000")
+        assert publisher.wait_ready(1, 60)
+        publisher.publish(b"too short")
+        assert listening.stderr is not None
+        line = listening.stderr.readline()
+        listening.send_signal(signal.SIGINT)
+        listening.communicate(timeout=60)
+        assert "1 came, and none passes the filter 'size > 1000'" in line and "too short" in line
+
+
+def test_a_full_reliable_channel_ends_pub_in_time_and_says_who_does_not_read() -> None:
+    name = f"shm:/full-{uuid.uuid4().hex[:8]}"
+    with penstock.subscriber(name, reliable=True):
+        done = run("pub", name, "x", "-n", "100", "--wait", "0", "--timeout", "1", "-O", "reliable=true", "-O", "slots=8")
+        assert done.returncode == 3 and "wait for the reliable subscriber" in done.stderr, done.stderr
+
+
+def test_last_from_and_exit_at_the_end(tmp_path: Path) -> None:
+    address = f"journal:{tmp_path}/j"
+    with penstock.publisher(f"{address}#a") as a, penstock.publisher(f"{address}#b") as b:
+        for number in range(50):
+            (a if number % 10 else b).publish(b"%d" % number)
+    assert run("sub", f"{address}#a", "--last", "2", "-e").stdout.split() == ["48", "49"]
+    assert run("sub", f"{address}#b", "--last", "2", "-e").stdout.split() == ["30", "40"]
+    assert run("sub", f"{address}#*", "--last", "3", "-e").stdout.split() == ["47", "48", "49"]
+    assert run("sub", f"{address}#b", "--last", "99", "-e").stdout.split() == ["0", "10", "20", "30", "40"]
+    assert len(run("sub", f"{address}#a", "--from", "start", "-e").stdout.split()) == 45
+    done = run("sub", f"{address}#a", "--from", "end", "-e")
+    assert (done.stdout, done.returncode) == ("", 0)
+    assert run("sub", f"{address}#a", "--from", "soon").returncode == 2
+    assert run("sub", f"{address}#a", "--from", "1", "--last", "1").returncode == 2
+
+
+def test_several_addresses_and_wildcards(tmp_path: Path) -> None:
+    stem = f"shm:/many-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"{stem}/a") as a, penstock.publisher(f"{stem}/b") as b:
+        listening = start("sub", f"{stem}/*", "--count", "2")
+        for publisher, text in ((a, b"one"), (b, b"two")):
+            assert publisher.wait_ready(1, 60)
+            publisher.publish(text)
+        out, err = listening.communicate(timeout=60)
+        assert sorted(out.splitlines()) == [f"{stem}/a: one", f"{stem}/b: two"], err
+        assert listening.returncode == 0
+    assert run("sub", f"{stem}-nobody/*").returncode == 1
+    with penstock.publisher(f"journal:{tmp_path}/j#t") as kept:
+        kept.publish(b"1")
+    done = run("sub", f"journal:{tmp_path}/j#t", f"journal:{tmp_path}/j#u", "--from", "start", "-e", "--json")
+    assert [json.loads(line)["payload"] for line in done.stdout.splitlines()] == [1]
+
+
+def test_words_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path}/j#t") as kept:
+        kept.publish(b"1")
+    done = run("play", f"{tmp_path}/j", "--topic", "nothere", "--map", "*=shm:/x")
+    assert done.returncode == 2 and "nothere" in done.stderr
+    done = run("pub", f"journal:{tmp_path}/j#t", "x", "-p", "a")
+    assert done.returncode == 2 and "NAME=VALUE" in done.stderr
+
+
+def test_record_all_takes_what_is_published_on_this_machine(tmp_path: Path) -> None:
+    name = f"shm:/recorded-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        recording = start("record", "--all", "-o", f"{tmp_path}/run", "--json")
+        assert publisher.wait_ready(1, 60)
+        publisher.publish(b"x")
+        deadline = time.monotonic() + 60
+        topic = name.removeprefix("shm:/")
+        while not _stored(tmp_path / "run", topic) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        recording.send_signal(signal.SIGINT)
+        out, err = recording.communicate(timeout=60)
+    assert json.loads(out)["topics"][topic] == 1, err
+    assert run("record", "-o", f"{tmp_path}/none").returncode == 2
+
+
+def _stored(folder: Path, topic: str) -> bool:
+    done = run("sub", f"journal:{folder}#{topic}", "--from", "start", "-e") if folder.exists() else None
+    return done is not None and "x" in done.stdout
+
+
+def test_completion_knows_topics_and_addresses(tmp_path: Path) -> None:
+    from penstock.cli.target import live_addresses
+
+    name = f"shm:/completed-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name), penstock.publisher(f"journal:{tmp_path}/j#hall.t") as kept:
+        kept.publish(b"x")
+        assert live_addresses(name[:-3]) == [name]
+        assert live_addresses(f"journal:{tmp_path}/j#ha") == [f"journal:{tmp_path}/j#hall.t"]
+    assert live_addresses("journal:/nowhere#") == []

@@ -1,0 +1,83 @@
+"""Tables keep their numbers at any width; names are text whatever they hold; ``top`` follows its keys."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli import show
+from penstock.cli.top import View
+from penstock.observe.health import Verdict
+from penstock.observe.rates import Rate
+from penstock.observe.watcher import Look, State
+from tests.observe.test_watcher import block
+
+COLUMNS = ("address", "kind", "pid", "messages", "lost", "state")
+ROWS = [
+    ("shm:/factory/line-1/camera/front", "publisher", "1234567", "12,345,678", "1,234", "waits for a subscriber"),
+    ("shm:/[red]x[/red]/:car:/\x1b[2J", "subscriber", "7", "0", "0", ""),
+]
+
+
+def printed(table: Table, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, markup=False, emoji=False, highlight=False).print(table)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_numbers_are_never_cut(width: int) -> None:
+    lines = printed(show.table(COLUMNS, ROWS, ("pid", "messages", "lost"), width=width), width)
+    assert len(lines) == 3 and all(len(line) <= width for line in lines)
+    for number in ("1234567", "12,345,678", "1,234", "publisher"):
+        assert number in lines[1].split(), lines
+    assert "lost" in lines[0] and "pid" in lines[0]
+
+
+def test_names_are_shortened_in_the_middle_and_free_text_goes_first() -> None:
+    narrow = printed(show.table(COLUMNS, ROWS, width=60), 60)
+    assert narrow[1].startswith("shm:/fact") and "…" in narrow[1] and "front" in narrow[1]
+    assert "waits" not in narrow[1]
+    wide = printed(show.table(COLUMNS, ROWS, width=200), 200)
+    assert wide[1].endswith("waits for a subscriber") and "shm:/factory/line-1/camera/front" in wide[1]
+
+
+def test_names_are_text() -> None:
+    lines = printed(show.table(COLUMNS, ROWS, width=200), 200)
+    assert "shm:/[red]x[/red]/:car:/\\x1b[2J" in lines[2]
+
+
+def test_the_console_prints_text(capsys: pytest.CaptureFixture[str]) -> None:
+    show.console().print("shm:/[link=http://x]a[/link] [nope :car:")
+    assert capsys.readouterr().out.strip() == "shm:/[link=http://x]a[/link] [nope :car:"
+
+
+def test_latencies_beyond_the_last_bucket() -> None:
+    assert show.latency_text(2.0**35) == "> 34 s"
+    assert show.latency_text(1.5e6) == "1.5 ms"
+
+
+def look(name: str, word: str, rate: float, lost: int = 0) -> Look:
+    dropped = {"overflow": lost}
+    return Look(block(name=name, dropped=dropped), Rate(messages_hz=rate), Verdict(word))
+
+
+def test_top_shows_trouble_first_and_follows_its_keys() -> None:
+    state = State(looks=(look("/a", "ok", 9), look("/b", "stuck", 0), look("/c", "losing", 5, 3), look("/d", "idle", 0)))
+    view = View()
+
+    def names() -> list[str]:
+        return [chosen.block.name for chosen in view.chosen(state)]
+
+    assert names() == ["/b", "/c", "/d", "/a"]
+    assert view.press("s", 2) and view.sort == "rate" and names()[0] == "/a"
+    for key in ("/", "c", "x", "backspace", "enter"):
+        assert view.press(key, 2)
+    assert names() == ["/c"] and not view.typing
+    assert view.press("/", 2) and view.press("escape", 2) and len(names()) == 4
+    assert view.press("page down", 2) and view.first == 2 and view.press("up", 2) and view.first == 1
+    assert view.press(" ", 2) and view.paused
+    assert not view.press("q", 2)

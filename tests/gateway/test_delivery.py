@@ -1,0 +1,434 @@
+"""At least once: acknowledged when handled, tried again, dead letters, buffers; bounds, time to live, named outputs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import InvalidArgument
+from penstock.broker import Client, Server
+from penstock.channel import Overflow
+from penstock.gateway import (
+    AddLinkError,
+    ConfigurationError,
+    Delivery,
+    Event,
+    Gateway,
+    GatewayMessage,
+    LinkOptions,
+    Module,
+    QueueOptions,
+)
+from penstock.gateway.configuration import parse
+from penstock.gateway.marks import Mark
+from tests.gateway.conftest import Collector, Passer, eventually
+
+ALO = Delivery.AT_LEAST_ONCE
+AGAIN = LinkOptions(delivery=ALO, backoff_s=0.01, max_backoff_s=0.02)
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway(cycle_timeout_s=0.2) as made:
+        yield made
+
+
+class Fails(Collector):
+    """Fails at what begins with "bad" until it is well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.well = threading.Event()
+        self.tried: list[bytes] = []
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.tried.append(bytes(message))
+        if bytes(message).startswith(b"bad") and not self.well.is_set():
+            raise OSError("not well")
+        super().receive(message)
+
+
+def say(gateway: Gateway, source: str, *contents: bytes) -> None:
+    for content in contents:
+        gateway.module(source).publish(content)
+
+
+# ---- marks
+
+
+def marked(gateway: Gateway, name: str) -> Mark:
+    return gateway.broker.mark(gateway.module(name))
+
+
+def test_a_mark_waits_for_every_sink_and_for_what_they_published(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("b", Passer), ("c", Collector), ("beside", Collector)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, AGAIN)
+    gateway.add_link("b", "c", None, AGAIN)
+    gateway.add_link("a", "beside")
+    gateway.start()
+    b, c, beside = (gateway.module(name) for name in ("b", "c", "beside"))
+    for module in (b, c, beside):
+        module.gate.clear()
+    say(gateway, "a", b"1")
+    mark = marked(gateway, "a")
+    eventually(lambda: gateway.broker.worker_of(b).busy_since is not None)
+    assert not mark.handled()
+    b.gate.set()
+    eventually(lambda: gateway.broker.worker_of(c).busy_since is not None)
+    assert not mark.handled(), "what b published inside is not handled"
+    c.gate.set()
+    eventually(mark.handled)
+    beside.gate.set()
+
+
+def test_a_mark_of_a_cycle_ends(gateway: Gateway) -> None:
+    gateway.add_module("a", Passer)
+    gateway.add_link("a", "a", None, AGAIN)
+    gateway.start()
+    say(gateway, "a", b"round and round")
+    eventually(marked(gateway, "a").handled)
+
+
+def test_a_mark_is_lost_with_what_it_waits_for(gateway: Gateway) -> None:
+    for name in ("a", "b"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("a", "b", None, AGAIN)
+    gateway.start()
+    b = gateway.module("b")
+    b.gate.clear()
+    say(gateway, "a", b"1", b"2")
+    mark = marked(gateway, "a")
+    threading.Timer(0.05, b.gate.set).start()
+    gateway.remove_module("b", drain=False, timeout=60)
+    assert not mark.handled()
+    assert mark.lost
+
+
+# ---- again
+
+
+def test_what_fails_is_tried_again_and_others_go_on(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("b", Fails)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, AGAIN)
+    gateway.start()
+    b = gateway.module("b")
+    say(gateway, "a", b"1", b"bad", b"2")
+    mark = marked(gateway, "a")
+    eventually(lambda: b.got == [b"1", b"2"] and b.tried.count(b"bad") > 3)
+    assert not mark.handled(), "one of them is still tried"
+    assert not gateway.broker.worker_of(b).idle
+    b.well.set()
+    eventually(mark.handled)
+    assert b.got == [b"1", b"2", b"bad"]
+
+
+def test_ordered_holds_the_others_back(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("b", Fails)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, LinkOptions(delivery=ALO, backoff_s=0.01, max_backoff_s=0.02, ordered=True))
+    gateway.start()
+    b = gateway.module("b")
+    say(gateway, "a", b"1", b"bad", b"2")
+    eventually(lambda: b.tried.count(b"bad") > 3)
+    assert b.got == [b"1"]
+    b.well.set()
+    eventually(lambda: b.got == [b"1", b"bad", b"2"])
+
+
+def test_a_batch_that_fails_is_tried_again_together(gateway: Gateway) -> None:
+    class Many(Collector):
+        tries = 0
+
+        def receive_many(self, messages: Any) -> None:
+            self.tries += 1
+            if self.tries < 4:
+                raise OSError("not yet")
+            self.got += [bytes(message) for message in messages]
+
+    for name, kind in (("a", Collector), ("b", Many)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, AGAIN)
+    say(gateway, "a", b"1", b"2", b"3")
+    gateway.start()
+    eventually(lambda: gateway.module("b").got == [b"1", b"2", b"3"])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_after_max_tries_it_goes_to_the_error_link_with_the_reason(gateway: Gateway, ordered: bool) -> None:
+    for name, kind in (("a", Collector), ("b", Fails), ("dead", Collector)):
+        gateway.add_module(name, kind)
+    options = LinkOptions(delivery=ALO, max_tries=3, backoff_s=0.01, ordered=ordered)
+    gateway.add_link("a", "b", None, options, error="dead")
+    gateway.start()
+    say(gateway, "a", b"bad", b"1")
+    eventually(lambda: gateway.module("dead").got == [b"bad"])
+    assert gateway.module("b").tried.count(b"bad") == 3
+    properties = gateway.module("dead").messages[0].properties
+    assert properties["error"] == "OSError: not well"
+    assert (properties["error-module"], properties["error-source"], properties["error-tries"]) == ("b", "a", "3")
+    eventually(lambda: gateway.module("b").got == [b"1"])
+
+
+def test_a_removal_ends_the_tries(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("b", Fails)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, LinkOptions(delivery=ALO, backoff_s=30, ordered=True))
+    gateway.start()
+    b = gateway.module("b")
+    worker = gateway.broker.worker_of(b)
+    say(gateway, "a", b"bad", b"1")
+    eventually(lambda: b.tried == [b"bad"])
+    gateway.remove_module("b", drain=False, timeout=60)
+    assert worker.lost + worker.queue.ledger.lost == 2
+    assert gateway.abandoned == []
+
+
+# ---- a broker's queue
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    server = Server(tmp_path / "broker", 0).start()
+    yield server
+    server.close()
+
+
+def test_a_queue_is_acknowledged_when_handled(server: Server) -> None:
+    where = f"broker://127.0.0.1:{server.port}/t.>?queue=night"
+    count = 600
+    with Client(port=server.port) as client:
+        client.queue("night", topics="t.>")
+        for n in range(count):
+            client.publish("t.a", b"%d" % n)
+    got: set[bytes] = set()
+
+    def run(until: int, timeout: float) -> None:
+        gateway = Gateway()
+        gateway.add_module("sink", Slow)
+        gateway.add_link(where, "sink")
+        gateway.start()
+        sink = gateway.module("sink")
+        eventually(lambda: len(got | set(sink.got)) >= until)
+        gateway.destroy(timeout)
+        got.update(sink.got)
+
+    run(50, 0)
+    assert 50 <= len(got) < count, "it ended before all was handled"
+    run(count, 60)
+
+
+class Slow(Collector):
+    def receive(self, message: GatewayMessage) -> None:
+        time.sleep(0.001)
+        super().receive(message)
+
+
+def test_handled_messages_do_not_come_again(server: Server) -> None:
+    where = f"broker://127.0.0.1:{server.port}/t.>?queue=night"
+    with Client(port=server.port) as client:
+        client.queue("night", topics="t.>")
+        for n in range(500):
+            client.publish("t.a", b"%d" % n)
+    for wanted in (500, 1):
+        with Gateway() as gateway:
+            gateway.add_module("sink", Collector)
+            gateway.add_link(where, "sink")
+            gateway.start()
+            sink = gateway.module("sink")
+            if wanted == 1:
+                with Client(port=server.port) as client:
+                    client.publish("t.a", b"new")
+            eventually(lambda: len(sink.got) == wanted)  # noqa: B023
+            assert gateway.destroy(60)
+            assert sink.got[-1] == (b"499" if wanted == 500 else b"new")
+
+
+def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Server(tmp_path / "first", 0).start() as before:
+        port = before.port
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("sink", Collector)
+        gateway.add_link(f"broker://127.0.0.1:{port}/t?queue=q", "sink")
+        gateway.add_link("source", f"broker://127.0.0.1:{port}/t")
+        gateway.start()
+        assert "is waited for" in caplog.text
+        say(gateway, "source", b"early")
+        with Server(tmp_path / "second", port).start():
+            eventually(lambda: gateway.module("sink").got == [b"early"] or say(gateway, "source", b"early"))
+            gateway.destroy(60)
+
+
+# ---- buffers
+
+
+def test_a_buffer_keeps_what_a_sink_cannot_take_over_the_end_of_the_gateway(tmp_path: Path) -> None:
+    def made() -> Gateway:
+        gateway = Gateway()
+        for name, kind in (("a", Collector), ("uplink", Fails)):
+            gateway.add_module(name, kind)
+        gateway.add_link("a", "uplink", None, AGAIN, buffer=f"journal:{tmp_path / 'store'}")
+        gateway.start()
+        return gateway
+
+    gateway = made()
+    say(gateway, "a", *[b"bad %d" % n for n in range(300)])
+    eventually(lambda: len(gateway.module("uplink").tried) > 10)
+    gateway.destroy(1.0)
+    gateway = made()
+    uplink = gateway.module("uplink")
+    uplink.well.set()
+    say(gateway, "a", b"new")
+    eventually(lambda: len(set(uplink.got)) == 301)
+    assert gateway.destroy(60)
+    gateway = made()
+    say(gateway, "a", b"last")
+    eventually(lambda: gateway.module("uplink").got == [b"last"], "what was handled does not come again")
+    assert gateway.destroy(60)
+
+
+def test_a_buffer_is_bounded_and_what_goes_is_counted(tmp_path: Path) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("a", Collector)
+        gateway.add_module("uplink", Fails, queue=QueueOptions(depth=4))
+        told: list[Any] = []
+        gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: told.append(context))
+        store = f"journal:{tmp_path / 'store'}?retain_bytes=524288"
+        gateway.add_link("a", "uplink", None, LinkOptions(delivery=ALO, backoff_s=0.01, ordered=True), buffer=store)
+        gateway.start()
+        uplink = gateway.module("uplink")
+        say(gateway, "a", *[b"bad %06d" % n + bytes(4000) for n in range(1000)])
+        buffer = next(info for info in gateway.modules() if "buffer" in info.name)
+        eventually(lambda: gateway.broker.info(buffer.handle).handled == 1000)
+        uplink.well.set()
+        say(gateway, "a", b"last")
+        eventually(lambda: uplink.got[-1:] == [b"last"])
+        lost = gateway.broker.info(buffer.handle).lost
+        assert 0 < lost < 1000
+        assert len(set(uplink.got)) + lost == 1001
+
+
+def test_a_buffered_link_is_one_link(gateway: Gateway, tmp_path: Path) -> None:
+    for name in ("a", "b", "all"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("*", "all")
+    gateway.add_link("a", "b", buffer=f"journal:{tmp_path / 'store'}")
+    gateway.start()
+    say(gateway, "a", b"1")
+    eventually(lambda: gateway.module("b").got == gateway.module("all").got == [b"1"])
+    assert [link.ends for link in gateway.links()] == [("*", "all"), ("a", "b")]
+    with pytest.raises(AddLinkError, match="already"):
+        gateway.add_link("a", "b", buffer=f"journal:{tmp_path / 'store'}")
+    gateway.remove_link("a", "b")
+    assert [info.name for info in gateway.modules()] == ["a", "b", "all"]
+    say(gateway, "a", b"2")
+    eventually(lambda: gateway.module("all").got == [b"1", b"2"])
+    assert gateway.module("b").got == [b"1"]
+
+
+# ---- outputs, bounds, time to live
+
+
+class Sorter(Module):
+    def receive(self, message: GatewayMessage) -> None:
+        self.publish(message, output="rejected" if bytes(message).startswith(b"bad") else "")
+
+
+def test_named_outputs(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("sorter", Sorter), ("good", Collector), ("bad", Collector)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "sorter")
+    gateway.add_link("sorter", "good")
+    gateway.add_link("sorter.rejected", "bad")
+    gateway.start()
+    say(gateway, "a", b"1", b"bad", b"2")
+    eventually(lambda: gateway.module("good").got == [b"1", b"2"] and gateway.module("bad").got == [b"bad"])
+    assert gateway.module("bad").messages[0].channel == "sorter.rejected"
+    assert {line.name: line.sources for line in gateway.module_list()}["bad"] == ("sorter",)
+    gateway.remove_link("sorter.rejected", "bad")
+    say(gateway, "a", b"bad", b"3")
+    eventually(lambda: gateway.module("good").got[-1] == b"3")
+    assert gateway.module("bad").got == [b"bad"]
+    with pytest.raises(AddLinkError, match="no module"):
+        gateway.add_link("nobody.rejected", "bad")
+    gateway.remove_module("sorter")
+    assert [link.ends for link in gateway.links()] == []
+
+
+def test_named_outputs_of_a_process(gateway: Gateway) -> None:
+    for name in ("a", "good", "bad"):
+        gateway.add_module(name, Collector)
+    gateway.add_module("sorter", "tests.gateway.test_delivery:Sorter", loader="process")
+    for ends in (("a", "sorter"), ("sorter", "good"), ("sorter.rejected", "bad")):
+        gateway.add_link(*ends)
+    gateway.start()
+    say(gateway, "a", b"1", b"bad", b"2")
+    eventually(lambda: gateway.module("good").got == [b"1", b"2"] and gateway.module("bad").got == [b"bad"])
+    assert dict(gateway.module("bad").messages[0].properties) == {}
+
+
+@pytest.mark.parametrize("bound", [{"max_messages": 3}, {"max_bytes": 30}])
+def test_a_link_has_bounds_of_its_own(gateway: Gateway, bound: dict[str, int]) -> None:
+    for name in ("a", "b", "sink"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("a", "sink", None, LinkOptions(overflow=Overflow.DROP_NEWEST, **bound))
+    gateway.add_link("b", "sink")
+    say(gateway, "a", *[b"%010d" % n for n in range(10)])
+    say(gateway, "b", *[b"b"] * 10)
+    gateway.start()
+    sink = gateway.module("sink")
+    eventually(lambda: len(sink.got) == 13)
+    assert sink.got[:3] == [b"%010d" % n for n in range(3)]
+    say(gateway, "a", b"again")
+    eventually(lambda: sink.got[-1] == b"again", "room comes back")
+
+
+def test_a_publisher_waits_for_room_on_its_link(gateway: Gateway) -> None:
+    for name in ("a", "sink"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("a", "sink", None, LinkOptions(max_messages=2))
+    publisher = threading.Thread(target=say, args=(gateway, "a", *[b"%d" % n for n in range(50)]), daemon=True)
+    publisher.start()
+    eventually(lambda: gateway.broker.info(gateway.module("sink")).waiting == 2)
+    assert publisher.is_alive()
+    gateway.start()
+    publisher.join(60)
+    assert not publisher.is_alive()
+    eventually(lambda: gateway.module("sink").got == [b"%d" % n for n in range(50)])
+
+
+def test_what_has_waited_too_long_is_dropped_and_counted(gateway: Gateway) -> None:
+    for name in ("a", "sink"):
+        gateway.add_module(name, Collector)
+    gateway.add_link("a", "sink", None, LinkOptions(ttl_s=3600))
+    now_ns = time.time_ns()
+    source = gateway.module("a")
+    source.broker.publish(source, GatewayMessage(b"old", timestamp_ns=now_ns - 4000 * 10**9))
+    source.broker.publish(source, GatewayMessage(b"new", timestamp_ns=now_ns))
+    gateway.start()
+    eventually(lambda: gateway.module("sink").got == [b"new"])
+    worker = gateway.broker.worker_of(gateway.module("sink"))
+    eventually(lambda: worker.expired == 1 and worker.handled == 1)
+
+
+def test_the_file_says_how_a_link_delivers() -> None:
+    modules = [{"name": name, "loader": {"name": "python", "entrypoint": "a.b:C"}} for name in ("a", "b")]
+    link = {"source": "a.rejected", "sink": "b", "delivery": "at_least_once", "max_tries": 5, "backoff_s": 1,
+            "ordered": True, "ttl_s": 60, "max_messages": 10, "max_bytes": 1000, "overflow": "drop_newest",
+            "buffer": "journal:/tmp/x?retain_bytes=1000000", "error": "a"}  # fmt: skip
+    found = parse({"modules": modules, "links": [link]}).links[0]
+    assert found.options == LinkOptions(ALO, 5, 1.0, 30.0, True, 60.0, 10, 1000, Overflow.DROP_NEWEST)
+    assert (found.buffer, found.error) == ("journal:/tmp/x?retain_bytes=1000000", "a")
+    for wrong in ({"delivery": "twice"}, {"max_tries": 0}, {"ordered": 1}, {"buffer": "shm:/x"}, {"ttl_s": 0},
+                  {"overflow": "drop_oldest"}, {"backoff_s": 100}):  # fmt: skip
+        with pytest.raises(ConfigurationError, match=r"links\[0\]"):
+            parse({"modules": modules, "links": [{"source": "a", "sink": "b", **wrong}]})
+    with pytest.raises(InvalidArgument):
+        LinkOptions(max_bytes=0)

@@ -1,0 +1,143 @@
+"""Killed processes leave nothing, and nobody takes the living for dead: not from another PID namespace either."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock import _core, shm
+
+LONG = 30
+
+
+def namespaces_work() -> bool:
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "--pid", "--fork", "true"], capture_output=True).returncode == 0
+
+
+in_namespace = pytest.mark.skipif(not namespaces_work(), reason="no PID namespace can be made here")
+
+
+def files(directory: Path, kind: str) -> set[str]:
+    return {path.name for path in directory.iterdir() if path.name.startswith(kind)}
+
+
+def start(code: str, *before: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [*before, sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+    return process
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=LONG)
+
+
+BUS = "import penstock; bus = penstock.publisher('bus:x'); print('ready', flush=True); input()"
+CHANNEL = "from penstock import shm; p = shm.Publisher('/left', slots=8); print('ready', flush=True); input()"
+
+
+@pytest.mark.parametrize("code", [BUS, CHANNEL])
+@pytest.mark.parametrize("who", ["a bus", "a channel", "clean", "a look"])
+def test_what_a_killed_process_leaves_is_swept_by_the_next(code: str, who: str) -> None:
+    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
+    dead = start(code)
+    assert files(directory, f"counters.{dead.pid}.") and files(directory, f"alive.{dead.pid}.")
+    kill(dead)
+    if who == "clean":
+        shm.clean()
+    elif who == "a look":
+        _core.counters_read()
+    else:
+        next_one = start(BUS if who == "a bus" else CHANNEL.replace("/left", "/other"))
+        next_one.communicate(b"\n", timeout=LONG)
+    assert not files(directory, f"counters.{dead.pid}.") and not files(directory, f"alive.{dead.pid}.")
+    shm.clean()
+    assert not files(directory, "%2Fleft")
+
+
+@in_namespace
+def test_another_namespace_takes_nobody_for_dead(name: str) -> None:
+    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
+    with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+        own = files(directory, f"counters.{os.getpid()}.") | files(directory, f"alive.{os.getpid()}.")
+        assert own
+        code = f"""
+import penstock._core
+from penstock import shm
+shm.clean()
+assert [count for count in penstock._core.counters_read() if count['name'] == {name!r}], "a living process's counters"
+with shm.Publisher({name!r}) as publisher:
+    publisher.publish(b"from another namespace")
+(channel,) = (channel for channel in shm.channels() if channel.name == {name!r})
+assert all(member.alive for member in channel.members), channel
+print('ready', flush=True)
+"""
+        start(code, "unshare", "--pid", "--fork").communicate(timeout=LONG)
+        assert own <= {path.name for path in directory.iterdir()}
+        publisher.publish(b"here")
+        got = [bytes(message) for message in subscriber.read_many(8, 0)]
+        assert got == [b"from another namespace", b"here"]
+
+
+@in_namespace
+def test_who_dies_in_another_namespace_is_found(name: str) -> None:
+    """Its process has the pid of one that lives here: 1."""
+    directory = Path(os.environ["PENSTOCK_SHM_DIR"])
+    code = f"""
+from penstock import shm
+subscriber = shm.Subscriber({name!r}, reliable=True)
+print('ready', flush=True)
+input()
+"""
+    with shm.Publisher(name, slots=8, reliable=True, timeout=LONG) as publisher, shm.Subscriber(name) as subscriber:
+        dead = start(code, "unshare", "--pid", "--fork", "--kill-child")
+        assert {member.pid for member in shm.channels()[0].members} == {os.getpid(), 1}
+        shm.clean()
+        assert files(directory, "counters.1."), "it lives"
+        kill(dead)
+        for _ in range(20):
+            assert publisher.publish(b"goes on")
+            assert subscriber.read(0) is not None
+        shm.clean()
+        assert not files(directory, "counters.1.") and not files(directory, "alive.1.")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a directory of another user")
+def test_a_directory_that_another_user_made_is_not_used(tmp_path: Path) -> None:
+    theirs = Path(f"/dev/shm/penstock-{os.geteuid()}")
+    moved = theirs.with_name(theirs.name + "-moved") if theirs.exists() else None
+    if moved:
+        theirs.rename(moved)
+    theirs.mkdir(mode=0o777)
+    try:
+        os.chown(theirs, 12345, 12345)
+        environment = {key: value for key, value in os.environ.items() if key != "PENSTOCK_SHM_DIR"}
+        environment["TMPDIR"] = str(tmp_path)
+        code = "from penstock import _core; print(_core.counters_directory())"
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LONG)
+        assert done.stdout.strip() == str(tmp_path / theirs.name), done
+    finally:
+        theirs.rmdir()
+        if moved:
+            moved.rename(theirs)
+
+
+def test_a_directory_in_which_others_could_remove_files_is_refused(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "open"
+    open_to_all.mkdir()
+    code = "import penstock; penstock.publisher('shm:/x').close(); print('fine')"
+    for mode, fine in ((0o777, False), (0o1777, True), (0o700, True)):
+        open_to_all.chmod(mode)
+        environment = os.environ | {"PENSTOCK_SHM_DIR": str(open_to_all)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LONG)
+        assert ("fine" in done.stdout) == fine, (oct(mode), done)
+        assert fine or "sticky" in done.stderr
