@@ -126,7 +126,7 @@ def test_too_many_are_refused_and_passed_over(wire: Callable[[], Wire], client: 
 
 
 def test_a_raw_client_has_none(wire: Callable[[], Wire], client: Client) -> None:
-    assert wire().send(b"PUB 1+4\nxk\0v\0").closed() == b""
+    assert wire().send(b"PUB 1+4\nxk\0v\0\n").closed() == b"", "one byte; what follows is no command"
     raw = wire().send(b"SUB q\nPUB 1\na")
     raw.exactly(b"a")
     client.publish("default", b"x", properties=UNIT)
