@@ -74,7 +74,8 @@ class BoundOutbox {
     }
     void clear() { outbox_.clear(); }
     std::size_t pending() { return outbox_.pending_bytes(); }
-    std::vector<std::pair<std::int64_t, std::int64_t>> take_sent() { return outbox_.take_sent(); }
+    std::vector<std::pair<std::int64_t, std::int64_t>> take_sent(std::uint64_t end) { return outbox_.take_sent(end); }
+    std::uint64_t sent() { return outbox_.sent_bytes(); }
 
    private:
     static std::vector<Delivery> deliveries_of(nb::handle batch, nb::handle counts) {
@@ -141,6 +142,7 @@ void bind_outbox(nb::module_ &module) {
         .def("advance", &BoundOutbox::advance)
         .def("clear", &BoundOutbox::clear)
         .def("take_sent", &BoundOutbox::take_sent)
+        .def_prop_ro("sent_bytes", &BoundOutbox::sent)
         .def_prop_ro("pending_bytes", &BoundOutbox::pending);
 }
 

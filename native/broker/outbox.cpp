@@ -112,13 +112,9 @@ void Outbox::lent(const std::uint8_t *data, std::size_t size, void *hold) {
     pending_ += size;
 }
 
-void Outbox::note_sent(std::int64_t position) {
-    if (!sent_.empty() && sent_.back().second + 1 == position) sent_.back().second = position;
-    else sent_.emplace_back(position, position);
-}
-
 void Outbox::advance(std::size_t bytes) {
     pending_ -= bytes;
+    total_ += bytes;
     while (!pieces_.empty()) {
         const Piece &piece = pieces_.front();
         const std::size_t left = piece.size - offset_;
@@ -129,7 +125,7 @@ void Outbox::advance(std::size_t bytes) {
         bytes -= left;
         offset_ = 0;
         if (piece.hold) done_.push_back(piece.hold);
-        if (piece.position >= 0) note_sent(piece.position);
+        if (piece.position >= 0) sent_.push_back({piece.position, total_ - bytes});
         while (piece.chunk && chunks_.front().number < piece.chunk) chunks_.pop_front();
         pieces_.pop_front();
     }
@@ -189,6 +185,14 @@ void Outbox::clear() {
     settle();
 }
 
-std::vector<std::pair<std::int64_t, std::int64_t>> Outbox::take_sent() { return std::exchange(sent_, {}); }
+std::vector<std::pair<std::int64_t, std::int64_t>> Outbox::take_sent(std::uint64_t end) {
+    std::vector<std::pair<std::int64_t, std::int64_t>> runs;
+    for (; !sent_.empty() && sent_.front().end <= end; sent_.pop_front()) {
+        const std::int64_t position = sent_.front().position;
+        if (!runs.empty() && runs.back().second + 1 == position) runs.back().second = position;
+        else runs.emplace_back(position, position);
+    }
+    return runs;
+}
 
 }  // namespace penstock::broker

@@ -60,8 +60,9 @@ class Outbox {
     void clear();
 
     std::size_t pending_bytes() const noexcept { return pending_; }
-    // Positions of bare messages wholly written since the last call, as closed runs.
-    std::vector<std::pair<std::int64_t, std::int64_t>> take_sent();
+    std::uint64_t sent_bytes() const noexcept { return total_; }  // since the beginning
+    // Positions of bare messages that lie wholly before `end` (of all bytes sent), as closed runs; each is told once.
+    std::vector<std::pair<std::int64_t, std::int64_t>> take_sent(std::uint64_t end);
 
    private:
     struct Piece {
@@ -80,7 +81,6 @@ class Outbox {
     char *room(std::size_t bytes);
     void add_text(const char *data, std::size_t bytes);
     void refer(const std::uint8_t *data, std::size_t bytes);
-    void note_sent(std::int64_t position);
 
     Release release_;
     std::deque<Piece> pieces_;
@@ -88,7 +88,12 @@ class Outbox {
     std::size_t pending_ = 0, offset_ = 0;  // offset_ into the first piece
     std::uint64_t chunk_number_ = 0;
     std::vector<void *> done_;
-    std::vector<std::pair<std::int64_t, std::int64_t>> sent_;
+    std::uint64_t total_ = 0;
+    struct Sent {
+        std::int64_t position;
+        std::uint64_t end;  // of its last byte, among all bytes sent
+    };
+    std::deque<Sent> sent_;
 };
 
 }  // namespace penstock::broker

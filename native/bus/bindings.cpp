@@ -234,6 +234,7 @@ PyObject *publisher_close(PyObject *object, PyObject *) {
     if (std::exchange(self->closed, true) || !self->bus) Py_RETURN_NONE;
     for (SubscriberObject *subscriber : self->bus->subscribers) subscriber->writers.wake_all();  // it may wait there
     self->bus->room.wake_all();
+    self->bus->changed.wake_all();
     Py_RETURN_NONE;
 }
 

@@ -295,13 +295,15 @@ std::size_t matching(BusObject *bus, std::uint16_t id) {
     return count;
 }
 
-// wait_ready(id, subscribers, timeout)
+// _wait_ready(id, subscribers, timeout, publisher): closing that publisher ends it.
 PyObject *bus_wait_ready(PyObject *object, PyObject *const *arguments, Py_ssize_t count) {
     BusObject *bus = as_bus(object);
     std::uint16_t id;
     Deadline deadline;
     bool poll = false;
-    if (count != 3) return PyErr_Format(PyExc_TypeError, "_wait_ready takes an id, a number and a time-out");
+    if (count != 4 || !PyObject_TypeCheck(arguments[3], publisher_type))
+        return PyErr_Format(PyExc_TypeError, "_wait_ready takes an id, a number, a time-out and a publisher");
+    Publishing publishing(reinterpret_cast<PublisherObject *>(arguments[3]));
     Py_ssize_t wanted = PyNumber_AsSsize_t(arguments[1], PyExc_OverflowError);
     if (wanted == -1 && PyErr_Occurred()) return nullptr;
     if (!parse_id(arguments[0], &id) || !parse_timeout(arguments[2], &deadline, &poll)) return nullptr;
@@ -310,6 +312,10 @@ PyObject *bus_wait_ready(PyObject *object, PyObject *const *arguments, Py_ssize_
     PyObject *result = nullptr;
     while (!result) {
         if (!check_bus_open(bus)) break;
+        if (Publishing::ended()) {
+            raise_error("ClosedError", "this publisher was closed");
+            break;
+        }
         if (static_cast<Py_ssize_t>(matching(bus, id)) >= wanted) result = Py_NewRef(Py_True);
         else if (poll || deadline.passed()) result = Py_NewRef(Py_False);
         else {

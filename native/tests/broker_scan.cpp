@@ -113,7 +113,7 @@ static void outbox(unsigned seed) {
             }
             if (box.send(pair[0]) < 0) std::abort();
             box.settle();
-            box.take_sent();
+            box.take_sent(box.sent_bytes());
             for (ssize_t size; (size = read(pair[1], buffer, chooser() % sizeof buffer)) > 0;) got.append(buffer, static_cast<std::size_t>(size));
         }
         while (box.pending_bytes()) {

@@ -175,7 +175,7 @@ def test_objects_that_were_never_set_up_do_not_crash() -> None:
         lambda: bus._flush(0),
         lambda: bus._serve(weakref.ref(bus)),
         lambda: bus._drain(),
-        lambda: bus._wait_ready(1, 1, 0),
+        lambda: bus._wait_ready(1, 1, 0, publisher),
         lambda: bus.add(subscriber),
         lambda: Bus().add(subscriber),
         lambda: subscriber.read(0),

@@ -157,3 +157,12 @@ def test_every_command_speaks_json_and_shows_an_example(entry: Entry) -> None:
         assert "--json" in options, f"penstock {path} has no --json"
         assert "Example" in (command.help or ""), f"penstock {path} shows no example"
         assert all(parameter.help for parameter in command.params if parameter.param_type_name == "option"), path
+
+
+def test_help_fits_80_columns_and_ends_with_examples() -> None:
+    done = run("--help", COLUMNS="80")
+    assert done.returncode == 0 and all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines())
+    places = [done.stdout.index(f" {panel} ") for panel in ("Try", "Look", "Keep", "Run")]
+    assert places == sorted(places) < [done.stdout.index("Examples")]
+    for entry in COMMANDS:  # no summary is cut or wrapped
+        assert not entry.installed or entry.summary in done.stdout, entry.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 import uuid
 from pathlib import Path
 
@@ -98,3 +99,35 @@ def test_words_that_cannot_be_right_are_refused(tmp_path: Path) -> None:
     assert done.returncode == 2 and "nothere" in done.stderr
     done = run("pub", f"journal:{tmp_path}/j#t", "x", "-p", "a")
     assert done.returncode == 2 and "NAME=VALUE" in done.stderr
+
+
+def test_record_all_takes_what_is_published_on_this_machine(tmp_path: Path) -> None:
+    name = f"shm:/recorded-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        recording = start("record", "--all", "-o", f"{tmp_path}/run", "--json")
+        assert publisher.wait_ready(1, 60)
+        publisher.publish(b"x")
+        deadline = time.monotonic() + 60
+        topic = name.removeprefix("shm:/")
+        while not _stored(tmp_path / "run", topic) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        recording.send_signal(signal.SIGINT)
+        out, err = recording.communicate(timeout=60)
+    assert json.loads(out)["topics"][topic] == 1, err
+    assert run("record", "-o", f"{tmp_path}/none").returncode == 2
+
+
+def _stored(folder: Path, topic: str) -> bool:
+    done = run("sub", f"journal:{folder}#{topic}", "--from", "start", "-e") if folder.exists() else None
+    return done is not None and "x" in done.stdout
+
+
+def test_completion_knows_topics_and_addresses(tmp_path: Path) -> None:
+    from penstock.cli.target import live_addresses
+
+    name = f"shm:/completed-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name), penstock.publisher(f"journal:{tmp_path}/j#hall.t") as kept:
+        kept.publish(b"x")
+        assert live_addresses(name[:-3]) == [name]
+        assert live_addresses(f"journal:{tmp_path}/j#ha") == [f"journal:{tmp_path}/j#hall.t"]
+    assert live_addresses("journal:/nowhere#") == []

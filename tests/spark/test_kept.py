@@ -11,7 +11,7 @@ from tests.spark.test_broker import free_port
 from tests.spark.test_stream import forget_before
 
 from penstock.broker import Client, Server
-from penstock.errors import InvalidArgument, StateError
+from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import Journal
 from penstock.spark.bounds import Bounds
 from penstock.spark.directory import Directory
@@ -161,3 +161,46 @@ def test_one_journal_under_two_names(tmp_path):
     port = free_port()
     with Server(tmp_path / "j", port).start(), pytest.raises(InvalidArgument, match=r"broker://127.* are the same journal"):
         open_places([f"broker://127.0.0.1:{port}?token=secret", str(tmp_path / "j")])
+
+
+def lose(path, number):
+    """Lose the segment of this number as a disk does: nobody announces it. Gives its positions."""
+    logs = sorted(path.glob("*.log"))
+    for part in path.glob(logs[number].stem + ".*"):
+        part.unlink()
+    first, following = (int(log.name.split("-")[0]) for log in logs[number : number + 2])
+    return range(first, following)
+
+
+def test_a_missing_segment_is_damage_for_a_table(tmp_path):
+    make(tmp_path / "j", 5000)
+    lost = lose(tmp_path / "j", 2)
+    for options in ({}, {"failOnDataLoss": "true"}, {"topics": "a.x"}):
+        reader = JournalReader({"path": str(tmp_path / "j"), "columns": "position", **options}, schema())
+        with pytest.raises(CorruptionError, match=f"positions {lost[0]} to {lost[-1]}: .*journal verify"):
+            reader.partitions()
+    reader = JournalReader({"path": str(tmp_path / "j"), "failOnDataLoss": "false"}, schema())
+    assert positions(reader, reader.partitions()) == [*range(1, lost[0]), *range(lost[-1] + 1, 5001)]
+    for first, last in ((1, lost[0] - 1), (lost[-1] + 1, 5000)):
+        options = {"path": str(tmp_path / "j"), "startPosition": str(first), "endPosition": str(last)}
+        reader = JournalReader(options, schema())
+        assert positions(reader, reader.partitions()) == list(range(first, last + 1)), "what is asked for is there"
+
+
+def test_a_stream_tells_of_a_missing_segment_or_jumps_over_it_in_one_step(tmp_path, caplog):
+    make(tmp_path / "j", 5000)
+    lost = lose(tmp_path / "j", 2)
+    reader, start, end = stream_reader(tmp_path / "j")
+    with pytest.raises(CorruptionError, match="failOnDataLoss=false reads on"):
+        reader.partitions(start, end)
+    gone = forget_before(tmp_path / "j", 1)
+    reader, _, end = stream_reader(tmp_path / "j", failOnDataLoss="false", maxMessagesPerTrigger="100")
+    (uuid,) = end
+    offset, batches = {uuid: 1}, []
+    while offset != end:
+        following = reader.latestOffset(offset, reader.getDefaultReadLimit())
+        batches.append(positions(reader, reader.partitions(offset, following)))
+        offset = following
+    assert all(batches), "no batch is empty"
+    assert [number for batch in batches for number in batch] == [*range(gone, lost[0]), *range(lost[-1] + 1, 5001)]
+    assert f"positions 1 to {gone - 1} of journal {uuid} are gone" in caplog.text

@@ -10,10 +10,6 @@ import threading
 import time
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("deltalake")
-
 import duckdb
 import numpy
 import pandas
@@ -21,6 +17,7 @@ import polars
 import pyarrow
 import pyarrow.dataset
 import pyarrow.parquet
+import pytest
 from deltalake import DeltaTable
 from tests.spark.journals import BEGIN_NS, extend, make
 from tests.spark.test_stream import forget_before
@@ -31,7 +28,24 @@ from penstock.spark import lake
 from penstock.spark.lake import archiving, compaction, delta, files, inspection, schema
 from penstock.spark.lake.store import store
 
-FIELDS = ("topic", "position", "timestamp_ns", "payload", "properties", "message_id")
+pytestmark = pytest.mark.usefixtures("days")
+
+
+@pytest.fixture
+def days():
+    """Days by the publisher's time, which a test can choose; the stored one is the clock's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "STORED_NS", "timestamp_ns")
+        yield
+
+
+def test_the_day_is_that_of_the_stored_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(schema, "STORED_NS", "stored_ns")
+    make(tmp_path / "j", 100)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    for row in rows_of(tmp_path / "lake").to_pylist():
+        day = datetime.datetime.fromtimestamp(row["stored_ns"] // 10**9, datetime.UTC).date()
+        assert row["date"] == day and row["timestamp_ns"] < row["stored_ns"] <= time.time_ns()
 
 
 def rows_of(directory, **options):
@@ -108,7 +122,7 @@ def test_statistics_hide_no_row(tmp_path):
     everything = rows_of(tmp_path / "lake").to_pylist()
     table = DeltaTable(str(tmp_path / "lake"))
     dataset = table.to_pyarrow_dataset()
-    for name in ("topic", "ordinal", "position", "timestamp", "timestamp_ns", "message_id", "vchan_id", "journal", "date"):
+    for name in ("topic", "ordinal", "position", "timestamp", "timestamp_ns", "stored_ns", "message_id", "vchan_id", "journal", "date"):
         for row in everything[::53]:
             value = row[name]
             if value is None:

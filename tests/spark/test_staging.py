@@ -11,6 +11,8 @@ from tests.spark.test_broker import free_port
 from penstock.broker import Client, Server
 from penstock.errors import InvalidArgument
 from penstock.journal import Journal
+from penstock.spark import blocks
+from penstock.spark import staging as staging_module
 from penstock.spark.blocks import SHAPE
 from penstock.spark.staging import committed, open_staging
 
@@ -79,3 +81,48 @@ def test_a_brokers_state_and_the_marks_survive_each_others_segments(tmp_path):
     before = messages(tmp_path / "j")
     publish(tmp_path / "j", "query-1-3", [bytes(1000)] * 100)
     assert messages(tmp_path / "j") == before
+
+
+def stage(path, payloads, transaction="query-1-0"):
+    staging = open_staging(str(path), transaction, {"segmentBytes": str(SEGMENT_BYTES)})
+    batches = [
+        pyarrow.RecordBatch.from_pylist([{"topic": "a", "payload": data} for data in payloads[at : at + 7]], schema=SHAPE)
+        for at in range(0, len(payloads), 7)
+    ]
+    return staging, staging.write(0, 0, iter(batches))[0]
+
+
+def contents(path):
+    with Journal(path, mode="read") as journal:
+        return [bytes(message) for message in journal.read_many(1)]
+
+
+@pytest.mark.parametrize("dies_at", [1, 2, 5])
+def test_a_transaction_too_large_for_one_commit_is_gone_on_with(tmp_path, monkeypatch, dies_at):
+    """Killed between two of its commits; then Spark runs the batch again, and its rows come in another order."""
+    monkeypatch.setattr(staging_module, "COMMIT_BYTES", 4000)
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 2)
+    payloads = [b"%03d" % number + bytes(500) for number in range(40)]
+    staging, name = stage(tmp_path / "j", payloads)
+    real, left = Journal.transaction, [dies_at + 1]
+
+    def transaction(self, *arguments, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(self, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "transaction", transaction)
+        with pytest.raises(KeyboardInterrupt):
+            staging.commit([name], once=True, batch=0)
+    staging.abort()  # as Spark does for a batch that failed
+    published = contents(tmp_path / "j")
+    assert 0 < len(published) < 40 and published == payloads[: len(published)]
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 3)  # cut otherwise by another release
+    staging, name = stage(tmp_path / "j", payloads[::-1])
+    staging.commit([name], once=True, batch=0)
+    assert contents(tmp_path / "j") == payloads
+    staging, name = stage(tmp_path / "j", payloads)
+    staging.commit([name], once=True, batch=0)
+    assert contents(tmp_path / "j") == payloads and not (tmp_path / "j.staging").exists()

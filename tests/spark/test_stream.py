@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
@@ -9,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from tests.spark.journals import BEGIN_NS, extend, make
 
-from penstock.journal import Journal
+from penstock.journal import Journal, layout
 from penstock.spark.stream import behind, lag, share
 
 
@@ -95,10 +96,11 @@ def forget_before(path, count):
     for log in logs[:count]:
         for part in path.glob(log.stem + ".*"):
             part.unlink()
-    frontier = bytearray((path / "frontier").read_bytes())
     first = int(logs[count].name.split("-")[0])
-    frontier[72:80] = first.to_bytes(8, "little")
-    (path / "frontier").write_bytes(frontier)
+    uuid = layout.decode_marker((path / layout.MARKER_NAME).read_bytes(), str(path))
+    words = layout.decode_frontier((path / layout.FRONTIER_NAME).read_bytes(), uuid)
+    moved = dataclasses.replace(words, first=first, sequence=words.sequence + 2)
+    (path / layout.FRONTIER_NAME).write_bytes(layout.encode_frontier(uuid, moved))
     return first
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
+from penstock.broker.liveness import DEFAULT_S, Liveness, unacknowledged_bytes
 from penstock.broker.protocol import Protocol
 from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
@@ -31,6 +32,7 @@ class ConnectionLimits:
     max_unacknowledged: int = 65_536
     max_rate: float = 0.0  # messages per second; 0: none
     output_bytes: int = 1 << 20
+    keepalive_s: float = DEFAULT_S  # a peer of whom nothing was heard for so long is gone; 0: never
 
 
 class Connection:
@@ -72,6 +74,9 @@ class Connection:
             self.socket = self.tls
         self.wants_write = False
         self.ending = False  # close when the output is out
+        self.liveness = Liveness(self.socket, limits.keepalive_s)
+        self.look_at = self.opened + limits.keepalive_s / 3
+        self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
         self.unfinished_bytes = 0  # come in of a command that is not whole
         self.unfinished_since = 0.0
         self.busy = False  # a command under way could go on now
@@ -173,7 +178,18 @@ class Connection:
             self._send_tls(self.tls)
         if self.outbox.pending_bytes:
             self.wants_write = True
-        self.session.settle()
+        self.settle()
+        self.session.wake_starved()
+
+    def settle(self) -> None:
+        """Note which messages that need no acknowledgement the peer's TCP has received."""
+        if not self.session.automatic:
+            self.unacknowledged = False
+            return
+        left = unacknowledged_bytes(self.socket)
+        self.unacknowledged = left > 0
+        if self.tls is None or not left:  # what TLS adds is not known: all of it, or none
+            self.session.settle(max(0, self.outbox.sent_bytes - left))
 
     def _send_tls(self, tls: ssl.SSLSocket) -> None:
         while self.outbox.pending_bytes:
@@ -193,6 +209,7 @@ class Connection:
     def close(self) -> None:
         """The client is gone: so are its subscriptions."""
         try:
+            self.settle()
             self.session.end()
         finally:
             self.give_back()

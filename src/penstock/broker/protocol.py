@@ -352,7 +352,19 @@ class Protocol(Session):
 
     # --- consuming
 
-    def raw_sub(self, name: str) -> Answer:
+    def _free(self, name: str) -> Generator[str, None, bool]:
+        """Whether a queue for one consumer has none; one that is gone without a word is found out and dropped."""
+        while (queue := self.broker.queues.get(name)) is not None and queue.consumers:
+            if not (queue.raw or queue.options.exclusive):
+                return True
+            there = self.host.evict_lost(queue)
+            if there:
+                return False
+            if there is None:
+                yield WAIT
+        return True
+
+    def raw_sub(self, name: str) -> Work:
         """SUB of the compatible mode: one queue a connection, one connection a queue."""
         if self.subscriptions:
             raise Disconnect("a second SUB")
@@ -360,6 +372,8 @@ class Protocol(Session):
             words.check_queue(name)
         except Refusal:
             raise Disconnect("bad name") from None
+        if not (yield from self._free(name)):
+            raise Disconnect("the queue has a client")
         queue = self.broker.queue(name, QueueOptions())
         if queue.consumers:
             raise Disconnect("the queue has a client")
@@ -367,7 +381,7 @@ class Protocol(Session):
         self._subscribe(queue, RAW_CREDIT, automatic=True, raw=True)
         return None
 
-    def sub(self, name: str, *rest: str) -> Answer:
+    def sub(self, name: str, *rest: str) -> Work:
         """SUB <queue> [options]: consume a queue; made if it is not there."""
         options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "credit": int, "ack": str})
         self.check_queue(name)
@@ -381,8 +395,9 @@ class Protocol(Session):
         found = self.broker.queues.get(name)
         if found is not None and not self.may_read(found):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
+        free = yield from self._free(name)
         queue = self._declare(name, options, change=False)
-        if queue.consumers and (queue.raw or queue.options.exclusive):
+        if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
         return OK

@@ -42,6 +42,7 @@ HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
 TURN_S = 0.005  # of long work in one turn
 UNFINISHED_BYTES = 65_536  # less than this is not worth closing a connection for
+ACKNOWLEDGED_S = 0.005  # how often the peers' acknowledgements are looked for
 RETRY_S = 1.0  # after a step of the loop that failed
 TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
 TELL_FAILURE_S = 10.0
@@ -102,6 +103,7 @@ class Server:
         self._producers: dict[str, Connection] = {}
         self._touched: set[Connection] = set()
         self._paused: dict[Connection, None] = {}  # not read from; those whose turn is longest ago first
+        self._unacknowledged: set[Connection] = set()  # the peer's TCP has not acknowledged what counts as taken then
         self._numbers = itertools.count(1).__next__
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
@@ -179,7 +181,8 @@ class Server:
             self._stop_accepting()
         if not self.draining:
             return False
-        busy = any(c.outbox.pending_bytes or c.session.answers for c in self.connections.values())
+        connections = self.connections.values()
+        busy = any(c.outbox.pending_bytes or c.session.answers or c.unacknowledged for c in connections)
         busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)
         return not busy or time.monotonic() >= self._drain_until
 
@@ -211,6 +214,8 @@ class Server:
         now = time.monotonic()
         if self._paused:
             self._resume()
+        if self._unacknowledged:
+            self._settle()
         if now >= self._housekeeping:
             self._housekeeping = now + HOUSEKEEPING_S
             self._step("housekeeping", partial(self._keep_house, now))
@@ -252,6 +257,8 @@ class Server:
             return 0.0
         if self._paused:
             return PAUSE_S if all(c.paused() or (c.working and not c.busy) for c in self._paused) else 0.0
+        if self._unacknowledged:
+            return ACKNOWLEDGED_S
         timeout = LAZY_S if self.broker.dirty or self.draining else HOUSEKEEPING_S if not self._observed else MAX_POLL_S
         due_ns = self.broker.next_time_ns() - time.time_ns()
         return max(0.0, min(timeout, due_ns / 1e9))
@@ -410,10 +417,21 @@ class Server:
             if connection.descriptor in self.connections:
                 self._serve(connection, partial(self._send, connection))
 
+    def _settle(self) -> None:
+        """The kernel tells nobody that a peer has acknowledged: look."""
+        for connection in list(self._unacknowledged):
+            self._serve(connection, connection.settle)
+            if not connection.unacknowledged:
+                self._unacknowledged.discard(connection)
+                if connection.ending and not connection.outbox.pending_bytes:
+                    self._drop(connection)
+
     def _send(self, connection: Connection) -> None:
         before = connection.wants_write
         connection.send()
-        if connection.ending and not connection.outbox.pending_bytes:
+        if connection.unacknowledged:
+            self._unacknowledged.add(connection)
+        if connection.ending and not (connection.outbox.pending_bytes or connection.unacknowledged):
             self._drop(connection)
         elif connection.wants_write != before:
             self._watch(connection)
@@ -443,6 +461,7 @@ class Server:
         self._unfinished_bytes -= connection.unfinished_bytes
         connection.unfinished_bytes = 0
         self._paused.pop(connection, None)
+        self._unacknowledged.discard(connection)
         self._touched.discard(connection)
         if self._producers.get(connection.session.producer) is connection:
             del self._producers[connection.session.producer]
@@ -493,11 +512,22 @@ class Server:
         self.broker.transactions.forget_idle()
         self.broker.observe()
         self._observed = True
+        self._drop_silent(now)
         if now >= self._trim_at or self.broker.wants_room:
             self._trim_at = now + (0.0 if self.broker.trim() else TRIM_S)
         if self.tokens.required or self._tls is not None:
             for connection in list(self.connections.values()):
                 if now - connection.opened > HELLO_S and not (connection.session.hello and connection.secure):
+                    self._drop(connection)
+
+    def _drop_silent(self, now: float) -> None:
+        """Drop the connections whose peers are gone without a word; a third of the time between two looks at each."""
+        every_s = self.connection_limits.keepalive_s / 3
+        for connection in list(self.connections.values()) if every_s else ():
+            if now >= connection.look_at:
+                connection.look_at = now + every_s
+                if connection.liveness.silent():
+                    log.info("%s: closed: nothing was heard of it for %g s", connection.peer, every_s * 3)
                     self._drop(connection)
 
     def _reload_tokens(self) -> None:
@@ -537,6 +567,19 @@ class Server:
         for connection in self.connections.values():
             if connection.session is session:
                 self._producers[producer] = connection
+
+    def evict_lost(self, queue: Queue) -> bool | None:
+        """Ask the consumers of a queue that is for one whether they are there."""
+        for connection in [found for found in self.connections.values() if queue.name in found.session.subscriptions]:
+            there = connection.liveness.probe()
+            if there is False:
+                log.info(
+                    "%s: closed: it missed its probe, and another client wants queue %s", connection.peer, queue.name
+                )
+                self._drop(connection)
+            else:
+                return there
+        return None
 
     def withdraw(self, session: Session, queue: Queue) -> None:
         """A queue was given topics that this consumer may not read."""

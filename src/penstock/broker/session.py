@@ -6,6 +6,7 @@ answer knows how many requests it answers, so that a commit that fails refuses e
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -50,6 +51,9 @@ class Host(Protocol):
     def take_over(self, producer: str, session: Session) -> None:
         """Close an older connection of the same producer."""
 
+    def evict_lost(self, queue: Queue) -> bool | None:
+        """Whether a consumer of the queue is there; None: not known yet. One that misses its probe is dropped."""
+
     def withdraw(self, session: Session, queue: Queue) -> None:
         """End a connection that consumes what it may not read any more."""
 
@@ -87,7 +91,9 @@ class Subscription:
         else:
             self.session.outbox.framed(queue.wire_name, batch, counts)
             if self.automatic:
-                self.session.written.append((self, batch.positions[0], batch.positions[-1]))
+                outbox = self.session.outbox
+                end = outbox.sent_bytes + outbox.pending_bytes
+                self.session.written.append((self, batch.positions[0], batch.positions[-1], end))
         self.session.touched()
 
 
@@ -121,7 +127,7 @@ class Session:
         self.rights: Rights = EVERYTHING
         self.producer = ""
         self.subscriptions: dict[str, Subscription] = {}
-        self.written: list[tuple[Subscription, int, int]] = []
+        self.written: deque[tuple[Subscription, int, int, int]] = deque()  # positions, and the end of their bytes
         self.answers: list[Answered] = []  # of this turn
         self.answer_bytes = 0
         self.confirms = False  # answers of this turn depend on the commit
@@ -219,16 +225,23 @@ class Session:
             else:
                 answer.line()
 
-    def settle(self) -> None:
-        """After output was written: messages that need no acknowledgement are done."""
+    @property
+    def automatic(self) -> bool:
+        """Whether messages of this connection are done without an acknowledgement of its own."""
+        return bool(self.written) or any(subscription.raw for subscription in self.subscriptions.values())
+
+    def settle(self, received_bytes: int) -> None:
+        """Messages that need no acknowledgement are done when the peer's TCP has them: so many bytes of all sent."""
         for subscription in self.subscriptions.values():
             if subscription.raw:
-                for first, last in self.outbox.take_sent():
+                for first, last in self.outbox.take_sent(received_bytes):
                     self.broker.acknowledge(subscription.queue, subscription, first, last, exact=True)
-        if self.written and not self.outbox.pending_bytes:
-            for subscription, first, last in self.written:
-                self.broker.acknowledge(subscription.queue, subscription, first, last, exact=True)
-            self.written.clear()
+        while self.written and self.written[0][3] <= received_bytes:
+            subscription, first, last, _ = self.written.popleft()
+            self.broker.acknowledge(subscription.queue, subscription, first, last, exact=True)
+
+    def wake_starved(self) -> None:
+        """After output was written: there may be room for more."""
         if self.starved and self.outbox.pending_bytes < self.output_bytes:
             self.starved = False
             for subscription in self.subscriptions.values():

@@ -24,7 +24,7 @@ class Publisher(_native.Publisher, channel.Publisher):
         """Wait until so many subscribers of this id are on the bus."""
         if self.closed:
             raise ClosedError("this publisher was closed")
-        return bool(self.bus._wait_ready(self.id, subscribers, timeout))
+        return bool(self.bus._wait_ready(self.id, subscribers, timeout, self))
 
     def _publish_now(self, data: Buffer, options: Mapping[str, Any]) -> int:
         return self._now(data, **options)

@@ -31,7 +31,8 @@ def benchmarks_folder() -> Path | None:
     return place if (place / "harness.py").is_file() else None
 
 
-FLOW, LOOK, KEEP, RUN, SETUP = "Messages", "What flows", "Recordings and logs", "Services", "Set-up"
+#: By what a person wants.
+TRY, LOOK, KEEP, RUN = "Try", "Look", "Keep", "Run"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,52 +56,66 @@ class Entry:
 
 
 COMMANDS: tuple[Entry, ...] = (
-    Entry("pub", "pub", "Publish messages to any address.", FLOW),
-    Entry("sub", "sub", "Read messages from any address; losses are told as they happen.", FLOW),
-    Entry("call", "call", "Ask a server and print its answer.", FLOW),
-    Entry("serve", "serve", "Answer calls by running a command for each.", FLOW),
-    Entry("bridge", "bridge", "Carry messages from one address to another.", FLOW),
+    Entry("demo", "demo", "The whole system at work, counted.", TRY),
+    Entry("doctor", "doctor", "Check this machine and say what to do.", TRY),
+    Entry("pub", "pub", "Publish messages to any address.", TRY),
+    Entry("sub", "sub", "Read messages from any address; losses are told as they happen.", TRY),
+    Entry("call", "call", "Ask a server and print its answer.", TRY),
+    Entry("serve", "serve", "Answer calls by running a command for each.", TRY),
     Entry("ls", "ls", "Every channel, queue, publisher and subscriber on this machine.", LOOK),
-    Entry("info", "info", "Everything known about one address.", LOOK),
     Entry("top", "top", "A live table of what flows.", LOOK),
+    Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
+    Entry("info", "info", "Everything known about one address.", LOOK),
     Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
-    Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
     Entry("monitor", "monitor", "Serve the page that shows the flow moving.", LOOK, extra="monitor"),
     Entry("record", "record", "Record addresses into a journal.", KEEP),
     Entry("play", "play", "Play a recording back.", KEEP),
+    Entry("sql", "sql", "Ask a recording or journal by SQL.", KEEP, extra="sql"),
     Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
     Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
     Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
     Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
     Entry("broker", "broker", "Run the durable broker.", RUN),
+    Entry("bridge", "bridge", "Carry messages from one address to another.", RUN),
     Entry("run", "run", "Run a gateway from its file.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
-    Entry("demo", "demo", "The whole system at work, counted.", RUN),
-    Entry("shm", "shm", "List and clean shared-memory channels.", SETUP),
-    Entry("config", "config", "Show the configuration and where each value came from.", SETUP),
-    Entry("doctor", "doctor", "Check this machine and say what to do.", SETUP),
-    Entry("bench", "bench", "Measure penstock beside its peers.", SETUP, extra="bench", runs_benchmarks=True),
-    Entry("torture", "torture", "Kill processes under load, then check every promise by count.", SETUP),
+    Entry("shm", "shm", "List and clean shared-memory channels.", RUN),
+    Entry("config", "config", "Show the configuration and where each value came from.", RUN),
+    Entry("bench", "bench", "Measure penstock beside its peers.", RUN, extra="bench", runs_benchmarks=True),
+    Entry("torture", "torture", "Kill processes under load, then check every promise by count.", RUN),
 )
 
 #: A module that is missing, and the extra that brings it.
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
+    "duckdb": "sql",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.
 
-Addresses: [bold]bus:NAME[/] · [bold]shm:/NAME[/] · [bold]tcp://HOST:PORT[/] · [bold]journal:DIRECTORY#TOPIC[/] ·
-[bold]broker://HOST:PORT/TOPIC?queue=NAME[/]
+Addresses: [bold]bus:NAME[/], [bold]shm:/NAME[/], [bold]tcp://HOST:PORT[/], [bold]journal:DIRECTORY#TOPIC[/],
+[bold]broker://HOST:PORT/TOPIC?queue=NAME[/]. What follows '?' are options.
+"""
 
-Example: [green]penstock sub shm:/camera --format hex[/] in one terminal,
-[green]penstock pub shm:/camera 'frame {count}' --count 5[/] in another.
+EXAMPLES = """[bold]Examples[/]
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over first, 4 a check found something wrong,
-69 something is not installed, 130 Ctrl-C, 141 the reader of the output went away, 143 told to end.
+[green]penstock demo[/]  the whole system at work, counted
+
+[green]penstock sub shm:/camera[/]  in one terminal, in another:
+
+[green]penstock pub shm:/camera 'frame {count}' --count 5[/]
+
+[green]penstock top[/]  what flows; [green]penstock why shm:/camera[/]  why nothing does
+
+[green]penstock record --all -o run1[/]  and then:
+
+[green]penstock sql 'select topic, count(*) from run1 group by 1'[/]
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over, 4 a check failed,
+69 not installed, 130 Ctrl-C, 141 output closed, 143 told to end.
 """
 
 
@@ -110,7 +125,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     exits.catch_termination()
     with exits.ending():
-        group.application(COMMANDS, HELP).main(args=arguments, prog_name="penstock")
+        group.application(COMMANDS, HELP, EXAMPLES).main(args=arguments, prog_name="penstock")
 
 
 def load(entry: Entry) -> typer.Typer:

@@ -36,6 +36,9 @@ def broker(
     keep: Annotated[str, typer.Option(help="Of what every queue has passed: a size, an age (7d), forever.")] = "1GiB",
     retain_queues: Annotated[bool, typer.Option(help="Free all that every queue has passed: --keep 0.")] = False,
     deduplication: Annotated[float, typer.Option(metavar="SECONDS", help="How long message ids are known.")] = 120.0,
+    keepalive: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="A client unheard of for so long is gone; 0: never.")
+    ] = 15.0,
     drain: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for consumers when ending.")] = 5.0,
     sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one JSON object.")] = False,
@@ -61,7 +64,10 @@ def broker(
             max_message_bytes=max_message, max_topics=max_topics, quota_bytes=quota, deduplication_s=deduplication
         ),
         connection_limits=ConnectionLimits(
-            max_message_bytes=max_message, max_rate=max_rate, max_unacknowledged=max_unacknowledged
+            max_message_bytes=max_message,
+            max_rate=max_rate,
+            max_unacknowledged=max_unacknowledged,
+            keepalive_s=keepalive,
         ),
         max_connections=max_connections,
         tokens=tokens,

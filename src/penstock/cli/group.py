@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["LazyGroup", "application"]
 
 
-def application(entries: Iterable[Entry], help_text: str) -> LazyGroup:
+def application(entries: Iterable[Entry], help_text: str, examples: str = "") -> LazyGroup:
     """The command group, with a light stand-in for each command that is part of this build."""
     app = typer.Typer(
         cls=LazyGroup,
         help=help_text,
+        epilog=examples,
         no_args_is_help=True,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import sys
 from dataclasses import asdict
@@ -14,6 +13,7 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.errors import InvalidArgument
+from penstock.observe import decode
 from penstock.printable import printable
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def repair(directory: Directory, as_json: Json = False) -> None:
 
 
 @app.command()
-def upgrade(directory: Directory) -> None:
+def upgrade(directory: Directory, as_json: Json = False) -> None:
     """Convert a journal that an older release wrote, in place. No writer may be running; run again if it was cut off.
 
     Example: [green]penstock journal upgrade /var/lib/measurements[/]
@@ -146,6 +146,9 @@ def upgrade(directory: Directory) -> None:
     from penstock.journal.upgrade import upgrade
 
     converted = upgrade(directory)
+    if as_json:
+        show.print_json({"directory": str(directory), "converted_segments": converted})
+        return
     print(f"{converted} segments converted" if converted else "of this version already, nothing to do")
 
 
@@ -179,17 +182,4 @@ def cat(
 
 
 def _as_json(message: Message) -> dict[str, object]:
-    data = bytes(message)
-    try:
-        content = {"text": data.decode()}
-    except UnicodeDecodeError:
-        content = {"base64": base64.b64encode(data).decode()}
-    return {
-        "position": message.position,
-        "topic": message.channel,
-        "ordinal": message.ordinal,
-        "timestamp_ns": message.timestamp_ns,
-        "stored_ns": message.stored_ns,
-        "properties": dict(message.properties),
-        **content,
-    }
+    return {**decode.record(message), "topic": message.channel, "stored_ns": message.stored_ns}

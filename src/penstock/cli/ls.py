@@ -9,6 +9,7 @@ import typer
 
 from penstock.address import without_secrets
 from penstock.cli import show
+from penstock.cli.target import live_addresses
 from penstock.observe.memory import seen
 from penstock.observe.rates import READERS, flow
 from penstock.observe.snapshot import Block, matching
@@ -21,29 +22,35 @@ RIGHT = ("pid", "messages", "bytes", "lost", "waiting", "last")
 
 @app.command()
 def ls(
-    address: Annotated[str | None, typer.Argument(help="Only this address and what is below it.")] = None,
+    address: Annotated[
+        str | None,
+        typer.Argument(help="Only this and what is below it; a part of it; or '*'.", autocompletion=live_addresses),
+    ] = None,
+    watch: Annotated[float | None, typer.Option(min=0.1, help="Again every so many seconds, until Ctrl-C.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a handle.")] = False,
 ) -> None:
     """Every channel, queue, publisher and subscriber on this machine, with the process it belongs to.
 
     It reads shared counters and disturbs nobody. Processes of other users are listed where their files may be read.
 
-    Example: [green]penstock ls shm:/camera[/]
+    Example: [green]penstock ls 'shm:/camera/*'[/]
     """
-    blocks = seen() if address is None else matching(seen(), address)
-    blocks.sort(key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
     if as_json:
-        for block in blocks:
+        for block in _blocks(address):
             show.print_json(as_record(block))
-        return
-    if not blocks:
+    elif watch is None and not _blocks(address):
         typer.echo(
             "nothing of Penstock is open on this machine"
             if address is None
             else f"nobody has {without_secrets(address)} open"
         )
-        return
-    show.console().print(show.table(COLUMNS, [_row(block) for block in blocks], RIGHT))
+    else:
+        show.watched(lambda: show.table(COLUMNS, [_row(block) for block in _blocks(address)], RIGHT), watch)
+
+
+def _blocks(address: str | None) -> list[Block]:
+    blocks = seen() if address is None else matching(seen(), address)
+    return sorted(blocks, key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
 
 
 def as_record(block: Block) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import live_addresses
-from penstock.errors import InvalidArgument
+from penstock.cli.target import expanded, live_addresses
+from penstock.errors import InvalidArgument, RefusedError
+from penstock.observe.rates import PRODUCERS
+from penstock.observe.snapshot import live
 from penstock.quantities import duration_s, is_size, size_bytes
 from penstock.recording.recorder import Plan, Recorder
 from penstock.recording.story import topic_of
@@ -24,8 +26,14 @@ app = typer.Typer()
 
 @app.command()
 def record(
-    addresses: Annotated[list[str], typer.Argument(help="What to record.", autocompletion=live_addresses)],
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the recording; new or empty.")],
+    addresses: Annotated[
+        list[str] | None,
+        typer.Argument(help="What to record; or with '*'.", autocompletion=live_addresses, show_default=False),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", "-a", help="All that is published over shm: and tcp:// on this machine now.")
+    ] = False,
     split: Annotated[
         str | None, typer.Option(help="A new part every so many bytes (500M) or so much time (10min, 1h).")
     ] = None,
@@ -51,7 +59,8 @@ def record(
 
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
-    plan = _plan(addresses, names, output, split, max_size, pre_buffer, count)
+    chosen = _chosen(addresses or [], everything)
+    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count)
     with Recorder(plan) as recorder:
         told: dict[str, str] = {}
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
@@ -64,6 +73,19 @@ def record(
     _report(recorder, totals, as_json)
     if recorder.errors:
         raise typer.Exit(exits.FAILED)
+
+
+def _chosen(given: list[str], everything: bool) -> list[str]:
+    if everything and given:
+        raise InvalidArgument("give addresses or --all, not both")
+    if everything:
+        found = [block.address.partition("?")[0] for block in live() if block.kind in PRODUCERS]
+        given = sorted({address for address in found if address.startswith(("shm:", "tcp:"))})
+        if not given:
+            raise RefusedError("--all: nobody on this machine publishes over shm: or tcp:// now")
+    if not given:
+        raise InvalidArgument("say what to record: addresses, or --all")
+    return expanded(given)
 
 
 def _plan(

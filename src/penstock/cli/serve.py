@@ -17,6 +17,7 @@ import typer
 
 import penstock
 from penstock.calls import Request
+from penstock.cli import show
 from penstock.cli.target import AddressArgument, OptionList, with_options
 from penstock.errors import InvalidArgument
 
@@ -70,6 +71,7 @@ def serve(
     processes: Annotated[int, typer.Option(min=1, max=256, help="How many may run at a time.")] = 4,
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which a command is killed.")] = 60.0,
     option: OptionList = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Tell the address and the counts as JSON objects.")] = False,
 ) -> None:
     """Answer calls: each request runs the command once; what it prints is the answer.
 
@@ -84,10 +86,16 @@ def serve(
     runner = Runner(words, limit)
     with penstock.server(with_options(address, option), runner, workers=processes) as server:
         where = server.address if server.port is None else f"{server.address} (port {server.port})"
-        print(f"answering calls at {where}; Ctrl-C ends", file=sys.stderr, flush=True)
+        if as_json:
+            show.print_json({"address": server.address, "port": server.port})
+        else:
+            print(f"answering calls at {where}; Ctrl-C ends", file=sys.stderr, flush=True)
         try:
             while True:
                 time.sleep(3600)
         finally:
             ledger = server.ledger
-            print(f"answered {ledger.delivered} of {ledger.matched} calls", file=sys.stderr)
+            if as_json:
+                show.print_json({"calls": ledger.matched, "answered": ledger.delivered})
+            else:
+                print(f"answered {ledger.delivered} of {ledger.matched} calls", file=sys.stderr)

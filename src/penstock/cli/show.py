@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
+from penstock.cli import exits
 from penstock.observe.latency import BOUNDS_NS
 from penstock.printable import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
 
 __all__ = [
     "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "print_json", "rate_text",
-    "seconds_text", "table",
+    "seconds_text", "table", "watched",
 ]  # fmt: skip
 
 #: Text, or text and its style.
@@ -50,6 +53,20 @@ def console(stderr: bool = False) -> Console:
         stderr=stderr, width=None if stream.isatty() else PIPED_COLUMNS, highlight=False, markup=False, emoji=False,
         soft_wrap=not stream.isatty(),
     )  # fmt: skip
+
+
+def watched(render: Callable[[], RenderableType], every: float | None) -> None:
+    """Print what ``render`` makes; again every so many seconds, in place on a terminal, until it is ended."""
+    out = console()
+    if every is None:
+        out.print(render())
+        return
+    from rich.live import Live
+
+    with contextlib.suppress(*exits.STOPPED), Live(console=out, screen=out.is_terminal, auto_refresh=False) as view:
+        while True:
+            view.update(render(), refresh=True)
+            time.sleep(every)
 
 
 def columns_of(stream: IO[str]) -> int:

@@ -19,14 +19,31 @@ __all__ = [
 
 
 def live_addresses(incomplete: str) -> list[str]:
-    """Addresses in use on this machine, for completion; nothing when they cannot be told."""
+    """Addresses in use on this machine, topics of a journal, queues of brokers: for completion, which never fails."""
     try:
-        from penstock.observe.snapshot import live
-
-        names = {block.address for block in live() if block.address}
+        names = {*_topics(incomplete)} if incomplete.startswith("journal:") and "#" in incomplete else _open(incomplete)
     except Exception:  # completion must never print an error into the command line
         names = set()
     return sorted(name for name in names if name.startswith(incomplete))
+
+
+def _topics(incomplete: str) -> list[str]:
+    from penstock.journal import Journal
+
+    place = incomplete.partition("#")[0]
+    with Journal(place.removeprefix("journal:"), mode="read") as journal:
+        return [f"{place}#{topic}" for topic in journal.topics]
+
+
+def _open(incomplete: str) -> set[str]:
+    from penstock.observe.snapshot import live
+
+    blocks = live()
+    names = {block.address for block in blocks if block.address}
+    head, queue, _ = incomplete.partition("?queue=")
+    if queue:
+        names |= {f"{head}?queue={b.name}" for b in blocks if (b.room, b.kind) == ("broker", "queue") and not b.address}
+    return names
 
 
 AddressArgument = Annotated[
@@ -40,7 +57,7 @@ AddressArgument = Annotated[
 AddressesArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="ADDRESS...",
+        metavar="ADDRESS",
         help="shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC; several, or with '*'.",
         autocompletion=live_addresses,
         show_default=False,

@@ -13,6 +13,7 @@ import errno
 import itertools
 import math
 import os
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ class Segment:
     nonce: int
     times: tuple[int, int] = (LEAST, GREATEST)
     stored: tuple[int, int] = (LEAST, GREATEST)
+    follows: int = 0  # where the following segment begins: after ``next`` where positions are missing
 
 
 @dataclass(slots=True)
@@ -74,6 +76,8 @@ class Directory:
             what = "there is no such directory" if not self.path.exists() else f"it has no {layout.MARKER_NAME}"
             raise InvalidArgument(f"{self.path} is not a journal: {what}") from None
         self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
+        self._topics: dict[Path, dict[int, str]] = {}
+        self._listed: list[tuple[int, int]] = []
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -106,27 +110,31 @@ class Directory:
         """The least position kept."""
         return max(1, self.words().first)
 
-    def segments(self, start: int | None = None) -> list[Segment]:
-        """All of them, in order; the last one ends at the frontier. ``StateError`` where ``start`` is not kept.
+    def segments(self, start: int | None = None, among: tuple[int, int] | None = None) -> list[Segment]:
+        """All of them, or those that can hold a position ``among`` these, in order; the last one ends at the frontier.
+
+        ``StateError`` where ``start`` is not kept.
 
         What files there are says what is kept: the journal announces that some went only after they did.
         """
         for _ in range(LISTINGS):
             words = self.words()
-            names = layout.latest_segments(os.listdir(self.path))
+            names = self._listed = layout.latest_segments(os.listdir(self.path))
             if start is not None and names and start < names[0][0]:
                 raise StateError(gone_text(start, names[0][0], str(self.path)))
             names = [name for name in names if name[0] < words.frontier]
             ends = [*(first for first, _ in names[1:]), words.frontier]
+            low, high = among or (0, words.frontier)  # headers of others need not be read
+            pairs = [(name, end) for name, end in zip(names, ends, strict=False) if name[0] < high and end > low]
             try:
-                return [self._segment(name, end, words) for name, end in zip(names, ends, strict=False)]
+                return [self._segment(name, end, words) for name, end in pairs]
             except FileNotFoundError:
                 continue  # it went, or became its next revision, since it was listed
         raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self.header(name)
-        seal = header.seal
+        seal, follows = header.seal, following
         times = stored = (LEAST, GREATEST)
         if seal is not None:
             end, following, times = seal.end, min(following, seal.next), (seal.least_time_ns, seal.greatest_time_ns)
@@ -136,7 +144,7 @@ class Directory:
         else:
             end = self._file(name, "log").stat().st_size
         sealed = seal is not None
-        return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times, stored)
+        return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times, stored, follows)
 
     def header(self, name: tuple[int, int]) -> layout.SegmentHeader:
         """A segment's header, read once when it is sealed."""
@@ -159,18 +167,37 @@ class Directory:
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Ranges of positions, each with its end, for which there is no segment though there are older ones.
+
+        Retention takes the oldest ones, so these are damage. What a listing lacks may have gone since it was begun: it
+        is listed again.
+        """
+        found = gaps_of(self.segments(among=(start, end)), start, end)
+        return found and gaps_of(self.segments(among=(start, end)), start, end)
+
     def visit(
-        self, start: int, end: int, bounds: Bounds, look: Callable[[Segment, int, int], Found], *, whole: bool
+        self,
+        start: int,
+        end: int,
+        bounds: Bounds,
+        look: Callable[[Segment, int, int], Found],
+        *,
+        whole: bool,
+        lossy: bool = False,
     ) -> Iterator[Found]:
         """``look(segment, low, high)`` of each segment that can hold a match, by header and topic summary alone.
 
         A segment that goes while it is looked at is looked for again: as its next revision, or it is lost, which with
-        ``whole`` is a ``StateError``.
+        ``whole`` is a ``StateError``. One that is missing between others is damage, unless ``lossy``.
         """
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         tries = 0
         while start < end:
-            for segment in self.segments(start if whole else None):
+            listed = self.segments(start if whole else None, (start, end))
+            if not lossy and gaps_of(listed, start, end) and (gaps := self.missing(start, end)):
+                raise CorruptionError(missing_text(gaps, str(self.path)), str(self.path))
+            for segment in listed:
                 low, high = max(start, segment.first), min(end, segment.next)
                 if high <= low:
                     continue
@@ -294,7 +321,9 @@ class Directory:
             raise CorruptionError(f"{what}; run: penstock journal verify {self.path}", str(path))
         return entries
 
-    def stretches(self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False) -> Iterator[Stretch]:
+    def stretches(
+        self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False, lossy: bool = False
+    ) -> Iterator[Stretch]:
         """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked."""
 
         def look(segment: Segment, low: int, high: int) -> Stretch | None:
@@ -312,7 +341,7 @@ class Directory:
             path = self.file(segment, "log")
             return Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
 
-        yield from filter(None, self.visit(start, end, bounds, look, whole=whole))
+        yield from filter(None, self.visit(start, end, bounds, look, whole=whole, lossy=lossy))
 
     def _map(self, path: Path, segment: Segment) -> Array:
         size = path.stat().st_size
@@ -322,8 +351,17 @@ class Directory:
         return mapped
 
     def topics(self, segment: Segment) -> dict[int, str]:
-        """Names by number: all that messages of this segment have."""
-        return TopicNames(self, segment).names
+        """Names by number: all that messages of this segment have, by the latest listing or a new one."""
+        at = bisect.bisect_right(self._listed, (segment.first, sys.maxsize))
+        if at == len(self._listed):
+            return TopicNames(self, segment).names
+        path = self._file(self._listed[at], "log")  # the next one's head: it does not change
+        if path not in self._topics:
+            try:
+                self._topics[path] = TopicNames(self, segment, self._listed).names
+            except FileNotFoundError:  # compacted since
+                return TopicNames(self, segment).names
+        return self._topics[path]
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
@@ -390,6 +428,22 @@ def gone_text(start: int, first: int, place: str) -> str:
     return (
         f"positions {start} to {first - 1} of {place} went by retention before they were read: keep more; "
         "a streaming query goes on without them with failOnDataLoss=false"
+    )
+
+
+def gaps_of(listed: list[Segment], start: int, end: int) -> list[tuple[int, int]]:
+    """The positions among these that no segment of a listing has, though it has one before them."""
+    gaps = ((max(start, segment.next), min(end, segment.follows)) for segment in listed)
+    return [(low, high) for low, high in gaps if low < high]
+
+
+def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
+    """What to say of positions between others that no segment has."""
+    low, high = gaps[0]
+    more = f" and {len(gaps) - 1} more ranges" if len(gaps) > 1 else ""
+    return (
+        f"no segment of {place} has positions {low} to {high - 1}{more}: run: penstock journal verify {place}; "
+        "failOnDataLoss=false reads on without them"
     )
 
 

@@ -52,6 +52,7 @@ class Reading:
     check: bool = True
     batch_bytes: int = BATCH_BYTES
     whole: bool = False  # what retention took meanwhile is an error, not left out
+    lossy: bool = False  # a segment that is missing between others is left out, not an error
 
     @property
     def needs_log(self) -> bool:
@@ -73,12 +74,23 @@ class Place(Protocol):
         """The position after the last one that can be read."""
 
     def ranges(
-        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+        self,
+        start: int,
+        end: int,
+        bounds: Bounds,
+        most_bytes: int,
+        *,
+        log: bool = True,
+        whole: bool = False,
+        lossy: bool = False,
     ) -> Iterator[Range]:
         """What can match in these positions, in pieces of about ``most_bytes``; without ``log`` indexes alone count."""
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         """The matching messages of these positions."""
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Ranges of positions between others that are lost."""
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
@@ -166,7 +178,15 @@ class DirectoryPlace:
         return self.directory.frontier
 
     def ranges(
-        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+        self,
+        start: int,
+        end: int,
+        bounds: Bounds,
+        most_bytes: int,
+        *,
+        log: bool = True,
+        whole: bool = False,
+        lossy: bool = False,
     ) -> Iterator[Range]:
         def look(segment: Segment, low: int, high: int) -> list[Range]:
             share = self.directory.share(segment, bounds, log)
@@ -178,14 +198,17 @@ class DirectoryPlace:
                 for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes / share)
             ]
 
-        for pieces in self.directory.visit(start, end, bounds, look, whole=whole):
+        for pieces in self.directory.visit(start, end, bounds, look, whole=whole, lossy=lossy):
             yield from pieces
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        return self.directory.missing(start, end)
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
         needs_log = reading.needs_log
         for stretch in self.directory.stretches(
-            start, end, reading.bounds, log=needs_log, whole=reading.whole
+            start, end, reading.bounds, log=needs_log, whole=reading.whole, lossy=reading.lossy
         ):
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):

@@ -115,7 +115,15 @@ class BrokerPlace:
             return client.frontier
 
     def ranges(
-        self, start: int, end: int, bounds: Bounds, most_bytes: int, *, log: bool = True, whole: bool = False
+        self,
+        start: int,
+        end: int,
+        bounds: Bounds,
+        most_bytes: int,
+        *,
+        log: bool = True,
+        whole: bool = False,
+        lossy: bool = False,
     ) -> Iterator[Range]:
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         if end <= start:
@@ -125,6 +133,9 @@ class BrokerPlace:
         for low in range(start, end, step):
             high = min(low + step, end)
             yield Range(self.text, self.uuid, low, high, int((high - low) * each))
+
+    def missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        return []  # a broker does not start with such a journal
 
     def _bytes_each(self, start: int) -> float:
         """What a message takes, about: the mean of a few."""

@@ -78,6 +78,7 @@ def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds, *, w
         check=choice(options, "check", ("true", "false"), "true") == "true",
         batch_bytes=size,
         whole=choice(options, "failOnDataLoss", ("true", "false"), str(whole).lower()) == "true",
+        lossy=options.get("failOnDataLoss", "").lower() == "false",
     )
 
 
@@ -94,7 +95,9 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
 
     def pieces(most_bytes: int) -> Iterator[Range]:
         for place, start, end in spans:
-            yield from place.ranges(start, end, how.bounds, most_bytes, log=how.needs_log, whole=how.whole)
+            yield from place.ranges(
+                start, end, how.bounds, most_bytes, log=how.needs_log, whole=how.whole, lossy=how.lossy
+            )
 
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))

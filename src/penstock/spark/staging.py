@@ -4,6 +4,10 @@ Beside a journal ``DIRECTORY`` they lie in ``DIRECTORY.staging/TRANSACTION/``, o
 files whose task succeeded are named to ``commit``. The marks of what was committed are state records of the journal,
 in the same atomic batch as the messages. ``write`` runs on executors and needs no native code; ``commit`` runs on the
 driver.
+
+A transaction of more than ``COMMIT_BYTES`` is published in several commits, since one is held in memory and bounded.
+Each of them but the last marks how far it came, and in which files: whoever commits the transaction again goes on
+there, with those files, whatever was staged anew. They are synced before the first such mark and kept until the last.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,7 +33,17 @@ if TYPE_CHECKING:
 
 STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
 MAX_MARKS = 1000
+COMMIT_BYTES = 256 << 20
+_PARTIAL = "partial"  # in the folder of a transaction: some of it is published, its files must stay
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a transaction is published: so many rows of these files, in this order."""
+
+    files: tuple[str, ...]
+    rows: int
 
 
 class Staging(Protocol):
@@ -106,27 +121,63 @@ class DirectoryStaging:
         from penstock._core.broker import batch_names, range_batch
 
         marks = committed(journal)
-        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(name)) for name in marks), (STATE_KIND,))
-        if once and self.transaction in marks:
+        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(*mark)) for mark in marks.items()), (STATE_KIND,))
+        known = marks.get(self.transaction)
+        if once and self.transaction in marks and known is None:
             return
-        with journal.transaction() as transaction:
-            for name in names:
-                for block in self._blocks(name):
+        progress = Progress(tuple(names), 0) if known is None else known
+        waiting = self._blocks(progress)
+        block = next(waiting, None)
+        while True:
+            held = rows = 0
+            with journal.transaction() as transaction:
+                while block is not None and (not held or held + len(block.data) <= COMMIT_BYTES):
                     batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
                     transaction.append_batch(batch, batch_names(batch))
+                    held, rows = held + len(block.data) + len(block.index), rows + len(batch)
+                    block = next(waiting, None)
+                progress = Progress(progress.files, progress.rows + rows)
+                left = None if block is None else progress
+                if once:
+                    if left is not None:
+                        self._keep(progress.files)
+                    transaction.state(STATE_KIND, encode_mark(self.transaction, left))
             if once:
-                transaction.state(STATE_KIND, encode_mark(self.transaction))
-        if once:
-            marks[self.transaction] = None  # not before: a segment that the commit begins is headed by them
+                marks[self.transaction] = left  # not before: a segment that the commit begins is headed by them
+            if block is None:
+                (self.directory / _PARTIAL).unlink(missing_ok=True)
+                return
 
-    def _blocks(self, name: str) -> Iterator[blocks.Block]:
+    def _keep(self, names: Sequence[str]) -> None:
+        """From the first mark of a part on the files are what the rest comes from: on the disk, and kept by abort."""
+        if (self.directory / _PARTIAL).exists():
+            return
+        (self.directory / _PARTIAL).touch()
+        for path in (*(self.directory / name for name in (*names, _PARTIAL)), self.directory, self.root):
+            handle = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+
+    def _blocks(self, progress: Progress) -> Iterator[blocks.Block]:
+        """What the files hold after the rows that are published."""
+        skip = progress.rows
+        for name in progress.files:
+            for batch in self._batches(name):
+                taken = min(skip, batch.num_rows)
+                skip -= taken
+                if taken < batch.num_rows:
+                    yield from blocks.encode(batch.slice(taken))
+
+    def _batches(self, name: str) -> Iterator[pyarrow.RecordBatch]:
         place = str(self.directory / Path(name).name)
         rows = 0
         try:
             with pyarrow.OSFile(place, "rb") as file:
                 for batch in pyarrow.ipc.open_stream(file):
                     rows += batch.num_rows
-                    yield from blocks.encode(batch)
+                    yield batch
         except (pyarrow.ArrowException, OSError) as error:
             text = f"{place} is no file of staged rows ({error}); run the job again"
             raise CorruptionError(text, place) from None
@@ -134,20 +185,25 @@ class DirectoryStaging:
             raise CorruptionError(f"{place} has {rows} rows, not as many as its name says; run the job again", place)
 
     def abort(self) -> None:
+        if (self.directory / _PARTIAL).exists():
+            return
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):  # another transaction may be under way
             self.root.rmdir()
 
 
-def committed(journal: Journal) -> dict[str, None]:
-    """The transactions that a journal has marks of, oldest first: the last of each query, and named batch jobs."""
-    latest: dict[str, str] = {}
+def committed(journal: Journal) -> dict[str, Progress | None]:
+    """The transactions that a journal has marks of, oldest first: the last of each query, and named batch jobs.
+
+    One of which only a part is published has its progress, the others None.
+    """
+    latest: dict[str, tuple[str, Progress | None]] = {}
     for kind, data in journal.state_records():
         if kind == STATE_KIND:
-            name = decode_mark(data)
+            name, progress = decode_mark(data)
             latest.pop(_owner(name), None)
-            latest[_owner(name)] = name
-    return dict.fromkeys(list(latest.values())[-MAX_MARKS:])
+            latest[_owner(name)] = name, progress
+    return dict(list(latest.values())[-MAX_MARKS:])
 
 
 def _owner(transaction: str) -> str:
@@ -155,14 +211,17 @@ def _owner(transaction: str) -> str:
     return transaction.rpartition("-")[0] if transaction.startswith("query-") else transaction
 
 
-def encode_mark(transaction: str) -> bytes:
+def encode_mark(transaction: str, progress: Progress | None = None) -> bytes:
     """A mark as a state record's bytes."""
-    return json.dumps({"transaction": transaction}).encode()
+    part = {} if progress is None else {"files": progress.files, "rows": progress.rows}
+    return json.dumps({"transaction": transaction, **part}).encode()
 
 
-def decode_mark(data: bytes) -> str:
-    """The transaction that a mark names."""
-    return str(json.loads(data)["transaction"])
+def decode_mark(data: bytes) -> tuple[str, Progress | None]:
+    """The transaction that a mark names, and how far it came where it is not complete."""
+    fields = json.loads(data)
+    part = Progress(tuple(map(str, fields["files"])), int(fields["rows"])) if "files" in fields else None
+    return str(fields["transaction"]), part
 
 
 def _chain(first: pyarrow.RecordBatch, rest: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -9,6 +9,7 @@ executors.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 Offset = dict[str, int]
+LOG = logging.getLogger("penstock.spark")
 
 
 class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -76,22 +78,37 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         places = self._places()
         self._check(start, places)
-        known = {uuid: int(start.get(uuid, place.first)) for uuid, place in places.items()}
+        known = {uuid: self._next(place, int(start.get(uuid, place.first))) for uuid, place in places.items()}
         ends = {uuid: max(known[uuid], place.frontier) for uuid, place in places.items()}
         if self.target is not None:
             ends = {uuid: max(known[uuid], min(end, self.target.get(uuid, 0))) for uuid, end in ends.items()}
         if isinstance(limit, ReadMaxRows):
-            return share(known, ends, max(1, limit.max_rows))
+            shared = share(known, ends, max(1, limit.max_rows))
+            return {uuid: self._next(places[uuid], end, say=False) for uuid, end in shared.items()}
         if isinstance(limit, ReadMaxBytes):
             return self._within(places, known, ends, max(1, limit.max_bytes))
         return ends
+
+    def _next(self, place: Place, position: int, *, say: bool = True) -> int:
+        """A position, or with ``failOnDataLoss=false`` the first one after it that is kept, in one step."""
+        if self.fail:
+            return position
+        kept = max(position, place.first)
+        for low, high in place.missing(kept, place.frontier):
+            if low == kept:
+                kept = high
+        if kept > position and say:
+            LOG.warning("positions %d to %d of journal %s are gone: going on", position, kept - 1, place.uuid)
+        return kept
 
     def _within(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
         """As far as ``most_bytes`` go, journal by journal, at least one piece."""
         reached = dict(known)
         left = most_bytes
         for uuid, place in places.items():
-            for piece in place.ranges(known[uuid], ends[uuid], self.bounds, max(1, most_bytes // 4)):
+            for piece in place.ranges(
+                known[uuid], ends[uuid], self.bounds, max(1, most_bytes // 4), lossy=not self.fail
+            ):
                 if left <= 0:
                     return reached
                 reached[uuid] = piece.end

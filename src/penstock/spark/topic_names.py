@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import struct
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,10 +28,12 @@ class TopicNames:
     The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
     """
 
-    def __init__(self, directory: Directory, segment: Segment) -> None:
+    def __init__(self, directory: Directory, segment: Segment, listed: Sequence[tuple[int, int]] | None = None) -> None:
+        """``listed``: the segments of the directory, where the caller has just listed them."""
         self.directory = directory
         self.names: dict[int, str] = {}
-        later = [name for name in layout.latest_segments(os.listdir(directory.path)) if name[0] > segment.first]
+        names = layout.latest_segments(os.listdir(directory.path)) if listed is None else listed
+        later = names[bisect.bisect_right(names, (segment.first, sys.maxsize)) :]
         for name in later:  # any of them has all; the next one has the fewest besides
             with suppress(CorruptionError):
                 path = directory.path / layout.segment_name(*name)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
 from penstock.broker.client.requests import Requests
+from penstock.broker.liveness import DEFAULT_S
 from penstock.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
@@ -41,12 +42,19 @@ class _Base(Requests):
         name: str = "",
         timeout: float = 30.0,
         reconnect: bool = True,
+        keepalive_s: float = DEFAULT_S,
     ) -> None:
         self._options: dict[str, Any] = {"token": token, "tls": tls}
         self._timeout = timeout
         self._dialogue = Dialogue(token=token, name=name)
         self._link = Link(
-            host, port, self._dialogue, tls=tls_context(tls), reconnect=reconnect, connect_timeout=timeout
+            host,
+            port,
+            self._dialogue,
+            tls=tls_context(tls),
+            reconnect=reconnect,
+            connect_timeout=timeout,
+            keepalive_s=keepalive_s,
         )
 
     @property

@@ -16,6 +16,7 @@ import threading
 import time
 
 from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.liveness import DEFAULT_S, Liveness
 from penstock.errors import ClosedError, ProtocolError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
@@ -33,6 +34,7 @@ class Link:
         tls: ssl.SSLContext | None = None,
         reconnect: bool = True,
         connect_timeout: float = 10.0,
+        keepalive_s: float = DEFAULT_S,
     ) -> None:
         self.host, self.port = host, port
         self.dialogue = dialogue
@@ -52,6 +54,8 @@ class Link:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
         self._mask = 0
+        self._keepalive_s = keepalive_s
+        self._liveness: Liveness | None = None
         self._pid = os.getpid()
         self._lock = threading.Lock()
 
@@ -78,13 +82,25 @@ class Link:
         if self.closed:
             raise ClosedError("this client was closed")
         if self._socket is None:
-            left = max(0.0, self._retry_at - time.monotonic())
-            timeout = left if timeout is None else min(left, timeout)
-        try:
-            found = self._poll.poll(-1 if timeout is None else timeout)
-        except (ValueError, OSError):
-            raise ClosedError("this client was closed") from None
-        return bool(found) or self._socket is None
+            timeout = _least(timeout, max(0.0, self._retry_at - time.monotonic()))
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            slice_s = self._keepalive_s / 3 if self._keepalive_s and self._liveness is not None else None
+            try:
+                found = self._poll.poll(-1 if (first := _least(left, slice_s)) is None else first)
+            except (ValueError, OSError):
+                raise ClosedError("this client was closed") from None
+            if found or self._socket is None or self._silent() or (deadline is not None and first == left):
+                return bool(found) or self._socket is None
+
+    def _silent(self) -> bool:
+        """Drop the connection when the broker's machine is gone without a word."""
+        if self._liveness is None or not self._liveness.silent():
+            return False
+        with self._lock:
+            self._lost(ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s"))
+        return True
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
@@ -167,6 +183,8 @@ class Link:
 
     def _introduce(self) -> None:
         self.connections += 1
+        assert self._socket is not None
+        self._liveness = Liveness(self._socket, self._keepalive_s)
         self.dialogue.connected()
         self._send()
 
@@ -230,7 +248,7 @@ class Link:
             with contextlib.suppress(OSError, ValueError):
                 self._poll.unregister(self._socket)
             self._socket.close()
-        self._socket = None
+        self._socket = self._liveness = None
         self._connecting = self._shaking = False
         self._mask = 0
 
@@ -266,3 +284,7 @@ class Link:
             self._drop_socket()
             self._poll.close()
             os.close(self._wake)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    return other if one is None else one if other is None else min(one, other)

@@ -10,6 +10,7 @@ One thread at a time; ``close`` and ``ledger`` by any thread.
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +24,7 @@ from penstock.broker import words
 from penstock.broker.client.clients import Client
 from penstock.broker.client.requests import encode_many, publish_options
 from penstock.carry import total_bytes
-from penstock.channel import Ledger, check_timeout
+from penstock.channel import Deadline, Ledger
 from penstock.errors import ClosedError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 CHUNK = 8192  # messages of publish_many that are made ready at a time
 LOOK_S = 0.02  # how often wait_ready looks
+END_S = 1.0  # how long close lets another thread's publish end by itself
+CLOSED = "this publisher was closed"
 
 
 class Publisher(channel.Publisher):
@@ -64,6 +67,8 @@ class Publisher(channel.Publisher):
         self._count = 0  # of messages under way
         self._counters = Counters("broker", "publisher", f"{host}:{port}/{topic}")
         self._final: Ledger | None = None
+        self._closing = False
+        self._turn = threading.RLock()  # of whoever talks to the broker; again in a signal handler of the same thread
         self._client = Client(host, port, token=token, tls=tls, timeout=timeout, reconnect=reconnect)
         try:
             if queue:
@@ -76,9 +81,11 @@ class Publisher(channel.Publisher):
 
     def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
         """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
-        self._check()
-        self._send([data], words.encode_properties(properties))
-        self._settle(self._unconfirmed)
+        encoded = words.encode_properties(properties)
+        with self._turn:
+            self._check()
+            self._send([data], encoded)
+            self._settle(self._unconfirmed)
         return None
 
     def publish_many(
@@ -97,10 +104,15 @@ class Publisher(channel.Publisher):
         return self._publish_all(batch, None)
 
     def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
-        self._check()
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
         if isinstance(properties, list) and len(properties) != len(items):
             raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
+        with self._turn:
+            self._check()
+            self._send_all(items, properties)
+        return len(items)
+
+    def _send_all(self, items: Any, properties: Properties) -> None:
         if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
             if len(items):
                 self._send(items, properties)
@@ -110,7 +122,6 @@ class Publisher(channel.Publisher):
                 self._send(items[begin : begin + CHUNK], part)
                 self._settle(max(self._unconfirmed, 4 * CHUNK))
         self._settle(self._unconfirmed)
-        return len(items)
 
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
@@ -141,32 +152,43 @@ class Publisher(channel.Publisher):
         except words.Refusal:
             self._counters.drop("refused", count)
             raise
-        except BaseException:
+        except BaseException as error:
             self._counters.drop("error", count)
+            if self._closing:
+                raise ClosedError(f"{CLOSED} while it waited: whether what it sent is stored is unknown") from error
             raise
         self._counters.add("delivered", count)
         self.position = span[1]
 
     def flush(self) -> None:
         """Wait until everything published is on disk."""
-        self._check()
-        self._settle(0)
+        with self._turn:
+            self._check()
+            self._settle(0)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many consumers are there whose queues take this topic."""
-        timeout = check_timeout(timeout)
-        self._check()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self._client.peers(self.topic)[1] < subscribers:
-            left = LOOK_S if deadline is None else min(LOOK_S, deadline - time.monotonic())
-            if left <= 0:
+        deadline = Deadline(timeout)
+        while self._consumers() < subscribers:
+            if deadline.passed:
                 return False
-            time.sleep(left)
+            left = deadline.left
+            time.sleep(LOOK_S if left is None else min(LOOK_S, left))
         return True
 
+    def _consumers(self) -> int:
+        with self._turn:
+            self._check()
+            try:
+                return int(self._client.peers(self.topic)[1])
+            except Exception as error:
+                if self._closing:
+                    raise ClosedError(CLOSED) from error
+                raise
+
     def _check(self) -> None:
-        if self._client.closed:
-            raise ClosedError("this publisher was closed")
+        if self._closing:
+            raise ClosedError(CLOSED)
 
     @property
     def ledger(self) -> Ledger:
@@ -180,18 +202,26 @@ class Publisher(channel.Publisher):
         return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
 
     def close(self) -> None:
-        """Wait for what is under way, then give the connection back."""
-        if self._client.closed:
+        """Wait for what is under way, then give the connection back.
+
+        A publish of another thread that has not ended soon is ended by this: nobody knows then whether it was stored.
+        """
+        if self._closing:
             return
+        self._closing = True
+        mine = self._turn.acquire(timeout=END_S)
         try:
-            if self._under_way:
+            if mine and self._under_way:
                 self._settle(0)
         finally:
             self._client.close()
+            if not mine:
+                self._turn.acquire()  # its holder ends now
             self._final = self.ledger
             self._counters.close()
+            self._turn.release()
 
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
-        return self._client.closed
+        return self._closing

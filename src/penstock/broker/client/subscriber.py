@@ -25,6 +25,7 @@ from penstock.broker.client.clients import tls_context
 from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.client.link import Link
 from penstock.broker.client.requests import milliseconds, queue_options
+from penstock.broker.liveness import DEFAULT_S
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError
 
@@ -59,6 +60,7 @@ class Subscriber(channel.Subscriber):
         timeout: float = 30.0,
         reconnect: bool = True,
         max_message_bytes: int = 64 << 20,
+        keepalive_s: float = DEFAULT_S,
         **options: Any,
     ) -> None:
         if not 1 <= credit <= 65_536:
@@ -77,7 +79,13 @@ class Subscriber(channel.Subscriber):
         self._final: Ledger | None = None
         self._dialogue = Dialogue(token=token, producer="", max_message_bytes=max_message_bytes)
         self._link = Link(
-            host, port, self._dialogue, tls=tls_context(tls), reconnect=reconnect, connect_timeout=timeout
+            host,
+            port,
+            self._dialogue,
+            tls=tls_context(tls),
+            reconnect=reconnect,
+            connect_timeout=timeout,
+            keepalive_s=keepalive_s,
         )
         words = f"{queue_options(**options)} credit={credit}".strip()
         pending = self._dialogue.subscribe(self.queue, words, self._receive)

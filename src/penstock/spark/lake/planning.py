@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import CorruptionError, InvalidArgument, StateError
+from penstock.errors import InvalidArgument, StateError
 from penstock.spark.bounds import Bounds
 from penstock.spark.options import check_options, folded
-from penstock.spark.places import DirectoryPlace, Place, Range, open_places, resolve, shown
+from penstock.spark.places import Place, Range, open_places, resolve, shown
 
 RANGE_BYTES = 64 << 20
 LEAST_RANGE_BYTES = 4 << 20
@@ -58,8 +58,6 @@ def cover(span: Span) -> Iterator[Range]:
 
     Holes that compaction recorded in a segment belong to the piece after them.
     """
-    if isinstance(span.place, DirectoryPlace):
-        _check_segments(span.place, span.start, span.end)
     reached = span.start
     last: Range | None = None
     for piece in span.place.ranges(span.start, span.end, Bounds(), RANGE_BYTES // PIECES, whole=True):
@@ -72,18 +70,6 @@ def cover(span: Span) -> Iterator[Range]:
     place = span.text if last is None else last.place
     begin = span.start if last is None else last.start
     yield Range(place, span.place.uuid, begin, span.end, 0 if last is None else last.size)
-
-
-def _check_segments(place: DirectoryPlace, begin: int, end: int) -> None:
-    reached = begin
-    for low, high in place.directory.visit(begin, end, Bounds(), lambda _, low, high: (low, high), whole=True):
-        if low != reached:
-            break
-        reached = high
-    if reached < end:
-        raise CorruptionError(
-            f"no segment of {place.path} has position {reached}; run: penstock journal verify {place.path}", place.path
-        )
 
 
 def tasks(pieces: Sequence[Range], parallel: int) -> list[Range]:

@@ -18,7 +18,7 @@ KINDS = {
     "binary": pyarrow.binary(),
     "map<string,string>": pyarrow.map_(pyarrow.string(), pyarrow.string()),
 }
-STORED_NS = "stored_ns" if "stored_ns" in FIELDS else "timestamp_ns"
+STORED_NS = "stored_ns"
 SCHEMA = pyarrow.schema([(name, KINDS[kind]) for name, kind in FIELDS.items()])
 READ = pyarrow.schema([field for field in SCHEMA if field.name != "journal"])  # one value a file: made there
 TABLE = SCHEMA.append(pyarrow.field("date", pyarrow.date32()))

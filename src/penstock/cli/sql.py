@@ -1,0 +1,176 @@
+"""``penstock sql``: a query over recordings and journals, by DuckDB over Arrow, without a JVM."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import exits, show
+from penstock.errors import InvalidArgument
+from penstock.observe import decode
+from penstock.quantities import iso_time
+from penstock.recording.story import STORY, is_journal, parts, read_story
+
+if TYPE_CHECKING:
+    import duckdb
+
+app = typer.Typer()
+
+#: What stands behind FROM or JOIN: a folder, in quotes where its name is not a word.
+_TABLE = re.compile(r"""\b(from|join)\s+('[^']+'|"[^"]+"|[\w./-]+)""", re.IGNORECASE)
+_PAYLOAD = re.compile(r"\*|\b(payload|text|json)\b", re.IGNORECASE)
+_PROPERTIES = re.compile(r"\*|\bproperties\b", re.IGNORECASE)
+BAR_COLUMNS = 40
+FORMS = ("table", "csv", "json")
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="SQL; FROM names the folder of a recording or journal.")],
+    form: Annotated[str, typer.Option("--format", "-f", help="table, csv or json (an object a line).")] = FORMS[0],
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    plot: Annotated[bool, typer.Option("--plot", help="The last column as bars beside the first.")] = False,
+    check: Annotated[bool, typer.Option(help="Verify the checksum of every message that is read.")] = True,
+) -> None:
+    """Ask recordings and journals by SQL (DuckDB). FROM names a folder, in quotes where its name is no plain word.
+
+    Columns: position, topic, ordinal, timestamp (UTC), timestamp_ns, payload (bytes), text and json (the payload as
+    such, NULL where it is not), size, properties. Of a path in quotes all is read from the disk of this machine; the
+    query itself reads no other files.
+
+    Example: [green]penstock sql "select topic, count(*), avg((json->>'celsius')::double) from run1 group by 1"[/]
+    """
+    exits.choice(form, FORMS, "--format")
+    import duckdb
+
+    connection = duckdb.connect(config={"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"})
+    try:
+        asked = _TABLE.sub(lambda found: _named(connection, found, query, check), query)
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+        answer = connection.execute(asked)
+        names = [column[0] for column in answer.description or ()]
+        rows = answer.fetchall()
+    except duckdb.Error as error:
+        raise InvalidArgument(f"sql: {str(error).strip()}") from None
+    finally:
+        connection.close()
+    _print(names, rows, "json" if as_json else form, plot)
+
+
+def _named(connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: str, check: bool) -> str:
+    """A folder behind FROM as a table of its name; anything else stays as it is."""
+    word = found[2]
+    path = Path(word.strip("'\""))
+    if not path.is_dir():
+        if word.startswith("'"):
+            raise InvalidArgument(f"{path} is no folder of a recording or journal")
+        return found[0]
+    name = '"' + str(path).replace('"', '""') + '"'
+    if connection.execute("select 1 from duckdb_views() where view_name = ?", [str(path)]).fetchone() is None:
+        _load(connection, path, name, query, check)
+    return f"{found[1]} {name}"
+
+
+def _load(connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: str, check: bool) -> None:
+    """The messages as a table in the memory of DuckDB, which keeps what does not fit there on disk."""
+    import pyarrow
+
+    for gap in read_story(path).missing():
+        exits.told(f"{path}: {gap}")
+    wanted = ["position", "topic", "ordinal", "timestamp_ns", "size"]
+    wanted += ["data"] if _PAYLOAD.search(query) else []
+    wanted += ["properties"] if _PROPERTIES.search(query) else []
+    batches = _batches(path, wanted, check and "data" in wanted)
+    first = next(batches, None)
+    if first is None:
+        raise InvalidArgument(f"{path} holds no messages")
+    reader = pyarrow.RecordBatchReader.from_batches(first.schema, _chain(first, batches))
+    connection.register("penstock_reader", reader)
+    kept = f'"messages of {len(connection.execute("show tables").fetchall())}"'
+    connection.execute(f"create temp table {kept} as select * from penstock_reader where topic <> '{STORY}'")  # noqa: S608 - own names
+    connection.unregister("penstock_reader")
+    payload = (
+        "data as payload, try(decode(data)) as text, "
+        "try_cast(try(decode(data)) as json) as json, "
+        if "data" in wanted
+        else ""
+    )
+    more = "properties, " if "properties" in wanted else ""
+    connection.execute(
+        f"create temp view {name} as select position, topic, ordinal, size, "  # noqa: S608 - own names, quoted
+        f"make_timestamp_ns(timestamp_ns) as timestamp, {payload}{more}timestamp_ns from {kept}"
+    )
+
+
+def _batches(path: Path, columns: Sequence[str], check: bool) -> Iterator[Any]:
+    from penstock.journal import Journal
+
+    for folder in parts(path) if not is_journal(path) else [path]:
+        with Journal(folder, mode="read") as journal:
+            yield from journal.batches(columns=columns, check=check)
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool) -> None:
+    if form == "json":
+        for row in rows:
+            show.print_json(dict(zip(names, (_plain(value) for value in row), strict=True)))
+    elif form == "csv":
+        writer = csv.writer(sys.stdout)
+        writer.writerow(names)
+        writer.writerows([_text(value) for value in row] for row in rows)
+    else:
+        numbers = [name for at, name in enumerate(names) if rows and isinstance(rows[0][at], int | float)]
+        cells = [[_text(value) for value in row] for row in rows]
+        if plot:
+            bars = _bars([row[-1] for row in rows])
+            names, cells = [*names, ""], [[*row, bar] for row, bar in zip(cells, bars, strict=True)]
+        others = [name for name in names if name not in numbers]
+        show.console().print(show.table(names, cells, numbers, names=others, spare=[""]))
+
+
+def _bars(values: list[Any]) -> list[str]:
+    """A bar for each number, the greatest as long as there is room for."""
+    numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
+    most = max((abs(number) for number in numbers), default=0.0) or 1.0
+    return ["█" * round(abs(number) / most * BAR_COLUMNS) for number in numbers]
+
+
+def _plain(value: Any) -> Any:
+    """A value of DuckDB for JSON."""
+    if isinstance(value, bytes):
+        return decode.body_value(value)
+    if isinstance(value, datetime.date | datetime.time | datetime.timedelta):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _text(value: Any) -> str:
+    """A value of DuckDB for people."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, datetime.datetime):
+        moment = value.replace(tzinfo=value.tzinfo or datetime.UTC)
+        return iso_time(int(moment.timestamp() * 10**6) * 1000)
+    plain = _plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain)

@@ -1,0 +1,64 @@
+"""SQL over recordings: DuckDB answers what a plain loop over the messages gives, and reads nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from penstock.journal import Entry, Journal
+
+from .command import run
+
+pytest.importorskip("duckdb")
+pytest.importorskip("pyarrow")
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    with Journal(tmp_path / "run1") as journal:
+        journal.commit(
+            Entry("ab"[n % 2], b'{"n": %d}' % n if n % 10 else b"\xff\xfe", {"unit": "C"}, timestamp_ns=10**18 + n)
+            for n in range(100)
+        )
+        journal.append("_recording", b'{"event": "started", "addresses": {}}')
+        journal.append("_recording", b'{"event": "ended"}')
+    return tmp_path
+
+
+def ask(folder: Path, query: str, *options: str) -> list[dict[str, object]]:
+    done = run("sql", query, "--json", *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_counts_and_values(recorded: Path) -> None:
+    rows = ask(recorded, "select topic, count(*) as n, sum((json->>'n')::int) as total from run1 group by 1 order by 1")
+    even = sum(n for n in range(0, 100, 2) if n % 10)
+    assert rows == [{"topic": "a", "n": 50, "total": even}, {"topic": "b", "n": 50, "total": sum(range(1, 100, 2))}]
+
+
+def test_a_path_in_quotes_properties_and_a_table_used_twice(recorded: Path) -> None:
+    folder = recorded / "run1"
+    query = f"select count(*) as n, any_value(x.properties['unit']) as unit from '{folder}' x join '{folder}' y using (position)"
+    assert ask(Path("/"), query) == [{"n": 100, "unit": "C"}]
+
+
+def test_messages_that_are_no_text_are_null(recorded: Path) -> None:
+    assert ask(recorded, "select count(*) as n from run1 where text is null and size = 2") == [{"n": 10}]
+
+
+def test_a_plot_has_a_bar_for_each_row(recorded: Path) -> None:
+    done = run("sql", "select topic, count(*) from run1 group by 1", "--plot", cwd=recorded)
+    assert done.returncode == 0 and done.stdout.count("█" * 40) == 2
+
+
+@pytest.mark.parametrize(
+    "query", ["select * from nowhere", "selct 1", "select * from read_csv('/etc/passwd')", "select * from '/etc/passwd'",
+              "copy (select 1) to 'x.csv'", "install httpfs"],
+)  # fmt: skip
+def test_wrong_queries_and_other_files_are_refused(recorded: Path, query: str) -> None:
+    done = run("sql", query, cwd=recorded)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert not (recorded / "x.csv").exists()
