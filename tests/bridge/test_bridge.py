@@ -189,8 +189,8 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
     here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
     options = {"reliable": True, "slots": 64}
     with (
-        shm.Publisher("/front", mux=here, vchan_id=3, **options) as front,
-        shm.Publisher("/back", mux=here, vchan_id=40, **options) as back,
+        shm.Publisher("/far/front", mux=here, vchan_id=3, **options) as front,  # one name is one channel of a machine
+        shm.Publisher("/far/back", mux=here, vchan_id=40, **options) as back,
         shm.Publisher("/other", mux=here, vchan_id=7, **options) as other,
         Bridge(f"shm:{here}", "tcp://127.0.0.1:0", source_options={"reliable": True}).start() as out,
         Bridge(out.publisher.address, f"shm:{there}?slots=64", names=names, sink_options={"reliable": True}) as into,  # type: ignore[attr-defined]
@@ -210,7 +210,7 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
         named = {(bytes(m).split()[0], m.vchan_id) for _ in range(60) if (m := of_all.read(LONG))}
         assert named == {(b"front", 3), (b"back", 40), (b"other", 7)}
         (channel,) = (channel for channel in shm.channels() if channel.name == there)
-        assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: "/vchan-7"}
+        assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: f"{there}/vchan-7"}
         eventually(lambda: into.ledger == penstock.Ledger(60, 60))
 
 
