@@ -34,6 +34,11 @@ bool number(std::string_view text, std::uint64_t &value) {
     return true;
 }
 
+std::string_view without_blanks(std::string_view text) {
+    while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
+    return text;
+}
+
 bool starts(std::string_view text, std::string_view verb) {
     return text.size() >= verb.size() && std::memcmp(text.data(), verb.data(), verb.size()) == 0 &&
            (text.size() == verb.size() || text[verb.size()] == ' ');
@@ -118,12 +123,19 @@ bool Scanner::too_large(const Header &header) const {
 
 Scanner::Kind Scanner::publish_header(std::string_view text, Header &header) {
     text.remove_prefix(3);
-    if (grammar_ == Grammar::hello) header.topic = word(text);
+    header.topic = word(text);
     if (!lengths_of(word(text), header)) return Kind::bad;
     strip_front(text);
     header.shared = text;
-    if (grammar_ == Grammar::raw && !text.empty()) return Kind::bad;
     return Kind::data;
+}
+
+Scanner::Kind Scanner::raw_publish_header(std::string_view text, Header &header) {
+    text = without_blanks(text.substr(3));
+    if (!text.empty() && text.front() == '+') text.remove_prefix(1);
+    std::size_t digits = 0;
+    while (digits < text.size() && text[digits] >= '0' && text[digits] <= '9') ++digits;
+    return number(text.substr(0, digits), header.length) ? Kind::data : Kind::bad;
 }
 
 Scanner::Kind Scanner::stage_header(std::string_view text, Header &header) {
@@ -164,9 +176,10 @@ Scanner::Kind Scanner::header_of(std::string_view text, Header &header) {
         header.alone = true;
         return number(word(text), header.length) ? Kind::data : Kind::bad;
     }
+    if (grammar_ == Grammar::raw) return text.substr(0, 3) == "PUB" ? raw_publish_header(text, header) : Kind::line;
     if (starts(text, "PUB")) return publish_header(text, header);
-    if (grammar_ == Grammar::hello && starts(text, "STAGE")) return stage_header(text, header);
-    if (grammar_ == Grammar::hello && starts(text, "LOAD")) return load_header(text, header);
+    if (starts(text, "STAGE")) return stage_header(text, header);
+    if (starts(text, "LOAD")) return load_header(text, header);
     return Kind::line;
 }
 
@@ -184,6 +197,7 @@ Event Scanner::take_line(std::string_view text, std::size_t consumed) {
         forget_topics();  // from here on each topic is asked for
     }
     head_.assign(text);
+    if (grammar_ == Grammar::raw && text.substr(0, 3) == "SUB") head_.assign("SUB ").append(without_blanks(text.substr(3)));
     inbox_.consume(consumed);
     after_data_ = false;
     return Event::line;
@@ -228,7 +242,7 @@ Event Scanner::next(std::size_t most) {
             if (kind == Kind::bad) return fail(consumed > max_line_bytes_ ? "line too long" : "bad length");
             return take_line(text, skipped + consumed);
         }
-        const std::string_view verb = text.substr(0, text.find(' '));
+        const std::string_view verb = grammar_ == Grammar::raw ? std::string_view("PUB") : text.substr(0, text.find(' '));
         if (!ranges_.empty() && (header.alone || !same_run(verb, header.shared))) break;
         std::uint32_t topic = 0;
         if (!header.topic.empty() || (grammar_ == Grammar::hello && !header.alone)) {

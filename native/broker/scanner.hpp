@@ -1,6 +1,8 @@
 // Scanner: the broker's text protocol, from bytes to runs of messages and command lines. No I/O, no Python.
 //
 //   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
+//                  as the reference reads it: any blanks and tabs, or none, after the verb; a plus before the length and
+//                  anything after it; a queue's name is the rest of the line
 //   HELLO mode     PUB <topic> <lengths> [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
 //                  LOAD <transaction> <length>\n<data>     any other verb: a line
 //   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <lengths>\n<data>
@@ -99,6 +101,7 @@ class Scanner {
     bool lengths_of(std::string_view text, Header &header) const;
     bool too_large(const Header &header) const;
     Kind publish_header(std::string_view text, Header &header);
+    static Kind raw_publish_header(std::string_view text, Header &header);
     Kind stage_header(std::string_view text, Header &header);
     Kind load_header(std::string_view text, Header &header);
     Kind delivery_header(std::string_view text, Header &header);

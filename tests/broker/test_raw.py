@@ -40,7 +40,9 @@ def test_any_segmentation(wire: Callable[[], Wire], server: Server, step: int) -
     connection = wire().send(b"SUB q\n")
     settled(server, "q")
     payloads = [b"", b"\n", b"PUB 3\n", bytes(range(256)), b"x" * 300, b"BYE\n"]
-    stream = b"".join(b"PUB %d%s\n%s%s" % (len(p), b" \r" * (i % 2), p, b"\n" * (i % 3 == 0)) for i, p in enumerate(payloads))
+    stream = b"".join(
+        b"PUB %d%s\n%s%s" % (len(p), b" \r" * (i % 2), p, b"\n" * (i % 3 == 0)) for i, p in enumerate(payloads)
+    )
     publisher = wire()
     for at in range(0, len(stream), step):
         publisher.send(stream[at : at + step])
@@ -72,10 +74,9 @@ def test_random_segmentation(wire: Callable[[], Wire], server: Server, seed: int
 @pytest.mark.parametrize(
     "line",
     [
-        b"NO\n", b"PUB -1\n", b"PUB x\n", b"PUB\n", b"PUB 1 2\n", b"PUB 99999999999999999999\n", b"PUB 4294967297\n",
-        b"SUB\n", b"SUB a\nSUB b\n", b"SUB " + b"n" * 300 + b"\n", b"SUB a b\n", b"\n", b"pub 1\nx", b"SUB \xff\xfe\n",
-        b"\x00\x01\x02\x03\n", b"x" * 10_000, b"BYE now\n", b"? default\n", b"! x\n", b"# x\n", b"SUB $delayed\n",
-        b"SUB .a\n", b"SUB a..b\n", b"SUB *\n", b"SUB a.>\n",
+        b"NO\n", b"PUB -1\n", b"PUB x\n", b"PUB\n", b"PUB +\n", b"PUB +-3\n", b"PUB 99999999999999999999\n", b"PUB 4294967297\n",
+        b"SUB\n", b"SUB a\nSUB b\n", b"SUB " + b"n" * 300 + b"\n", b"SUB \t \n", b"\n", b"pub 1\nx",
+        b"\x00\x01\x02\x03\n", b"x" * 10_000, b"BYE now\n", b"? default\n", b"! x\n", b"# x\n",
     ],
 )  # fmt: skip
 def test_errors_close(wire: Callable[[], Wire], server: Server, line: bytes) -> None:
@@ -84,6 +85,64 @@ def test_errors_close(wire: Callable[[], Wire], server: Server, line: bytes) -> 
     assert wire().send(line).closed() == b""
     wire().send(b"PUB 2\nok")
     bystander.exactly(b"ok")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"PUB  3\n", b"PUB\t3\n", b"PUB3\n", b"PUB 3 x\n", b"PUB 3;\n", b"PUB +3\n", b"PUB \t +3 \r\n", b"PUB 003\n"],
+)
+def test_lengths_as_the_reference_reads_them(wire: Callable[[], Wire], server: Server, line: bytes) -> None:
+    connection = wire().send(b"SUB q\n")
+    settled(server, "q")
+    wire().send(line + b"abc" + b"PUB 2\nde")
+    connection.exactly(b"abcde")
+
+
+@pytest.mark.parametrize(
+    ("line", "queue"),
+    [
+        (b"SUB  q\n", "q"), (b"SUB\tq\n", "q"), (b"SUBq\n", "q"), (b"SUB q\t\r\n", "q"),
+        (b"SUB q x\n", "compatible.q%20x"), (b"SUB a..b\n", "compatible.a%2E%2Eb"), (b"SUB .a\n", "compatible.%2Ea"),
+        (b"SUB *\n", "compatible.%2A"), (b"SUB >\n", "compatible.%3E"), (b"SUB $1\n", "compatible.%241"),
+        (b"SUB \xff\xfe\n", "compatible.%FF%FE"), (b"SUB $dead.pay\n", "compatible.%24dead%2Epay"),
+    ],
+)  # fmt: skip
+def test_queue_names_as_the_reference_reads_them(
+    wire: Callable[[], Wire], server: Server, line: bytes, queue: str
+) -> None:
+    connection = wire().send(line)
+    until(lambda: server.broker.queues)
+    (found,) = server.broker.queues
+    assert found == queue
+    wire().send(b"PUB 1\nx")
+    connection.exactly(b"x")
+
+
+def test_odd_names_survive_a_restart_and_reach_no_dead_letters(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("pay", topics="t", max_deliveries=1)
+        client.publish("t", b"secret")
+        with client.subscribe("pay", ack="manual") as consumer:
+            message = consumer.read(30)
+            assert message is not None
+            consumer.nack(message)
+            until(lambda: "pay.dead" in server.broker.queues)
+    odd = Wire(server.port).send(b"SUB $dead.pay\n")
+    until(lambda: len(server.broker.queues) == 3)
+    odd.nothing()
+    odd.close()
+    long = Wire(server.port).send(b"SUB " + b"\xff" * 255 + b"\n")
+    until(lambda: len(server.broker.queues) == 4)
+    long.close()
+    Wire(server.port).send(b"PUB 4\nkept").close()
+    until(lambda: server.broker.store.next > 3)
+    server.close()
+    server = serve()
+    for name in (b"$dead.pay", b"\xff" * 255):
+        wire = Wire(server.port).send(b"SUB " + name + b"\n")
+        wire.exactly(b"kept")
+        wire.close()
 
 
 def test_names_of_255_bytes_and_utf8(wire: Callable[[], Wire], server: Server) -> None:
@@ -150,7 +209,9 @@ def test_shutdown_ends_the_server(serve: Callable[..., Server], tmp_path: Path) 
     connection.close()
 
 
-def test_a_publish_that_never_completes_leaves_nothing(wire: Callable[[], Wire], client: Client, server: Server) -> None:
+def test_a_publish_that_never_completes_leaves_nothing(
+    wire: Callable[[], Wire], client: Client, server: Server
+) -> None:
     queue = wire().send(b"SUB q\n")
     settled(server, "q")
     before = client.statistics()["next"]

@@ -116,7 +116,7 @@ def test_bytes_that_are_no_text_name_the_line(tmp_path: Path) -> None:
         (module(name="shm:/x"), r"^modules\[1\]\.name: .*address"),
         (module(name="a"), r"^modules\[1\]\.name: 'a' is the name of modules\[0\]"),
         ({"modules": [{"name": "a"}], "links": []}, r"^modules\[0\]\.loader: is missing"),
-        (module(loader={"entrypoint": "x:Y"}), r"^modules\[1\]\.loader\.name: is missing"),
+        (module(loader={"name": "python"}), r"^modules\[1\]\.loader\.entrypoint: is missing"),
         (module(loader={"name": "python"}), r"^modules\[1\]\.loader\.entrypoint: is missing"),
         (module(loader={"name": "python", "entrypoint": ""}), r"^modules\[1\]\.loader\.entrypoint: is empty"),
         (module(loader={"name": "pyton", "entrypoint": "x:Y"}), r"^modules\[1\]\.loader\.name: .*did you mean python"),

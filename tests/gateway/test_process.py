@@ -241,9 +241,11 @@ def test_a_stopped_process_does_not_keep_the_gateway_from_its_end(gateway: Gatew
     add_echo(gateway)
     process = gateway.module("echo").process
     os.kill(process.pid, signal.SIGSTOP)
-    say(gateway, b"never handled")
+    worker = gateway.broker.worker_of(gateway.module("echo"))
+    say(gateway, *[b"never handled"] * 50)
     assert not gateway.destroy(1.0)
     assert process.wait(60) == -signal.SIGKILL
+    assert worker.lost + worker.queue.ledger.lost == 50, "each of them is counted"
 
 
 def test_a_process_that_does_not_end_is_killed_after_its_grace_period(gateway: Gateway) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +23,7 @@ from tests.gateway.conftest import eventually
 
 EDGE = Path(__file__).parents[2] / "examples" / "edge" / "gateway.json"
 MODULES = "penstock.gateway.modules"
+RUN = [sys.executable, "-m", "penstock", "run"]
 
 
 def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -218,3 +223,51 @@ def test_a_killed_gateway_takes_its_processes_with_it(tmp_path: Path) -> None:
                 return True
 
         eventually(gone, "the module's process has ended")
+
+
+def test_the_schema_is_printed_without_a_file() -> None:
+    import jsonschema
+
+    found = json.loads(subprocess.run([*RUN, "--schema"], capture_output=True, text=True, check=True).stdout)
+    example = json.loads(EDGE.read_text())
+    jsonschema.validate(example, found)
+    example["modules"][0]["nmae"] = "x"
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(example, found)
+
+
+def test_a_unit_file_is_printed(tmp_path: Path) -> None:
+    file = write(tmp_path / "plant.json", [module("timer", "Timer")], [])
+    text = command(file, "--systemd", "--health", "8080").stdout
+    assert "Type=notify" in text
+    assert f"run {file} --health 8080" in text
+
+
+def test_it_is_ready_healthy_and_watches_its_files(tmp_path: Path) -> None:
+    told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    told.bind(str(tmp_path / "notify"))
+    told.settimeout(60)
+    code = tmp_path / "mine.py"
+    text = "from penstock.gateway import Module\nclass Mine(Module):\n    def start(self): print('{}', flush=True)\n"
+    code.write_text(text.format("first"))
+    mine = {"name": "mine", "loader": {"name": "python", "entrypoint": "mine:Mine"}}
+    file = write(tmp_path / "g.json", [mine], [])
+    environment = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "PYTHONDONTWRITEBYTECODE": "1"}
+    command_line = [*RUN, str(file), "--watch", "--health", "0"]
+    out, err = (tmp_path / "out").open("w"), (tmp_path / "err").open("w")
+    with out, err, subprocess.Popen(command_line, stdout=out, stderr=err, env=environment) as process:
+        try:
+            assert told.recv(100) == b"READY=1"
+            port = int(re.search(r"127\.0\.0\.1:(\d+)/health", (tmp_path / "err").read_text())[1])  # type: ignore[index]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health") as answer:
+                found = json.loads(answer.read())
+            assert found["healthy"] and found["modules"]["mine"]["life"] == "running"
+            code.write_text(text.format("second time"))
+            eventually(lambda: "second time" in (tmp_path / "out").read_text())
+            write(file, [mine, module("timer", "Timer", period_s=60)], [])
+            eventually(lambda: "+ timer" in (tmp_path / "err").read_text())
+        finally:
+            process.terminate()
+            process.wait(60)
+    assert told.recv(100) == b"STOPPING=1"
+    told.close()

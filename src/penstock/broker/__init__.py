@@ -111,7 +111,7 @@ def open_subscriber(
     return Subscriber(
         address.host,
         address.port or 9876,
-        topics=address.topic or "default",
+        topics=address.topic or (None if queue else "default"),  # a queue that is there has its own
         queue=queue,
         ack=ack,
         credit=credit,

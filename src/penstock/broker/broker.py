@@ -57,7 +57,7 @@ OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 class Broker:
     """The broker without its sockets."""
 
-    def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits) -> None:
+    def __init__(self, make_store: Callable[[Snapshot], Store], limits: Limits, name: str = "") -> None:
         self.limits = limits
         self.transactions = Transactions(limits)
         self.expired = 0  # delayed messages that retention freed before they were due
@@ -65,7 +65,7 @@ class Broker:
         self.wants_room = False  # a publish was refused for want of room
         self.tripped = ""  # the queue at whose dead letters something failed that nobody had foreseen
         self.trusting = True  # whoever names a queue of dead letters may do so: there are no tokens
-        self.counters = Counters("broker", "broker", f"{uuid.uuid4()}")
+        self.counters = Counters("broker", "broker", name or f"{uuid.uuid4()}")
         self._make_store = make_store
         self._observed = 0  # where the next look at the queues begins
         self._open()

@@ -368,10 +368,7 @@ class Protocol(Session):
         """SUB of the compatible mode: one queue a connection, one connection a queue."""
         if self.subscriptions:
             raise Disconnect("a second SUB")
-        try:
-            words.check_queue(name)
-        except Refusal:
-            raise Disconnect("bad name") from None
+        name = words.compatible_queue(name)
         if not (yield from self._free(name)):
             raise Disconnect("the queue has a client")
         queue = self.broker.queue(name, QueueOptions())

@@ -93,7 +93,8 @@ class Server:
         self.host = host
         self.port: int = self._listener.getsockname()[1]
         try:
-            self.broker = Broker(store, self.limits)
+            where = f"[{host}]" if ":" in host else host
+            self.broker = Broker(store, self.limits, f"{where}:{self.port}")
         except BaseException:
             self._listener.close()
             raise

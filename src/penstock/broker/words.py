@@ -5,7 +5,9 @@ Names (topics, queues, transactions) are as ``penstock.topics`` says; those with
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from urllib.parse import quote
 
 from penstock import topics
 from penstock.errors import InvalidArgument, RefusedError
@@ -15,6 +17,7 @@ MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
 MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
 OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
+COMPATIBLE = "compatible."  #: before names that only clients of the compatible mode can have
 NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
 
 
@@ -50,6 +53,23 @@ def check_topic(name: str) -> str:
 def check_queue(name: str) -> str:
     """A queue's name: it is part of topics that the broker itself uses for the queue, so it is made as a topic's is."""
     return _refused(topics.check_topic, check_name(name, "queue"), "queue")
+
+
+def compatible_queue(name: str) -> str:
+    """The queue that a client of the compatible mode means: it may name any bytes.
+
+    What is a queue's name is that queue. All others are in a name space of their own, so that none is a name with a
+    meaning: ``$dead.pay`` is nobody's dead letters.
+    """
+    given = name.encode(errors="surrogateescape")
+    if not 1 <= len(given) <= topics.MAX_NAME_BYTES:
+        raise Disconnect(f"a queue name has 1 to {topics.MAX_NAME_BYTES} bytes, not {len(given)}")
+    try:
+        return check_queue(name)
+    except Refusal:
+        quoted = COMPATIBLE + quote(given, safe="").replace(".", "%2E")
+        long = len(quoted) > topics.MAX_NAME_BYTES
+        return f"{COMPATIBLE}sha256.{hashlib.sha256(given).hexdigest()}" if long else quoted
 
 
 def check_pattern(pattern: str) -> str:

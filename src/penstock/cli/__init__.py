@@ -78,6 +78,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
     Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
     Entry("broker", "broker", "Run the durable broker.", RUN),
+    Entry("queue", "queue", "List, make, change and empty the queues of a broker.", RUN),
     Entry("bridge", "bridge", "Carry messages from one address to another.", RUN),
     Entry("run", "run", "Run a gateway from its file.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),

@@ -10,7 +10,7 @@ import typer
 from penstock import address as addresses
 from penstock.cli import exits, show
 from penstock.cli.ls import as_record
-from penstock.cli.target import AddressArgument
+from penstock.cli.target import AddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
 from penstock.observe.latency import spread
@@ -30,8 +30,10 @@ def info(
 
     Example: [green]penstock info shm:/camera[/]
     """
-    parts = addresses.parse(address)
     blocks = matching(seen(), address)
+    address = broker_address(address)
+    parts = addresses.parse(address)
+    blocks = blocks or matching(seen(), address)
     told = room_facts(parts)
     if as_json:
         show.print_json(

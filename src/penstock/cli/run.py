@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -16,20 +16,38 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import exits
+from penstock.cli.service import Health, Watch, notify, unit
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
+from penstock.gateway.schema import schema
 from penstock.secrecy import hidden_values, without_secrets
 
 app = typer.Typer()
+_TOLD = (Event.MODULE_FAILED, Event.MODULE_RESTARTED, Event.MODULE_STUCK, Event.MODULE_ABANDONED)
 
-FileArgument = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="JSON, or TOML when it ends in .toml.")]
+FileArgument = Annotated[
+    Path | None,
+    typer.Argument(exists=True, dir_okay=False, help="JSON; TOML or YAML when it ends in .toml, .yaml or .yml."),
+]
 
 
 @app.command()
 def run(
-    file: FileArgument,
+    file: FileArgument = None,
+    show_schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of such files, for editors, and end.")
+    ] = False,
+    systemd: Annotated[
+        bool, typer.Option("--systemd", help="Print a unit file that runs this gateway, and end.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Apply changes of the file, and of code beside it, as they are saved.")
+    ] = False,
+    health: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Answer GET /health and /ready at this port on loopback.")
+    ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the file, print the graph and start nothing.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End by itself after so long.")] = None,
     drain_timeout: Annotated[
@@ -44,6 +62,15 @@ def run(
 
     Example: [green]penstock run examples/edge/gateway.json --check[/], then without [green]--check[/]
     """
+    if show_schema:
+        print(json.dumps(schema(), indent=2))
+        return
+    if file is None:
+        raise typer.BadParameter("a gateway's file is missing; --schema alone needs none")
+    if systemd:
+        options = ["--health", str(health)] if health is not None else []
+        print(unit(file, [*options, "--drain-timeout", str(drain_timeout)]), end="")
+        return
     sys.path.insert(0, str(file.resolve().parent))
     configuration = read(file)
     if check:
@@ -52,13 +79,19 @@ def run(
             recipe(entry, loaders, check=True)
         _print_graph(configuration, as_json)
         return
-    _serve(file, configuration, seconds, drain_timeout, as_json)
+    _serve(file, configuration, seconds, drain_timeout, as_json, watch, health)
 
 
 def _serve(
-    file: Path, configuration: Configuration, seconds: float | None, drain_timeout: float, as_json: bool
+    file: Path,
+    configuration: Configuration,
+    seconds: float | None,
+    drain_timeout: float,
+    as_json: bool,
+    watch: bool,
+    health: int | None,
 ) -> None:
-    told = [(event, _tell) for event in (Event.MODULE_FAILED, Event.MODULE_RESTARTED, Event.MODULE_STUCK)]
+    told = [(event, _tell) for event in _TOLD]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
     rows: list[dict[str, Any]] = []
     drained = True
@@ -66,11 +99,21 @@ def _serve(
         with _asked() as asked:
             gateway.start()
             _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
-            _listen(gateway, file, asked, seconds)
+            with ExitStack() as beside:
+                if health is not None:
+                    answers = Health(gateway, health)
+                    beside.callback(answers.close)
+                    _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                if watch:
+                    looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
+                    beside.callback(looks.close)
+                notify("READY=1")
+                _listen(gateway, file, asked, seconds)
     except (KeyboardInterrupt, exits.Terminated):
         pass  # a service that was asked to stop has done its work
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        notify("STOPPING=1")
         infos = gateway.modules
         gateway.add_event_callback(Event.DESTROYED, lambda *_: rows.extend(map(_row, infos())))
         drained = gateway.destroy(drain_timeout)
@@ -81,12 +124,12 @@ def _serve(
 
 
 @contextmanager
-def _asked() -> Iterator[queue.SimpleQueue[str]]:
-    """What signals ask for, as words in a queue."""
-    asked: queue.SimpleQueue[str] = queue.SimpleQueue()
+def _asked() -> Iterator[queue.SimpleQueue[tuple[str, list[str]]]]:
+    """What signals and the watch ask for: a word, and for a reload the modules whose code has changed."""
+    asked: queue.SimpleQueue[tuple[str, list[str]]] = queue.SimpleQueue()
 
     def note(_: int, __: FrameType | None) -> None:
-        asked.put("reload")
+        asked.put(("reload", []))
 
     before = signal.signal(signal.SIGHUP, note)
     try:
@@ -95,22 +138,24 @@ def _asked() -> Iterator[queue.SimpleQueue[str]]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _listen(gateway: Gateway, file: Path, asked: queue.SimpleQueue[str], seconds: float | None) -> None:
-    timer = None if seconds is None else threading.Timer(seconds, asked.put, ("end",))
+def _listen(
+    gateway: Gateway, file: Path, asked: queue.SimpleQueue[tuple[str, list[str]]], seconds: float | None
+) -> None:
+    timer = None if seconds is None else threading.Timer(seconds, asked.put, (("end", []),))
     if timer is not None:
         timer.daemon = True
         timer.start()
     try:
-        while asked.get() == "reload":
-            _reload(gateway, file)
+        while (order := asked.get())[0] == "reload":
+            _reload(gateway, file, order[1])
     finally:
         if timer is not None:
             timer.cancel()
 
 
-def _reload(gateway: Gateway, file: Path) -> None:
+def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
     try:
-        done = gateway.apply(file)
+        done = gateway.apply(file, again=again)
     except (PenstockError, OSError) as error:
         exits.told(f"{error}; the gateway goes on as it was")
     else:

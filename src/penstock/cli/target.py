@@ -14,7 +14,8 @@ from penstock.observe.rates import PRODUCERS
 from penstock.secrecy import hidden, without_secrets
 
 __all__ = [
-    "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "expanded", "live_addresses", "with_options",
+    "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "broker_address", "expanded",
+    "live_addresses", "with_options",
 ]  # fmt: skip
 
 
@@ -72,7 +73,7 @@ OptionList = Annotated[
 def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
     """The addresses, each '*' replaced by what is open on this machine; topics keep their own wildcards."""
     found: list[str] = []
-    for address in given:
+    for address in map(broker_address, given):
         scheme, _, rest = address.partition(":")
         if "*" not in rest.partition("?")[0] or scheme in ("journal", "broker"):
             found.append(address)
@@ -86,6 +87,23 @@ def expanded(given: list[str], kinds: Sequence[str] = PRODUCERS) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def broker_address(address: str) -> str:
+    """``broker:QUEUE``, as ls prints a queue of this machine, as the address of its broker; any other as it is."""
+    scheme, _, rest = address.partition(":")
+    if scheme != "broker" or rest.startswith("//"):
+        return address
+    from penstock.observe.snapshot import live
+
+    name, _, query = rest.partition("?")
+    blocks = [block for block in live() if block.room == "broker"]
+    holders = {block.pid for block in blocks if block.kind == "queue" and block.name == name}
+    found = sorted({block.name for block in blocks if block.kind == "broker" and block.pid in holders})
+    if len(found) != 1:
+        told = f"brokers {', '.join(found)} have one" if found else "no broker of this machine has one"
+        raise InvalidArgument(f"{address}: {told}; write broker://HOST:PORT/?queue={name}")
+    return f"broker://{found[0]}/?{'&'.join(filter(None, (urlencode({'queue': name}, quote_via=quote), query)))}"
+
+
 def with_options(address: str, options: list[str] | None, **more: Any) -> str:
     """The address with ``NAME=VALUE`` texts added to it; what is wrong with it is told here."""
     pairs = []
@@ -95,6 +113,7 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
             raise InvalidArgument(f"--option {hidden([option])[0]!r} is not of the form NAME=VALUE")
         pairs.append((name.replace("-", "_"), value))
     pairs += [(name, str(value)) for name, value in more.items()]
+    address = broker_address(address)
     addresses.parse(address)
     if not pairs:
         return address
@@ -105,7 +124,7 @@ def answer_within(
     address: str, options: list[str] | None, timeout_s: float | None, schemes: Sequence[str] = ("broker",)
 ) -> dict[str, float]:
     """A command's ``--timeout`` as the time that the room waits, where the address does not say one itself."""
-    parts = addresses.parse(address)
+    parts = addresses.parse(broker_address(address))
     named = "timeout" in parts.options or any(option.startswith("timeout=") for option in options or [])
     if timeout_s is None or parts.scheme not in schemes or named:
         return {}

@@ -259,6 +259,8 @@ class ModuleBroker(Router):
         for _, steps in late:
             for order in steps:
                 order.wait(ending.stopped_by)
+        for worker, *_ in orders:
+            count_unhandled(worker)
         return not late
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
@@ -612,6 +614,15 @@ class Ending:
 def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
     """Wait until what modules pass on to processes of their own has been handled there."""
     return all(w.module.flush(deadline.left_s) for w in workers if hasattr(w.module, "flush") and not w.mine)
+
+
+def count_unhandled(worker: Worker) -> None:
+    """What a process has got and not handled when it ended is lost."""
+    module = worker.module
+    if hasattr(module, "unhandled") and not module.accounted:
+        module.accounted = True
+        if module.sent > module.handled:
+            worker.lose_taken(module.sent - module.handled)
 
 
 def force(workers: Sequence[Worker]) -> None:

@@ -55,15 +55,17 @@ def add_all(gateway: Gateway, wanted: Configuration) -> None:
             _add_link(gateway, link, undo)
 
 
-def apply(gateway: Gateway, old: Configuration, new: Configuration) -> list[str]:
-    """Change only what differs; gives a line for each change."""
+def apply(
+    gateway: Gateway, old: Configuration, new: Configuration, again: frozenset[str] = frozenset()
+) -> list[str]:
+    """Change only what differs, and the modules of ``again``; gives a line for each change."""
     loaders = _by_name(new)
     for entry in new.modules:
         recipe(entry, loaders)  # what cannot be loaded stops it here, with nothing changed
     changed = {loader.name for loader in new.loaders if loader not in old.loaders}
     before = {entry.name: entry for entry in old.modules}
     after = {entry.name: entry for entry in new.modules}
-    same = {name for name, entry in after.items() if before.get(name) == entry and entry.loader not in changed}
+    same = {name for name, entry in after.items() if before.get(name) == entry and entry.loader not in changed} - again
     old_links, new_links = ({link.ends: link for link in one.links} for one in (old, new))
     done: list[str] = []
     with gateway.broker.many_changes(), _Undo() as undo:

@@ -1,4 +1,8 @@
-"""Configuration: a gateway as a file (JSON or TOML) or as plain data, checked before anything is made.
+"""Configuration: a gateway as a file (JSON, TOML or YAML) or as plain data, checked before anything is made.
+
+A file may take values from the environment and from secret files (``values.py``), include others (``include``) and
+give its entries defaults (``defaults``). Files of the reference are understood: ``native`` is the loader where none is
+named, ``outprocess`` is ``process``, keys may be dotted.
 
 A syntax error names the file and the line; anything else names the path of the value, as in ``modules[2].loader.name``.
 All functions are pure but ``read``; any thread may call them.
@@ -21,8 +25,11 @@ from penstock.gateway.filters import Filter
 from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
+from penstock.gateway.values import resolved, with_defaults
 
 MAX_FILE_BYTES = 16 << 20
+MAX_INCLUDES = 8
+ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that are not here
 KINDS = ("python", "process", "native")
 LINK_OPTIONS = (
     "delivery",
@@ -92,8 +99,28 @@ def is_address(end: str) -> bool:
 
 
 def read(path: str | Path) -> Configuration:
-    """The gateway that a file describes: ``.toml`` is TOML, everything else JSON."""
-    path = Path(path)
+    """The gateway that a file describes: ``.toml`` is TOML, ``.yaml`` and ``.yml`` YAML, everything else JSON."""
+    return parse(_with_includes(Path(path), ()), file=str(path))
+
+
+def _with_includes(path: Path, within: tuple[Path, ...]) -> Any:
+    """A file's data with everything filled in; what it includes comes first."""
+    if path.resolve() in within or len(within) >= MAX_INCLUDES:
+        raise ConfigurationError(f"{path}: includes itself, or files nested more than {MAX_INCLUDES} deep")
+    data = with_defaults(resolved(Place(_loaded(path), "", str(path))))
+    if not isinstance(data, Mapping) or "include" not in data:
+        return data
+    data = dict(data)
+    wanted = Place({"include": data.pop("include")}, "", str(path)).items("include")
+    parts = [_with_includes(path.parent / place.text(), (*within, path.resolve())) for place in wanted]
+    for key in ("loaders", "modules", "links"):
+        lists = [part[key] for part in (*parts, data) if isinstance(part, Mapping) and key in part]
+        if lists:
+            data[key] = [entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries])]
+    return data
+
+
+def _loaded(path: Path) -> Any:
     with path.open("rb") as file:
         data = file.read(MAX_FILE_BYTES + 1)
     if len(data) > MAX_FILE_BYTES:
@@ -103,7 +130,34 @@ def read(path: str | Path) -> Configuration:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         raise ConfigurationError(f"{path}, line {line}: not UTF-8") from None
-    return parse(_toml(text, path) if path.suffix == ".toml" else from_json(text, str(path)), file=str(path))
+    if path.suffix in (".yaml", ".yml"):
+        return _yaml(text, path)
+    return _toml(text, path) if path.suffix == ".toml" else from_json(text, str(path))
+
+
+def _yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigurationError(f"{path}: YAML needs PyYAML: pip install 'penstock[yaml]'") from None
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Refuses a key that stands twice in one mapping."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+            twice = next((key for key in keys if keys.count(key) > 1), None)
+            if twice is not None:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} stands twice", node.start_mark)
+            return super().construct_mapping(node, deep)
+
+    try:
+        return yaml.load(text, Loader)  # noqa: S506 (a SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark is not None else 1
+        raise ConfigurationError(f"{path}, line {line}: {error.problem}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise ConfigurationError(f"{path}: {error}") from None
 
 
 def from_json(text: str, file: str | None = None) -> Any:
@@ -175,9 +229,16 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         place["name"].fail(f"{address.without_secrets(name)!r} reads as an address; a module's name has no scheme")
     loader = place["loader"]
     loader.only("name", "entrypoint")
-    loader.need("name", "entrypoint")
-    kind = loader["name"].choice((*KINDS, *(entry.name for entry in loaders)), what="loader")
+    loader.need("entrypoint")
     entrypoint = loader["entrypoint"]
+    kind = "native"  # as in files of the reference
+    if "name" in loader:
+        named = loader["name"].value
+        if named in ABSENT and named not in [entry.name for entry in loaders]:
+            loader["name"].fail(f"modules in {ABSENT[named]} are not loaded here; see the loader process")
+        if named == "outprocess":
+            loader, entrypoint = _outprocess(loader)
+        kind = loader["name"].choice((*KINDS, *(entry.name for entry in loaders)), what="loader")
     if entrypoint.value in (None, "", {}):
         entrypoint.fail("is empty")
     return ModuleEntry(
@@ -190,6 +251,27 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
         (place.path, place.file),
     )
+
+
+def _outprocess(loader: Place) -> tuple[Place, Place]:
+    """The reference's ``outprocess`` with its dotted keys, as ``process``."""
+    given = loader["entrypoint"]
+    given.only("activation.type", "control.id", "message.id", "timeout", "launch")
+    given.need("activation.type", "control.id")
+    found: dict[str, Any] = {
+        "activation": given["activation.type"].choice(("none", "launch")),
+        "control_id": given["control.id"].text(),
+    }
+    if "timeout" in given:
+        found["timeout_ms"] = given["timeout"].number(1)
+    if "launch" in given:
+        launch = given["launch"]
+        launch.only("path", "args", "grace.period.ms")
+        for name, ours in (("path", "path"), ("args", "args"), ("grace.period.ms", "grace_period_ms")):
+            if name in launch:
+                found[ours] = launch[name].value
+    data = Place({"name": "process", "entrypoint": found}, loader.path, loader.file)
+    return data, data["entrypoint"]
 
 
 def module_entry(data: Mapping[str, Any], loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:

@@ -486,9 +486,12 @@ class Gateway:
         with self._one_change():
             add_all(self, parsed)
 
-    def apply(self, configuration: Configuration | Mapping[str, Any] | str | Path) -> list[str]:
+    def apply(
+        self, configuration: Configuration | Mapping[str, Any] | str | Path, *, again: Iterable[str] = ()
+    ) -> list[str]:
         """Make the gateway what ``configuration`` (also a file) says, changing only what differs from the one applied
-        before; on a failure it is put back as it was. Gives what was done, a line each."""
+        before, and making the modules named in ``again`` anew; on a failure it is put back as it was. Gives what was
+        done, a line each."""
         from penstock.gateway.changes import apply
 
         if isinstance(configuration, str | Path):
@@ -496,7 +499,7 @@ class Gateway:
         elif not isinstance(configuration, Configuration):
             configuration = configurations.parse(configuration)
         with self._one_change():
-            done = apply(self, self._applied, configuration)
+            done = apply(self, self._applied, configuration, frozenset(again))
             self._applied = configuration
         return done
 

@@ -108,6 +108,8 @@ class Keeper:
         kept = self._kept.get(id(worker.module))
         if kept is None:
             return
+        if step == "receive" and getattr(worker.module, "dead", None) is not None:
+            step = "process"  # that is why it could not be handed on
         if step in ("receive", "start", "run", "process") and not (step == "receive" and kept.keeps_state):
             self._restart(kept, worker, step, error)
         else:
@@ -148,7 +150,11 @@ class Keeper:
             kept.supervisor.failures += 1
             return
         step = "process" if hasattr(module, "unhandled") else "run"
-        worker.post(lambda: None if kept.module is not module else self.failed(worker, step, error))
+        worker.post(lambda: self._handle_outside(kept, worker, module, step, error))
+
+    def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
+        if kept.module is module and worker.life is not Life.FAILED:  # else its own worker was first
+            self.failed(worker, step, error)
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
         """Tell, wait, make anew; as often as the policy says."""
@@ -207,6 +213,7 @@ class Keeper:
         if not hasattr(module, "unhandled"):
             return []
         left: list[GatewayMessage] = module.unhandled()
+        module.accounted = True
         lost = module.sent - module.handled - len(left)
         if lost:
             self._lost(worker, lost)
@@ -220,7 +227,7 @@ class Keeper:
     def _left(self, kept: Kept, worker: Worker, step: str, left: list[GatewayMessage] | None) -> None:
         """It is not made anew. What was left for the next one is lost, and so is what comes, if it cannot receive."""
         if step not in {"receive", "run"}:
-            if left is None and hasattr(kept.module, "unhandled"):
+            if left is None and hasattr(kept.module, "unhandled") and not kept.module.accounted:
                 kept.module.kill()
                 left = self._unhandled(kept, worker)
             if not worker.over:

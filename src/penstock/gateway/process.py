@@ -118,6 +118,7 @@ class ProcessModule(Module):
     """The stand-in of a module that lives in another process."""
 
     restarts = True
+    accounted = False  # somebody has counted what it left unhandled
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch

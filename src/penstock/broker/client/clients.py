@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from penstock.broker.client.subscriber import Subscriber
 
 
+UNKNOWN = "it was closed while messages were under way: whether these are stored is not known"
+
+
 def tls_context(tls: bool | str | Path | ssl.SSLContext | None) -> ssl.SSLContext | None:
     """None: plain. True: the system's authorities. A path: the authority's certificate. A context: as it is."""
     if tls is None or tls is False or isinstance(tls, ssl.SSLContext):
@@ -94,14 +97,19 @@ class Client(_Base):
 
     def _finish(self, pending: Pending) -> Any:
         deadline = time.monotonic() + self._timeout
-        while not pending.done:
-            self._advance()
-            if pending.done:
-                break
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(self._link.silence(self._timeout))
-            self._link.wait(left)
+        try:
+            while not pending.done:
+                self._advance()
+                if pending.done:
+                    break
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(self._link.silence(self._timeout))
+                self._link.wait(left)
+        except ClosedError:
+            if self.closed and pending.publishes:
+                raise ClosedError(UNKNOWN) from None
+            raise
         return pending.result()
 
     def close(self) -> None:
@@ -175,9 +183,10 @@ class AsyncClient(_Base):
     def _tell_closed(self) -> None:
         """Nobody will answer those who still wait."""
         while self._waiting:
-            future = self._waiting.popleft()[1]
+            pending, future = self._waiting.popleft()
             if not future.done():
-                future.set_exception(ClosedError("this client was closed while it waited"))
+                told = UNKNOWN if pending.publishes else "this client was closed while it waited"
+                future.set_exception(ClosedError(told))
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,6 +1,10 @@
-"""Ready modules. In a gateway's file: ``{"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}``."""
+"""Ready modules. In a gateway's file: ``{"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}``.
+
+Those that need a package of their own stand apart: ``penstock.gateway.modules.mqtt:MqttIn``.
+"""
 
 from penstock.gateway.modules.aggregator import Aggregator
+from penstock.gateway.modules.deduplicate import Deduplicate
 from penstock.gateway.modules.file_tail import FileTail
 from penstock.gateway.modules.http_poster import HttpPoster
 from penstock.gateway.modules.logger import Logger
@@ -9,10 +13,14 @@ from penstock.gateway.modules.printer import Printer
 from penstock.gateway.modules.property_mapper import PropertyMapper
 from penstock.gateway.modules.recorder import Recorder
 from penstock.gateway.modules.sensor import Sensor
+from penstock.gateway.modules.switch import Switch
+from penstock.gateway.modules.throttle import Throttle
 from penstock.gateway.modules.timer import Timer
+from penstock.gateway.modules.transform import Transform
 
 __all__ = [
     "Aggregator",
+    "Deduplicate",
     "FileTail",
     "HttpPoster",
     "Logger",
@@ -21,5 +29,8 @@ __all__ = [
     "PropertyMapper",
     "Recorder",
     "Sensor",
+    "Switch",
+    "Throttle",
     "Timer",
+    "Transform",
 ]

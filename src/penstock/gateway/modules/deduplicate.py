@@ -1,0 +1,59 @@
+"""Deduplicate: passes on what has not come before.
+
+args: ``by`` (null: the content; else a property, messages without it pass), ``window_s`` (60.0: a message that comes
+again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, Outlet, options
+
+
+class Deduplicate(Module):
+    """Remembers what came, for a while."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, by=None, window_s=60.0, max_keys=100000)
+        if not given["window_s"] > 0 or given["max_keys"] < 1:
+            raise ValueError("window_s is above 0 and max_keys 1 or more")
+        return given
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Begin with nothing."""
+        super().create(broker, configuration)
+        self._seen: dict[bytes, float] = {}  # in order of coming
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Pass it on unless it is known. It is known only once it was passed on, so that a failure is tried again."""
+        key, now_s = self._key(message), time.monotonic()
+        if key is None:
+            self.publish(message)
+            return
+        self._forget(now_s)
+        if key in self._seen:
+            return
+        self.publish(message)
+        self._seen[key] = now_s
+        if len(self._seen) > self.configuration["max_keys"]:
+            del self._seen[next(iter(self._seen))]
+
+    def _key(self, message: GatewayMessage) -> bytes | None:
+        name = self.configuration["by"]
+        if name is None:
+            return hashlib.blake2b(message.content, digest_size=16).digest()
+        value = message.properties.get(name)
+        return None if value is None else value.encode()
+
+    def _forget(self, now_s: float) -> None:
+        while self._seen:
+            oldest = next(iter(self._seen))
+            if now_s - self._seen[oldest] < self.configuration["window_s"]:
+                return
+            del self._seen[oldest]

@@ -1,0 +1,160 @@
+"""MqttIn and MqttOut: messages from and to an MQTT 3.1.1 server (``pip install 'penstock[mqtt]'``).
+
+args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"), ``username`` and ``password``
+(null), ``tls`` (null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null;
+{"topic", "payload", "qos", "retain"}), ``qos`` (1).
+MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
+With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
+MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
+a message is handled when the server has confirmed it; one that it has not is a failure, for the link to try again.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.durable import Forwarder
+from penstock.gateway.module import Module, Outlet, options
+
+COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
+          "keepalive_s": 60, "will": None, "qos": 1}  # fmt: skip
+MAX_WAITING = 65536
+
+
+class _Mqtt(Module):
+    """The connection, which is opened in the background and opened again when it is lost."""
+
+    _client: Any
+
+    @classmethod
+    def _checked(cls, args: Any, **more: Any) -> Any:
+        given = options(args, **COMMON, **more)
+        if given["qos"] not in (0, 1):
+            raise ValueError(f"qos is 0 or 1, not {given['qos']!r}")
+        return given
+
+    def _connect(self, clean: bool, **more: Any) -> Any:
+        from paho.mqtt import client as paho
+        from paho.mqtt.enums import CallbackAPIVersion
+
+        c = self.configuration
+        client = paho.Client(
+            CallbackAPIVersion.VERSION2, c["client_id"] or f"penstock-{self.name}", clean_session=clean, **more
+        )
+        if c["username"] is not None:
+            client.username_pw_set(c["username"], c["password"])
+        if c["tls"] is not None and c["tls"] is not False:
+            client.tls_set(ca_certs=c["tls"] if isinstance(c["tls"], str) else None)
+        if c["will"] is not None:
+            client.will_set(**c["will"])
+        client.reconnect_delay_set(1, 30)
+        client.connect_async(c["host"], c["port"], c["keepalive_s"])
+        return client
+
+    def destroy(self) -> None:
+        """Leave the server in order."""
+        self._client.disconnect()
+        self._client.loop_stop()
+
+
+class MqttIn(_Mqtt):
+    """What the server publishes on some topics."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        return cls._checked(args, topics=["#"], clean=False)
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Prepare the connection."""
+        super().create(broker, configuration)
+        self.durable = configuration["qos"] == 1 and not configuration["clean"]
+        self._inbox: queue.Queue[Any] = queue.Queue(MAX_WAITING)
+        self._client = self._connect(configuration["clean"], manual_ack=True)
+        self._client.on_connect = self._subscribe
+        self._client.on_message = lambda _, __, message: self._inbox.put(message)
+        self._forwarder = Forwarder(self.name, lambda: self, self._forward, lambda: self.broker.mark(self))
+
+    def start(self) -> None:
+        """Connect and read."""
+        self._client.loop_start()
+        self._forwarder.start()
+
+    def _subscribe(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
+        if not reason.is_failure:
+            client.subscribe([(topic, self.configuration["qos"]) for topic in self.configuration["topics"]])
+        elif self.on_failure is not None:
+            self.on_failure(ConnectionError(f"{self.configuration['host']} refused the connection: {reason}"))
+
+    def read_many(self, most: int, timeout: float) -> Sequence[Any]:
+        """What has come."""
+        found = []
+        try:
+            found.append(self._inbox.get(timeout=timeout))
+            while len(found) < most:
+                found.append(self._inbox.get_nowait())
+        except queue.Empty:
+            pass
+        return found
+
+    def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
+        """Tell the server that they were handled."""
+        for message in batch[begin:end]:
+            if message.qos:
+                self._client.ack(message.mid, message.qos)
+
+    def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
+        """They come again with the next connection, which is made now."""
+        self._client.reconnect()
+
+    def _forward(self, message: Any) -> None:
+        properties = {"topic": message.topic, "qos": str(message.qos), "retain": str(bool(message.retain)).lower()}
+        self.publish(message.payload, properties)
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._forwarder.stop()
+
+    def kill(self) -> None:
+        """Wait no longer for messages to be handled: they come again."""
+        self._forwarder.cut()
+
+
+class MqttOut(_Mqtt):
+    """Publishes to the server."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        return cls._checked(args, topic="penstock", retain=False, timeout_s=10.0)
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Prepare the connection."""
+        super().create(broker, configuration)
+        self._client = self._connect(clean=True)
+
+    def start(self) -> None:
+        """Connect."""
+        self._client.loop_start()
+
+    def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
+        """Publish them together and wait for the server's word."""
+        c = self.configuration
+        if not self._client.is_connected():
+            raise ConnectionError(f"not connected to {c['host']}:{c['port']}")
+        sent = []
+        for message in messages:
+            topic = re.sub(r"{(.*?)}", lambda m, p=message.properties: p.get(m[1], "-"), c["topic"])  # type: ignore[misc]
+            sent.append(self._client.publish(topic, bytes(message), c["qos"], c["retain"]))
+        for info in sent if c["qos"] else ():
+            info.wait_for_publish(c["timeout_s"])
+            if not info.is_published():
+                raise TimeoutError(f"{c['host']}:{c['port']} has not confirmed a message in {c['timeout_s']} s")
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Publish one."""
+        self.receive_many([message])

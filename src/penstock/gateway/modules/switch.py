@@ -1,0 +1,35 @@
+"""Switch: each message to the first output whose filter lets it through.
+
+args: ``outputs`` ({"hot": {"properties": {"kind": "warm"}}, ...}: the filters of links, in order). Links take them from
+``NAME.hot``; what no filter lets through is published as usual, for links from ``NAME``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.configuration import link_filter
+from penstock.gateway.module import Module, Outlet, options
+from penstock.gateway.place import Place
+
+
+class Switch(Module):
+    """Routes by content size and properties, without code."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        place = Place(options(args, outputs={}), "")["outputs"]
+        if not place.mapping():
+            raise ValueError("outputs is empty; give each a filter")
+        return {name: link_filter(place[name]) for name in place.mapping()}
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Prepare the filters."""
+        super().create(broker, configuration)
+        self._routes = [(name, one.compile()) for name, one in configuration.items()]
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Publish it once."""
+        self.publish(message, output=next((name for name, accepts in self._routes if accepts(message)), ""))

@@ -1,0 +1,45 @@
+"""Throttle: at most so many messages a second, for each value of a property; the rest is dropped and counted.
+
+args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). What is dropped goes to
+the output ``dropped``, for who is linked to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.filters import Filter, Predicate
+from penstock.gateway.module import Module, Outlet, options
+
+
+class Throttle(Module):
+    """A limit by key."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, rate_per_s=1.0, by=None, max_keys=10000)
+        Filter(rate_per_s=given["rate_per_s"])  # its bounds
+        return given
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Begin with every key's room whole."""
+        super().create(broker, configuration)
+        self._limits: dict[str, Predicate] = {}
+        self.dropped = 0
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Pass it on where there is room."""
+        name = self.configuration["by"]
+        key = message.properties.get(name, "") if name is not None else ""
+        limit = self._limits.get(key)
+        if limit is None:
+            if len(self._limits) >= self.configuration["max_keys"]:
+                del self._limits[next(iter(self._limits))]
+            limit = self._limits[key] = Filter(rate_per_s=self.configuration["rate_per_s"]).compile()
+        if limit(message):
+            self.publish(message)
+        else:
+            self.dropped += 1
+            self.publish(message, output="dropped")

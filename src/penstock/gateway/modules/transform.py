@@ -1,0 +1,88 @@
+"""Transform: sets properties and content by templates, without code.
+
+args: ``where`` ({}: a filter as links have it; what it does not let through passes unchanged), ``set`` ({"name":
+"template"}), ``content`` (null: unchanged; else a template, or an object of templates that becomes JSON), ``drop`` ([]:
+properties to leave out). In a template ``{NAME}`` stands for a property, ``{content}`` for the content as text,
+``{size}``, ``{source}``, and ``{json.a.b}`` for a value of the JSON content; what is not there is "-". A template of an
+object that is one ``{json...}`` alone keeps its kind (number, list).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.configuration import link_filter
+from penstock.gateway.module import Module, Outlet, options
+from penstock.gateway.place import Place
+
+_NAME = re.compile(r"\{([^{}]*)\}")
+
+
+class Transform(Module):
+    """Assignments."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, where={}, set={}, content=None, drop=[])
+        templates = [*given["set"].values(), *(given["content"].values() if isinstance(given["content"], dict) else ())]
+        if not all(isinstance(text, str) for text in templates) or not isinstance(given["content"], str | dict | None):
+            raise ValueError("templates are texts")
+        return {**given, "where": link_filter(Place(given["where"], "where"))}
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Prepare the filter."""
+        super().create(broker, configuration)
+        where = configuration["where"]
+        self._accepts = None if where.empty else where.compile()
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Publish it changed."""
+        if self._accepts is not None and not self._accepts(message):
+            self.publish(message)
+            return
+        c, values = self.configuration, _Values(message)
+        properties = {name: text for name, text in message.properties.items() if name not in c["drop"]}
+        properties.update({name: values.filled(template) for name, template in c["set"].items()})
+        if c["content"] is None:
+            self.publish(message.with_properties(properties))
+        elif isinstance(c["content"], str):
+            self.publish(values.filled(c["content"]).encode(), properties)
+        else:
+            self.publish(json.dumps({k: values.typed(t) for k, t in c["content"].items()}).encode(), properties)
+
+
+class _Values:
+    """What a message's templates may name; its JSON is read when it is first asked for."""
+
+    def __init__(self, message: GatewayMessage) -> None:
+        self._message = message
+        self._json: Any = None
+
+    def filled(self, template: str) -> str:
+        return _NAME.sub(lambda match: self._shown(self._value(match[1])), template)
+
+    def typed(self, template: str) -> Any:
+        match = _NAME.fullmatch(template)
+        return self._value(match[1]) if match and match[1].startswith("json") else self.filled(template)
+
+    def _shown(self, value: Any) -> str:
+        return "-" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+    def _value(self, name: str) -> Any:
+        first, *path = name.split(".")
+        if first == "json":
+            if self._json is None:
+                self._json = json.loads(bytes(self._message))
+            found = self._json
+            for part in path:
+                found = found.get(part) if isinstance(found, dict) else None
+            return found
+        if name == "content":
+            return bytes(self._message).decode(errors="backslashreplace")
+        if name in ("size", "source"):
+            return self._message.size if name == "size" else str(self._message.channel)
+        return self._message.properties.get(name)

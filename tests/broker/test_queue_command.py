@@ -1,0 +1,75 @@
+"""``penstock queue``: every command against a broker, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from penstock.broker import Client, Server
+from tests.broker.conftest import LONG, until
+
+
+@pytest.fixture
+def queue(server: Server) -> Callable[..., str]:
+    def run(command: str, *arguments: str, code: int = 0, address: str = "") -> str:
+        where = address or f"broker://127.0.0.1:{server.port}"
+        line = [sys.executable, "-m", "penstock", "queue", command, where, *arguments]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=10 * LONG, check=False)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: Client, server: Server) -> None:
+    assert "no queues" in queue("list")
+    queue("create", "jobs", "--topic", "work.>", "--max-deliveries", "1", "--ack-timeout", "2m")
+    queue("create", "jobs", "--topic", "work.>", "--max-deliveries", "1", "--ack-timeout", "2m")
+    told = queue("create", "jobs", "--max-deliveries", "9", code=1)
+    assert "max_deliveries=1, not 9" in told, "it names the option that differs"
+    for number in range(5):
+        client.publish("work.a", b"job %d" % number)
+    told = queue("list")
+    assert "jobs" in told and "work.>" in told and " 5 " in told
+    shown: dict[str, Any] = json.loads(queue("show", "jobs", "--json"))
+    assert (shown["depth"], shown["ack_timeout_s"], shown["keep"]) == (5, 120.0, "1GiB")
+    assert "job 0" in queue("peek", "jobs", "-n", "2")
+    peeked = [json.loads(line) for line in queue("peek", "jobs", "-n", "2", "--json").splitlines()]
+    assert [message["payload"] for message in peeked] == ["job 0", "job 1"]
+    assert json.loads(queue("set", "jobs", "--ttl", "1h", "--json"))["changed"] == ["ttl_s"]
+    queue("pause", "jobs")
+    assert "paused" in queue("list")
+    queue("resume", "jobs")
+    with client.subscribe("jobs", ack="manual") as consumer:
+        message = consumer.read(LONG)
+        assert message is not None
+        consumer.nack(message)
+        until(lambda: "jobs.dead" in server.broker.queues)
+        client.ping()
+    assert json.loads(queue("redrive", "jobs", "--json"))["redriven"] == 1
+    assert "5 messages" in queue("purge", "jobs")
+    queue("delete", "jobs")
+    assert "there is no queue jobs" in queue("show", "jobs", code=2)
+
+
+def test_the_address_that_ls_prints(queue: Callable[..., str], client: Client) -> None:
+    client.queue("printed-by-ls", topics="work.>")
+    client.publish("work.a", b"hello")
+    assert json.loads(queue("show", "printed-by-ls", "--json", address="broker:printed-by-ls"))["depth"] == 1
+    for line in (["info", "broker:printed-by-ls"], ["why", "broker:printed-by-ls"],
+                 ["sub", "broker:printed-by-ls", "--count", "1"]):  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "penstock", *line], capture_output=True, text=True, timeout=10 * LONG
+        )
+        assert "no known scheme" not in done.stderr and "is not of the form" not in done.stderr, done.stderr
+        assert done.returncode in (0, 4), done.stdout + done.stderr
+    assert "hello" in done.stdout
+
+
+def test_an_address_of_no_queue_says_so(queue: Callable[..., str]) -> None:
+    assert "no broker of this machine has one" in queue("list", address="broker:nobody-has-this", code=2)

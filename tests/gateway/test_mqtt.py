@@ -1,0 +1,114 @@
+"""MQTT in and out, against a real server (mosquitto), which is started for each test and may go away."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.gateway import Delivery, Gateway, LinkOptions
+from tests.gateway.conftest import Collector, eventually
+
+paho = pytest.importorskip("paho.mqtt.client")
+MOSQUITTO = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin")
+pytestmark = pytest.mark.skipif(MOSQUITTO is None, reason="mosquitto is not installed")
+AGAIN = LinkOptions(delivery=Delivery.AT_LEAST_ONCE, backoff_s=0.05, max_backoff_s=0.1)
+
+
+class Broker:
+    """A mosquitto of the test's own; it keeps its sessions over a restart."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self._file = directory / "mosquitto.conf"
+        self._file.write_text(
+            f"listener {self.port} 127.0.0.1\nallow_anonymous true\npersistence true\n"
+            f"persistence_location {directory}/\nuser root\n"
+        )
+        self.start()
+
+    def start(self) -> None:
+        command = [str(MOSQUITTO), "-c", str(self._file)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        eventually(self.listens)
+
+    def listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(60)
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(tmp_path)
+    yield made
+    made.stop()
+
+
+def made(broker: Broker) -> Gateway:
+    """source -> server -> sink."""
+    gateway = Gateway()
+    for name in ("source", "sink"):
+        gateway.add_module(name, Collector)
+    here = "penstock.gateway.modules.mqtt"
+    gateway.add_module("in", f"{here}:MqttIn", {"port": broker.port, "topics": ["plant/#"]})
+    gateway.add_module("out", f"{here}:MqttOut", {"port": broker.port, "topic": "plant/{device}"})
+    gateway.add_link("source", "out", None, AGAIN)
+    gateway.add_link("in", "sink")
+    gateway.start()
+    return gateway
+
+
+def test_there_and_back(broker: Broker) -> None:
+    with made(broker) as gateway:
+        sink = gateway.module("sink")
+        eventually(lambda: gateway.module("in")._client.is_connected())
+        eventually(lambda: sink.got or gateway.module("source").publish(b"probe", {"device": "d"}))
+        gateway.module("source").publish(b"21.5", {"device": "boiler"})
+        eventually(lambda: sink.got[-1] == b"21.5")
+        assert sink.messages[-1].properties["topic"] == "plant/boiler"
+        assert sink.messages[-1].properties["qos"] == "1"
+
+
+def test_a_server_that_goes_away_for_a_while_loses_nothing(broker: Broker) -> None:
+    with made(broker) as gateway:
+        sink, source = gateway.module("sink"), gateway.module("source")
+        eventually(lambda: sink.got or source.publish(b"probe", {"device": "d"}))
+        broker.stop()
+        for n in range(50):
+            source.publish(b"%d" % n, {"device": "d"})
+        broker.start()
+        eventually(lambda: {b"%d" % n for n in range(50)} <= set(sink.got))
+
+
+def test_what_was_not_handled_comes_again(broker: Broker) -> None:
+    gateway = made(broker)
+    sink, source = gateway.module("sink"), gateway.module("source")
+    eventually(lambda: sink.got or source.publish(b"probe", {"device": "d"}))
+    sink.gate.clear()
+    for n in range(5):
+        source.publish(b"%d" % n, {"device": "d"})
+    worker = gateway.broker.worker_of(sink)
+    eventually(lambda: worker.waiting >= 5)
+    gateway.destroy(0.5)
+    sink.gate.set()
+    with made(broker) as gateway:
+        eventually(lambda: {b"%d" % n for n in range(5)} <= set(gateway.module("sink").got))
+
+
+def test_wrong_args_are_refused() -> None:
+    from penstock.gateway.modules.mqtt import MqttIn, MqttOut
+
+    for kind in (MqttIn, MqttOut):
+        for wrong in ({"qos": 2}, {"nonsense": 1}, {"port": "x"}):
+            with pytest.raises(ValueError):
+                kind.parse(wrong)
