@@ -134,11 +134,14 @@ int bus_traverse(PyObject *object, visitproc visit, void *arg) {
 }
 
 void discard_pending(BusObject *bus) {
+    const std::size_t count = bus->pending.size();
     while (!bus->pending.empty()) {
         bus->counters->drop(DropReason::closed);
         drop(take_pending(bus));
     }
     if (bus->counters) bus->counters->depth.set(0);
+    bus->pending.shrink();
+    give_memory_back(count);
 }
 
 void remove_all(BusObject *bus, bool finished) {

@@ -371,7 +371,9 @@ PyObject *subscriber_close(PyObject *object, PyObject *) {
     // A fifo hands what it holds to the next ones, so it leaves the bus with its messages still in the queue.
     leave_bus(self);
     self->closed = true;
-    discard(self);
+    const std::size_t discarded = discard(self);
+    self->ring.shrink();
+    give_memory_back(discarded);
     self->readers.wake_all();
     self->writers.wake_all();
     if (self->descriptor >= 0) signal_descriptor(self);

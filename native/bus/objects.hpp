@@ -185,6 +185,8 @@ Py_ssize_t take_all(SubscriberObject *subscriber, PyObject *list, bool waited);
 int wait_for_message(SubscriberObject *subscriber, Deadline deadline, bool poll);
 // What is queued is given back and counted as lost by closing; how many.
 std::size_t discard(SubscriberObject *subscriber);
+// So many messages went at once, with the handle that held them: their memory goes back to the system.
+void give_memory_back(std::size_t messages);
 PyObject *raise_closed(SubscriberObject *subscriber);  // null, with ClosedError set
 bool wake_reader(SubscriberObject *subscriber);         // whether there was one who slept
 void signal_descriptor(SubscriberObject *subscriber);

@@ -1,5 +1,8 @@
 // A subscriber's queue: putting in, taking out, and sleeping for either. All of it with the GIL held, but for the sleep.
 #include <fcntl.h>
+#if __has_include(<malloc.h>)
+#include <malloc.h>
+#endif
 #include <Python.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -189,6 +192,14 @@ std::size_t discard(SubscriberObject *self) {
     }
     if (self->counters) self->counters->depth.set(0);
     return count;
+}
+
+void give_memory_back(std::size_t messages) {
+#ifdef __GLIBC__
+    if (messages >= 1000) malloc_trim(0);
+#else
+    (void)messages;
+#endif
 }
 
 namespace {

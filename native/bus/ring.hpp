@@ -30,6 +30,12 @@ class Ring {
             if (!grow()) return false;
         return true;
     }
+    // Gives the memory of an empty one back; it may be used again.
+    void shrink() noexcept {
+        if (!empty()) return;
+        std::free(std::exchange(items_, nullptr));
+        room_ = head_ = tail_ = 0;
+    }
     Item pop() noexcept { return items_[head_++ & (room_ - 1)]; }
     Item &at(std::size_t index) noexcept { return items_[(head_ + index) & (room_ - 1)]; }
 

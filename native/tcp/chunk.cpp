@@ -18,6 +18,7 @@ std::mutex pool_mutex;
     ::pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); }, [] { pool_mutex.unlock(); });
 Chunk *pool[class_count];
 std::size_t pool_bytes = 0;
+int users = 0;
 
 int class_of(std::size_t capacity) noexcept {
     return std::bit_width((capacity + 64 - 1) / small_chunk_size);  // class k holds small_chunk_size << k bytes
@@ -71,7 +72,7 @@ void chunk_drop(Chunk *chunk, std::uint32_t references) noexcept {
     budget->drop();
     {
         std::lock_guard lock(pool_mutex);
-        if (pool_bytes + bytes <= chunk_pool_limit_bytes) {
+        if (users && pool_bytes + bytes <= chunk_pool_limit_bytes) {
             int index = class_of(chunk->capacity);
             chunk->next = pool[index];
             pool[index] = chunk;
@@ -80,6 +81,18 @@ void chunk_drop(Chunk *chunk, std::uint32_t references) noexcept {
         }
     }
     unmap(chunk);
+}
+
+void chunk_users(int more) noexcept {
+    std::lock_guard lock(pool_mutex);
+    users += more;
+    if (users) return;
+    for (Chunk *&first : pool)
+        while (Chunk *chunk = first) {
+            first = chunk->next;
+            unmap(chunk);
+        }
+    pool_bytes = 0;
 }
 
 std::size_t chunk_pool_bytes() noexcept {

@@ -39,6 +39,9 @@ struct Budget {
 Chunk *chunk_take(std::size_t capacity, Budget *budget) noexcept;
 void chunk_drop(Chunk *chunk, std::uint32_t references = 1) noexcept;
 
+// Subscribers that are open: while there are any, dropped chunks are kept for the next ones; with the last one they go.
+void chunk_users(int more) noexcept;
+
 // For tests and documentation: bytes that lie unused in the pool, and its bound.
 std::size_t chunk_pool_bytes() noexcept;
 constexpr std::size_t chunk_pool_limit_bytes = 64 * 1024 * 1024;

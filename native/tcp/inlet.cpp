@@ -51,6 +51,7 @@ Inlet::Inlet(std::uint64_t max_message_size, std::size_t held_limit_bytes, const
     event.data.ptr = nullptr;
     ::epoll_ctl(epoll_, EPOLL_CTL_ADD, wake_, &event);
     counters_ = counters_take("tcp", "subscriber", name);
+    chunk_users(1);
 }
 
 Inlet::~Inlet() {
@@ -162,6 +163,7 @@ void Inlet::close() {
     if (has_kept_) chunk_drop(kept_.chunk);
     has_kept_ = false;
     turn_.unlock();
+    chunk_users(-1);
     std::uint64_t one = 1;  // the descriptor stays readable, so that whoever waits on it learns of the end
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);
 }

@@ -172,7 +172,7 @@ class _Handle(ABC):
         self.close()
 
     def __repr__(self) -> str:
-        room, kind = type(self).__module__.split(".")[-2], type(self).__name__
+        room, kind = type(self).__module__.split(".")[1], type(self).__name__
         name = getattr(self, "name", None) or getattr(self, "topic", "")
         return f"<{room}.{kind}{f' {name!r}' if name else ''}{', closed' if self.closed else ''}>"
 

@@ -27,3 +27,12 @@ def test_import_costs_less_than_starting_python_ten_times() -> None:
     """A ratio, not a time: importing adds little to what an empty interpreter imports anyway."""
     plain = modules_after("")
     assert len(modules_after("import penstock") - plain) < 80
+
+
+def test_rooms_are_loaded_when_they_are_named() -> None:
+    code = (
+        "import sys, penstock; assert not [name for name in sys.modules if name.startswith('penstock.s')"
+        " and name.count('.') == 1 and name not in ('penstock.secrecy', 'penstock.system')], sys.modules;"
+        "penstock.spark.session; penstock.shm.publisher; penstock.tcp.subscriber; penstock.journal; penstock.bus"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -225,7 +225,11 @@ class StreamClient(ClientLane):
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._selector.select(left)
+            try:
+                self._selector.select(left)
+            except (OSError, ValueError):  # another thread closed it meanwhile
+                if not self._closed:
+                    raise
 
     def _forget(self, connection: Connection) -> None:
         with contextlib.suppress(KeyError, ValueError):
