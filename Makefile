@@ -52,23 +52,14 @@ PACKAGES := redis-server chromium chromium-driver nftables iproute2 spin
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
-# Without the long ones, which `make stress` runs. The tests of Spark mostly wait for a JVM, so they run beside the others
-# and are shown after them; each half must pass.
+# Without the long ones, which `make stress` runs. Those that mostly wait for programs, and those of Spark, which wait for
+# a JVM, run beside the others.
 test: build system
-	@echo "running the tests of Spark beside all others; what they print comes last"
-	@trap 'kill -INT $$spark 2>/dev/null; wait $$spark; exit 130' INT TERM; \
-	$(PYTEST) --ignore tests/stress -m spark $(ARGUMENTS) > $(STAMP)/spark.log 2>&1 & spark=$$!; \
-	$(PYTEST) --ignore tests/stress -m "not spark" $(ARGUMENTS); others=$$?; \
-	wait $$spark; spark=$$?; cat $(STAMP)/spark.log; \
-	exit $$(( others ? others : spark ))
+	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" spark -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system
-	@trap 'kill -INT $$jvm 2>/dev/null; wait $$jvm; exit 130' INT TERM; \
-	$(PYTEST) --ignore tests/stress -m "spark and jvm" $(ARGUMENTS) > $(STAMP)/jvm.log 2>&1 & jvm=$$!; \
-	$(PYTEST) --ignore tests/stress -m "spark and not jvm" $(ARGUMENTS); shared=$$?; \
-	wait $$jvm; jvm=$$?; cat $(STAMP)/jvm.log; \
-	exit $$(( shared ? shared : jvm ))
+	@$(BIN)/python scripts/suite.py "spark and not jvm" "spark and jvm" -- $(ARGUMENTS)
 
 lint: build
 	$(BIN)/python -m ruff check .

@@ -14,6 +14,9 @@ import pytest
 
 from tests import leftovers
 
+#: Folders whose tests mostly start programs and wait for them.
+PROGRAMS = {"bridge", "cli", "crash", "docs", "recording", "security", "torture"}
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=None, help="how many kills each crash test does (default: its own)")
@@ -37,7 +40,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix=f"penstock-test-{os.getpid()}-", dir=parent)
 
 
+@pytest.hookimpl(tryfirst=True)  # before markers are chosen from
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.split("/")[1] in PROGRAMS:
+            item.add_marker("programs")
     if config.getoption("--shuffle"):
         given: int | None = config.getoption("--seed")
         chosen = int.from_bytes(os.urandom(4), "little") if given is None else given

@@ -183,14 +183,14 @@ def test_losses_of_two_bridges() -> None:
 
 
 def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
-    """Ids travel, names come from a file that is the same on both machines."""
+    """Ids travel, names come from a file; both machines are this one here, where a name is one channel."""
     shm.write_vchans(tmp_path / "names", {3: "/front", 40: "/back"})
     names = shm.read_vchans(tmp_path / "names")
     here, there = f"/here-{time.time_ns()}", f"/there-{time.time_ns()}"
     options = {"reliable": True, "slots": 64}
     with (
-        shm.Publisher("/far/front", mux=here, vchan_id=3, **options) as front,  # one name is one channel of a machine
-        shm.Publisher("/far/back", mux=here, vchan_id=40, **options) as back,
+        shm.Publisher("/near-front", mux=here, vchan_id=3, **options) as front,
+        shm.Publisher("/near-back", mux=here, vchan_id=40, **options) as back,
         shm.Publisher("/other", mux=here, vchan_id=7, **options) as other,
         Bridge(f"shm:{here}", "tcp://127.0.0.1:0", source_options={"reliable": True}).start() as out,
         Bridge(out.publisher.address, f"shm:{there}?slots=64", names=names, sink_options={"reliable": True}) as into,  # type: ignore[attr-defined]

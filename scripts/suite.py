@@ -1,0 +1,58 @@
+"""Runs the tests as several processes beside each other: ``suite.py MARKERS... -- ARGUMENTS OF PYTEST``.
+
+One process for each expression of markers: the tests mostly wait for programs, JVMs and disks. Each run has a
+directory of shared memory of its own, and ports are free ones, so they do not meet. What the first prints is shown as
+it comes, what the others print after it. The code is that of the first process that failed. Ctrl-C ends all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+NONE_COLLECTED = 5  # pytest's code: the arguments name only tests of other processes
+
+
+def start(markers: str, arguments: list[str], output: int | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pytest", "--ignore", "tests/stress", "-m", markers, *arguments]
+    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT if output is not None else None)
+
+
+def run(open_files: contextlib.ExitStack) -> int:
+    at = sys.argv.index("--")
+    parts, arguments = sys.argv[1:at], sys.argv[at + 1 :]
+    for number in (signal.SIGINT, signal.SIGTERM):  # a run in the background of a shell has Ctrl-C ignored
+        signal.signal(number, signal.default_int_handler)
+    began = time.monotonic()
+    print(f"running {len(parts)} processes of tests beside each other; what the others print comes last", flush=True)
+    outputs = [None, *(open_files.enter_context(tempfile.TemporaryFile()) for _ in parts[1:])]  # noqa: SIM115
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for markers, output in zip(parts, outputs, strict=True):
+            running.append(start(markers, arguments, None if output is None else output.fileno()))
+        for process in running:
+            process.wait()
+    except KeyboardInterrupt:
+        for process in running:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)  # a terminal has told them already, another sender has not
+        for process in running:
+            process.wait()
+    for markers, output in zip(parts[1:], outputs[1:], strict=True):
+        assert output is not None
+        output.seek(0)
+        print(f"\n---- {markers}", flush=True)
+        sys.stdout.buffer.write(output.read())
+    codes = [process.returncode for process in running if process.returncode != NONE_COLLECTED]
+    print(f"{time.monotonic() - began:.0f} s in all", flush=True)
+    failed = next((code for code in codes if code), 0 if codes else NONE_COLLECTED)
+    return failed if failed >= 0 else 128 - failed  # ended by a signal, as a shell says it
+
+
+if __name__ == "__main__":
+    with contextlib.ExitStack() as stack:
+        sys.exit(run(stack))
