@@ -20,6 +20,7 @@ PROGRAMS = {"bridge", "cli", "crash", "docs", "recording", "security", "torture"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kills", type=int, default=None, help="how many kills each crash test does (default: its own)")
+    parser.addoption("--flips", type=int, default=None, help="how many bits the test of flipped bits turns over")
     parser.addoption("--seed", type=int, default=None, help="seed of every random test, to replay a failure")
     parser.addoption("--shuffle", action="store_true", help="run the tests in random order, by --seed when given")
 

@@ -438,6 +438,10 @@ class BoundWriter {
         return result.full;
     }
     void check(const CommitResult &result) {
+        if (result.failure == Failure::write && result.error == ENOMEM) {
+            PyErr_SetString(PyExc_MemoryError, "no memory for the journal's batch, nothing of it is stored");
+            throw nb::python_error();
+        }
         switch (result.failure) {
             case Failure::none: return;
             case Failure::write: fail_system(result.error, "the journal's batch was not written, nothing of it is stored");

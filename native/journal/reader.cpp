@@ -20,7 +20,7 @@ namespace {
 constexpr std::size_t open_segments = 64;
 constexpr const char *frontier_damaged = "the frontier file is damaged; opening the journal for writing makes it anew";
 constexpr off_t max_summary_bytes = off_t{1} << 30;
-constexpr std::uint64_t longest_hole = std::uint64_t{1} << 30;  // longer than any batch: what follows is none of ours
+constexpr off_t longest_hole = off_t{1} << 30;  // longer than any batch: what follows is none of ours
 
 template <typename Header>
 Header copy(const std::uint8_t *at) {
@@ -41,6 +41,18 @@ int open_regular(const std::string &path) {
     ::close(file);
     errno = EINVAL;
     return -1;
+}
+
+// Where the data of a sparse file ends: before the first hole that no batch can span.
+std::uint64_t data_end([[maybe_unused]] int file, off_t size) {
+#ifdef SEEK_DATA
+    for (off_t hole = 0; hole >= 0 && hole < size;) {
+        off_t data = lseek(file, hole, SEEK_DATA);
+        if (data < 0 || data - hole > longest_hole) return static_cast<std::uint64_t>(hole);
+        hole = lseek(file, data, SEEK_HOLE);
+    }
+#endif
+    return static_cast<std::uint64_t>(size);
 }
 
 bool read_file(const std::string &path, std::uint8_t *target, std::size_t bytes) {
@@ -85,7 +97,8 @@ Mapping::~Mapping() {
 
 std::uint64_t Mapping::file_bytes() const {
     struct stat status;
-    return fstat(file_, &status) == 0 ? static_cast<std::uint64_t>(status.st_size) : 0;
+    if (fstat(file_, &status) != 0) return 0;
+    return status.st_size <= longest_hole ? static_cast<std::uint64_t>(status.st_size) : data_end(file_, status.st_size);
 }
 
 bool topic_matches(std::string_view pattern, std::string_view name) {
@@ -178,7 +191,8 @@ bool Reader::list() {
         unsigned long long first;
         unsigned revision;
         int length = 0;
-        if (std::strlen(entry->d_name) != 29 || std::sscanf(entry->d_name, "%20llu-%4u.log%n", &first, &revision, &length) != 2 || length != 29)
+        if (std::strlen(entry->d_name) != 29 || std::sscanf(entry->d_name, "%20llu-%4u.log%n", &first, &revision, &length) != 2 || length != 29 ||
+            first >> 62)
             continue;
         auto [place, made] = seen.try_emplace(first, revision);
         if (!made) place->second = std::max<std::uint32_t>(place->second, revision);
@@ -300,19 +314,9 @@ bool Reader::believe_all(std::uint64_t first, std::uint64_t next, View &view, Pr
     return true;
 }
 
-// A copy of the log, as far as it has data: a hole that no batch can span ends it.
+// A copy of the log.
 bool Reader::read_log(std::uint64_t first, Segment &segment, std::vector<std::uint8_t> &bytes, Problem &problem) {
-    std::uint64_t end = segment.log->file_bytes();
-#ifdef SEEK_DATA
-    for (off_t hole = 0, data = 0; static_cast<std::uint64_t>(hole) < end; hole = lseek(segment.log->file(), data, SEEK_HOLE)) {
-        if (hole < 0) break;
-        data = lseek(segment.log->file(), hole, SEEK_DATA);
-        std::uint64_t begins = data < 0 ? segment.log->file_bytes() : static_cast<std::uint64_t>(data);
-        if (data < 0 || begins - static_cast<std::uint64_t>(hole) > longest_hole) end = static_cast<std::uint64_t>(hole);
-        if (data < 0) break;
-    }
-#endif
-    bytes.resize(end);
+    bytes.resize(segment.log->file_bytes());
     std::uint64_t done = 0;
     while (done < bytes.size()) {
         ssize_t got = pread(segment.log->file(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(done));
@@ -352,6 +356,15 @@ bool Reader::entry_good(const View &view, const IndexEntry &entry, std::uint64_t
            record.data_bytes == entry.length && extra_bytes(record) == entry.extra_bytes &&
            record.ordinal == entry.ordinal && record.timestamp_ns == entry.timestamp_ns && record_fits(record, file_bytes - entry.offset) &&
            crc32c(record_seed(view.segment->nonce, entry.position), at + 4, record.bytes - 4) == record.checksum;
+}
+
+// Whether a message between these positions is damaged, as far as a scan of the log knows.
+bool Reader::damage_in(const View &view, std::uint64_t from, std::uint64_t to) const {
+    if (!view.segment->rebuilt) return false;
+    const auto &damage = view.segment->rebuilt->damage;
+    return std::any_of(damage.begin(), damage.end(), [&](const ScanDamage &bad) {
+        return std::max(bad.first_position, from) < std::min(bad.next_position, to);
+    });
 }
 
 ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
@@ -396,7 +409,8 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         bool missing = start >= stop_at;
         for (; entry < stop && result.found.size() < most; ++entry) {
             bool in_order = believed(view, *entry) && (entry->position == expected || (entry->position > expected && (gaps || view.segment->rebuilt)));
-            if (in_order && entry->position > expected && !gaps) break;  // damaged in between: told below
+            if (in_order && entry->position > expected && (!gaps || damage_in(view, expected, entry->position)))
+                break;  // damaged in between: told below
             if (in_order && filter) {
                 if (!filter->known(entry->topic) && !learn(*filter, entry->topic, result.problem)) return result;
                 if (!filter->verdict(entry->topic)) {
@@ -405,6 +419,10 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
                 }
             }
             if (!in_order || !entry_good(view, *entry, file_bytes)) {
+                if (in_order && view.segment->checked) {  // the index is right, so the log is not
+                    expected = entry->position;
+                    break;
+                }
                 if (!view.segment->rebuilt) {  // the index may be stale: the log decides
                     if (!rebuild(at->first, next, *view.segment, view, result.problem)) return result;
                     stop = view.entries + view.count;
@@ -420,7 +438,8 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         }
         result.mapping = view.segment->log;
         bool stopped_early = result.found.size() >= most || (entry < stop && !result.found.empty());
-        if (!stopped_early && (missing || entry < stop || (!gaps && expected < end))) {  // neither all read nor enough: damage
+        const bool lost = gaps ? entry == stop && damage_in(view, expected, stop_at) : expected < end;
+        if (!stopped_early && (missing || entry < stop || lost)) {  // neither all read nor enough: damage
             if (result.found.empty()) {
                 std::uint64_t until = entry < stop ? entry->position : end;
                 if (until == expected) until = expected + 1;

@@ -130,6 +130,7 @@ class Reader {
         return view.segment->rebuilt || view.segment->checked || entry_believed(view.segment->seed, entry);
     }
     bool believe_all(std::uint64_t first, std::uint64_t next, View &view, Problem &problem);
+    bool damage_in(const View &view, std::uint64_t from, std::uint64_t to) const;
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
     template <typename Passes>
     std::uint64_t find(Passes passes, std::function<bool(std::uint64_t, const Segment &)> may_hold, Problem &problem);

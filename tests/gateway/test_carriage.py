@@ -43,8 +43,8 @@ MESSAGES: list[tuple[bytes, dict[str, str]]] = [
 @pytest.mark.parametrize("reach", ["bus", "shm", "journal"])
 def test_what_goes_out_over_a_channel_comes_back_the_same(gateway: Gateway, reach: str, tmp_path: Path) -> None:
     address = address_of(reach, tmp_path)
+    gateway.add_link("source", address)  # a journal is made by who writes it
     gateway.add_link(address, "sink")
-    gateway.add_link("source", address)
     for content, properties in MESSAGES:
         gateway.module("source").publish(content, properties)
     sink = gateway.module("sink")

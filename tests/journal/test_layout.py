@@ -12,6 +12,7 @@ import pytest
 
 from penstock.journal import layout
 from penstock.journal.format import INDEX, RECORD, TOPICS
+from penstock.topics import MAX_NAME_BYTES
 
 HEADER = (Path(__file__).parents[2] / "native/journal/format.hpp").read_text()
 CODES = {
@@ -77,7 +78,7 @@ def test_constants() -> None:
         "batch_magic": int.from_bytes(layout.BATCH_MAGIC, "little"),
         "batch_snapshot": layout.BATCH_SNAPSHOT,
         "batch_topics": layout.BATCH_TOPICS,
-        "max_name_bytes": layout.MAX_NAME_BYTES,
+        "max_name_bytes": MAX_NAME_BYTES,
         "kind_message": layout.KIND_MESSAGE,
         "kind_state": layout.KIND_STATE,
         "kind_topic": layout.KIND_TOPIC,

@@ -15,6 +15,7 @@ from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import Journal
 from penstock.spark.bounds import Bounds
 from penstock.spark.directory import Directory
+from penstock.spark.options import check_options, folded
 from penstock.spark.places import Reading, open_place, open_places, resolve
 from penstock.spark.source import JournalReader
 from penstock.spark.stream import JournalStreamReader
@@ -161,6 +162,15 @@ def test_one_journal_under_two_names(tmp_path):
     port = free_port()
     with Server(tmp_path / "j", port).start(), pytest.raises(InvalidArgument, match=r"broker://127.* are the same journal"):
         open_places([f"broker://127.0.0.1:{port}?token=secret", str(tmp_path / "j")])
+
+
+def test_options_by_the_names_of_another_source():
+    given = {"startingoffsets": "latest", "maxOffsetsPerTrigger": "5", "PATH": "/x", "owner": "me"}
+    check_options(given)
+    wanted = {"startingOffset": "latest", "maxMessagesPerTrigger": "5", "path": "/x", "owner": "me"}
+    assert folded(given) == wanted
+    with pytest.raises(InvalidArgument, match="name the same thing"):
+        folded({"startingOffsets": "latest", "startingOffset": "earliest"})
 
 
 def lose(path, number):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from penstock.address import parse, without_secrets
@@ -12,7 +11,7 @@ from penstock.cli import exits
 from penstock.errors import InvalidArgument, PenstockError, RefusedError
 from penstock.finding import Finding
 
-__all__ = ["TELL_AFTER_S", "hint", "reason", "refuse_bus", "refuse_unreachable", "tell", "tell_of_a_new_journal"]
+__all__ = ["TELL_AFTER_S", "hint", "reason", "refuse_bus", "refuse_unreachable", "tell"]
 
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
@@ -35,15 +34,6 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
             if session.last_error:
                 text = without_secrets(address)
                 raise RefusedError(f"{text}: {session.last_error}; --wait tries until somebody is there")
-
-
-def tell_of_a_new_journal(address: str) -> None:
-    """A subscriber may come before the first publisher; a name that was misspelt looks the same."""
-    from penstock.journal.layout import MARKER_NAME
-
-    parts = parse(address)
-    if parts.scheme == "journal" and not (Path(parts.name) / MARKER_NAME).exists():
-        exits.told(f"{parts.name}: there is no journal yet; its first message is awaited")
 
 
 def tell(address: str, handle: Any) -> None:

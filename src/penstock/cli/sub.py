@@ -82,7 +82,6 @@ def sub(
         for address in addresses:
             silence.refuse_bus(address)
             more = start_options(address, since, first, last)
-            silence.tell_of_a_new_journal(address)
             where = with_options(address, option, **answer_within(address, option, timeout))
             subscriber = stack.enter_context(penstock.subscriber(where, **more))
             if not wait:

@@ -6,15 +6,16 @@ it with numpy alone: importing this package, or that module, loads no native cod
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.address import Address, opener
-from penstock.errors import RefusedError
-from penstock.journal.layout import FRONTIER_NAME
+from penstock.journal.layout import FRONTIER_NAME, MARKER_NAME
 from penstock.topics import check_topic
 
 if TYPE_CHECKING:
@@ -98,21 +99,21 @@ def open_subscriber(
 ) -> Follower:
     """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern, absent it means ``default``.
 
-    ``start`` is ``"new"``, ``"first"`` or a position. A journal that is not there yet is made. ``on_message`` is called
-    with every message from a thread of its own.
+    ``start`` is ``"new"``, ``"first"`` or a position. The journal must be there: its first publisher makes it.
+    ``on_message`` is called with every message from a thread of its own.
     """
     from penstock.errors import InvalidArgument
     from penstock.journal.follow import DEFAULT_TOPIC, Follower
     from penstock.journal.journal import Journal, check_position
 
+    marker, frontier = Path(address.name) / MARKER_NAME, Path(address.name) / FRONTIER_NAME
+    if not marker.exists():
+        if marker.parent.exists() and not marker.parent.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), address.name)
+        raise InvalidArgument(f"there is no journal {address.name}: reading makes none, its first publisher does")
     deadline = time.monotonic() + 10
-    while not (Path(address.name) / FRONTIER_NAME).exists():  # made last
-        try:
-            Journal(address.name, making=True).close()
-        except RefusedError:  # its writer is just making it
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(0.01)
+    while not frontier.exists() and time.monotonic() < deadline:  # its writer is just making it; this comes last
+        time.sleep(0.01)
     journal = Journal(address.name, mode="read")
     if start not in ("new", "first") and isinstance(start, str):
         raise InvalidArgument(f"start={start!r} is not a choice; valid: new, first, or a position")

@@ -12,8 +12,9 @@ import numpy
 import pyarrow
 from numpy.typing import NDArray
 
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.journal import layout
+from penstock.journal.disk import LISTINGS
 from penstock.journal.format import HEAD
 from penstock.journal.stretches import stretches
 
@@ -61,12 +62,35 @@ def record_batches(
     wanted = schema(columns)
     if rows < 1 or size < 1:
         raise InvalidArgument(f"rows={rows} and bytes={size} must be at least 1")
+    at = directory.first if start is None else start
+    for _ in range(LISTINGS):
+        try:
+            for batch, following in _batches(directory, at, end, wanted, topics, rows, size, check):
+                yield batch
+                at = following
+            return
+        except FileNotFoundError:  # retention or compaction took a segment: go on with what there is
+            directory.refresh()
+    raise StateError(f"the segments of {directory.path} go faster than they can be read")
+
+
+def _batches(
+    directory: Directory,
+    start: int,
+    end: int | None,
+    wanted: pyarrow.Schema,
+    topics: Iterable[str] | None,
+    rows: int,
+    size: int,
+    check: bool,
+) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
+    """Batches, and the position after each."""
     names = directory.topics()
     for segment, entries in directory.entries(start, end, topics=topics):
         if int(entries["topic"].max()) > max(names, default=0):
             names = directory.topics()
         for part in _parts(entries, rows, size):
-            yield _batch(segment, part, wanted, names, check)
+            yield _batch(segment, part, wanted, names, check), int(part["position"][-1]) + 1
 
 
 def _parts(entries: Entries, rows: int, size: int) -> Iterator[Entries]:

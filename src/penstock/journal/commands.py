@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock._core import journal as native
 from penstock.errors import CorruptionError, PenstockError
 from penstock.journal import layout
-from penstock.journal.disk import read_all, read_part
+from penstock.journal.disk import read_all, read_part, while_files_go
 from penstock.journal.journal import QUEUE_KIND, Journal, topic_filter
 from penstock.journal.lock import writer_pid
 from penstock.journal.queue_state import restore
@@ -96,6 +96,10 @@ class JournalInfo:
 def info(directory: str | os.PathLike[str]) -> JournalInfo:
     """What is in the journal. Reads headers, summaries and the last segment."""
     path = Path(directory)
+    return while_files_go(path, lambda: _info(path))
+
+
+def _info(path: Path) -> JournalInfo:
     with Journal(path, mode="read") as journal:
         report = JournalInfo(
             str(path), str(journal.uuid), layout.VERSION, journal.first, journal.frontier, 0, writer_pid(path)
@@ -105,7 +109,9 @@ def info(directory: str | os.PathLike[str]) -> JournalInfo:
             report.segments.append(_segment(path, first, following, revision, topics))
         report.queues = _queues(path, report)
     report.topics = sorted(topics.values(), key=lambda topic: topic.name)
-    report.bytes = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+    for entry in os.scandir(path):
+        with suppress(FileNotFoundError):
+            report.bytes += entry.stat().st_size if entry.is_file(follow_symlinks=False) else 0
     return report
 
 

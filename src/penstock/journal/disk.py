@@ -10,9 +10,12 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
-from penstock.errors import CorruptionError
+from penstock.errors import CorruptionError, StateError
+from penstock.journal.layout import parse_segment_name
 
 
 class Disk:
@@ -76,6 +79,8 @@ class Disk:
         self.rename(temporary, path)
 
 
+Found = TypeVar("Found")
+LISTINGS = 100
 LONGEST_HOLE = 1 << 30  # longer than any batch: what follows it in a log is none of ours
 
 
@@ -91,6 +96,21 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
         os.close(file)
         raise CorruptionError(f"{path} is not a regular file: it is none of a journal's", str(path))
     return file
+
+
+def while_files_go(directory: Path, look: Callable[[], Found]) -> Found:
+    """``look()``, again where retention or compaction took a file meanwhile: what it looks at is listed anew."""
+    for _ in range(LISTINGS):
+        try:
+            return look()
+        except FileNotFoundError as error:
+            if not directory.is_dir() or error.filename is None or not _of_segment(error.filename):
+                raise
+    raise StateError(f"the segments of {directory} go faster than they can be looked at")
+
+
+def _of_segment(filename: str) -> bool:
+    return parse_segment_name(os.path.basename(os.fsdecode(filename)).partition(".")[0] + ".log") is not None
 
 
 def read_all(path: Path) -> bytes:

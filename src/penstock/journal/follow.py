@@ -19,6 +19,7 @@ from penstock.carry import total_bytes
 from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import presence
+from penstock.journal.books import Books
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
@@ -42,8 +43,7 @@ class Follower(Subscriber):
         self._filter = topic_filter(patterns)
         self.position = start
         name = f"{journal.directory}#{','.join(patterns or ['>'])}"
-        self._counters = Counters("journal", "subscriber", name)
-        self._last: Ledger | None = None
+        self._books = Books(Counters("journal", "subscriber", name))
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False
@@ -71,14 +71,12 @@ class Follower(Subscriber):
     def _take(self, most: int) -> Batch:
         self._check_open()
         batch, self.position, skipped = self._journal.read_counted(self.position, most, None, self._filter)
-        self._tell_gap(skipped)
-        if count := len(batch):
-            self._counters.add("matched", count)
-            self._counters.add("delivered", count)
-            self._counters.add("bytes", batch.total_bytes)
-            if self._waited:  # at the end, where a message's age is its latency; in the past it is only its age
-                self._waited = False
-                self._counters.measure(batch[0].stored_ns or 0)
+        count = len(batch)
+        # At the end a message's age is its latency; in the past it is only its age.
+        since_ns = batch[0].stored_ns if count and self._waited else None
+        self._waited = self._waited and not count
+        if count or skipped:
+            self._books.count(count, batch.total_bytes, skipped, since_ns)
         return batch
 
     def _there(self) -> Iterator[Message]:
@@ -86,11 +84,6 @@ class Follower(Subscriber):
         frontier = self._journal.frontier
         while self.position < frontier and (message := self.read(0)) is not None:
             yield message
-
-    def _tell_gap(self, positions: int) -> None:
-        if positions:  # retention was faster: told, not passed over in silence
-            self._counters.add("matched", positions)
-            self._counters.drop("gap", positions)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read."""
@@ -103,7 +96,8 @@ class Follower(Subscriber):
             if len(batch):
                 return True
             self.position = following
-            self._tell_gap(skipped)
+            if skipped:
+                self._books.count(0, 0, skipped)
             if not self._sleep(deadline):
                 return False
 
@@ -133,7 +127,7 @@ class Follower(Subscriber):
     @property
     def ledger(self) -> Ledger:
         """Delivered, and what retention removed before it was read."""
-        return self._last or _ledger(self._counters)
+        return self._books.ledger
 
     def _check_open(self) -> None:
         if self._closed:
@@ -146,11 +140,9 @@ class Follower(Subscriber):
 
     def close(self) -> None:
         """Give everything back; a waiting ``read`` ends."""
-        if self._closed:
-            return
-        self._last = _ledger(self._counters)
         self._closed = True
-        self._counters.close()
+        if not self._books.close():
+            return
         self._watch.wake()
         self._present.leave()
         if self._own:
@@ -166,8 +158,7 @@ class JournalPublisher(Publisher):
         self._journal = self.journal = journal
         self.topic = check_topic(topic)
         self._closed = False
-        self._counters = Counters("journal", "publisher", f"{journal.directory}#{topic}")
-        self._last: Ledger | None = None
+        self._books = Books(Counters("journal", "publisher", f"{journal.directory}#{topic}"))
 
     def publish(
         self,
@@ -176,11 +167,15 @@ class JournalPublisher(Publisher):
         properties: dict[str, str] | None = None,
         message_id: str | None = None,
         key: str | None = None,
+        timestamp_ns: int | None = None,
     ) -> int:
-        """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position)."""
+        """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position).
+
+        Where another thread closes the publisher meanwhile it is stored and this returns, or it is not and this raises.
+        """
         self._check_open()
-        ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key)[1]
-        self._count(1, total_bytes((data,)))
+        ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key, timestamp_ns)[1]
+        self._books.stored(1, total_bytes((data,)))
         return ordinal
 
     def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
@@ -191,7 +186,7 @@ class JournalPublisher(Publisher):
             self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
         else:
             self._journal.append_many(self.topic, items)
-        self._count(len(items), total_bytes(items))
+        self._books.stored(len(items), total_bytes(items))
         return len(items)
 
     def forward(self, batch: Iterable[Message]) -> int:
@@ -210,14 +205,8 @@ class JournalPublisher(Publisher):
         for publisher, message in pairs:
             by_publisher.setdefault(publisher, []).append(message.size)
         for publisher, sizes in by_publisher.items():
-            publisher._count(len(sizes), sum(sizes))
+            publisher._books.stored(len(sizes), sum(sizes))
         return len(pairs)
-
-    def _count(self, messages: int, size: int) -> None:
-        self._counters.add("matched", messages)
-        self._counters.add("delivered", messages)
-        self._counters.add("bytes", size)
-        self._counters.set("last_ns", time.time_ns())
 
     def reserve(self, size: int) -> Draft:
         """A buffer that ``draft.publish`` stores."""
@@ -243,7 +232,7 @@ class JournalPublisher(Publisher):
     @property
     def ledger(self) -> Ledger:
         """What was stored."""
-        return self._last or _ledger(self._counters)
+        return self._books.ledger
 
     def _check_open(self) -> None:
         if self._closed:
@@ -256,17 +245,9 @@ class JournalPublisher(Publisher):
 
     def close(self) -> None:
         """Give the journal back; the last publisher of a directory closes it."""
-        if not self._closed:
-            self._last = _ledger(self._counters)
-            self._closed = True
-            self._counters.close()
+        self._closed = True
+        if self._books.close():
             _give(self._journal)
-
-
-def _ledger(counters: Counters) -> Ledger:
-    """The books as the counters have them."""
-    found = counters.snapshot()
-    return Ledger(matched=found["matched"], delivered=found["delivered"], dropped=dict(found["dropped"]))
 
 
 _shared: dict[Path, tuple[Journal, int]] = {}  # journals that publishers of this process share, and how many do

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import layout
+from penstock.journal.disk import open_regular, read_all, read_part
 from penstock.topics import check_pattern, matches
 
 if TYPE_CHECKING:
@@ -124,8 +125,9 @@ class Segment:
         self.first, self.next, self.revision = first, min(following, frontier.frontier), revision
         self.path = directory / layout.segment_name(first, revision)
         self.active = following > frontier.frontier
-        with self.path.open("rb") as file:
-            self.header = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(self.path))
+        self.header = layout.decode_segment_header(
+            read_part(self.path, 0, layout.SEGMENT_HEADER_BYTES), str(self.path)
+        )
         self.gaps = self.header.gaps
         known_end = frontier.end if frontier.segment == first else 0
         self.end = self.header.seal.end if self.header.seal else known_end  # 0: not known
@@ -160,8 +162,8 @@ class Segment:
     def topics_here(self) -> NDArray[Any] | None:
         """The topic summary of a sealed segment; None: not there, or not to be believed."""
         try:
-            return summary(self.file("topics").read_bytes(), self.header)
-        except OSError:
+            return summary(read_all(self.file("topics")), self.header)
+        except (OSError, CorruptionError):
             return None
 
     def _rescan(self, start: int, stop: int) -> Entries:
@@ -196,19 +198,7 @@ class Segment:
 
     def read_bytes(self, begin: int, stop: int) -> NDArray[numpy.uint8]:
         """Bytes of the log; fewer where the file ends before."""
-        with self.path.open("rb", buffering=0) as file:
-            stop = min(stop, os.fstat(file.fileno()).st_size)  # an index that lies must not make this allocate
-            if begin >= stop:
-                return numpy.empty(0, numpy.uint8)
-            file.seek(begin)
-            data = numpy.empty(stop - begin, numpy.uint8)
-            done = 0
-            while done < len(data):
-                got = file.readinto(data[done:].data)
-                if not got:
-                    break
-                done += got
-        return data[:done]
+        return numpy.frombuffer(read_part(self.path, begin, max(0, stop - begin)), numpy.uint8)
 
     def _match(self, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
         """Each entry's checksum is the word at its offset, or one of the two is damaged."""
@@ -247,9 +237,10 @@ class Segment:
         summed = -(-self.end // size) if self.header.seal else self.end // size  # the tail block has no sum yet
         until = min((last + 1) * size, self.end, summed * size)
         try:
-            sums = numpy.fromfile(self.file("sums"), "<u4", count=len(good), offset=first * 4).tolist()
-        except (OSError, ValueError):
+            data_of_sums = read_part(self.file("sums"), first * 4, len(good) * 4)
+        except (OSError, CorruptionError):
             return good
+        sums = numpy.frombuffer(data_of_sums[: len(data_of_sums) // 4 * 4], "<u4").tolist()
         parts = self.read_bytes(first * size, begin), data[: max(0, until - begin)], self.read_bytes(stop, until)
         joined = numpy.concatenate(parts) if len(parts[0]) or len(parts[2]) else data
         if first == 0:
@@ -293,17 +284,17 @@ def _between(entries: Entries, start: int, stop: int) -> Entries:
 
 def _read_entries(path: Path, start: int, count: int) -> Entries:
     try:
-        held = path.stat().st_size // INDEX.itemsize - start  # a frontier that lies must not make this allocate
-        return numpy.fromfile(path, INDEX, count=max(0, min(count, held)), offset=max(0, start) * INDEX.itemsize)
-    except (OSError, ValueError):
+        data = read_part(path, max(0, start) * INDEX.itemsize, count * INDEX.itemsize)
+    except (OSError, CorruptionError):
         return numpy.empty(0, INDEX)
+    return numpy.frombuffer(data[: len(data) // INDEX.itemsize * INDEX.itemsize], INDEX)
 
 
 def _batches(segment: Segment) -> Iterator[tuple[tuple[Any, ...], bytes, int]]:
     """(header, bytes, offset) of the batches below the durable end, as far as headers can be followed."""
     limit = segment.end or segment.path.stat().st_size
     offset = layout.SEGMENT_HEADER_BYTES
-    with segment.path.open("rb") as file:
+    with os.fdopen(open_regular(segment.path), "rb") as file:
         while offset + layout.BATCH.size <= limit:
             file.seek(offset)
             head = file.read(layout.BATCH.size)
@@ -355,7 +346,7 @@ class Directory:
         self._crc32 = crc32
         marker = self.path / layout.MARKER_NAME
         try:
-            self.uuid: UUID = layout.decode_marker(marker.read_bytes(), str(marker))
+            self.uuid: UUID = layout.decode_marker(read_part(marker, 0, layout.MARKER_BYTES), str(marker))
         except FileNotFoundError:
             raise InvalidArgument(f"{self.path} is not a journal (no {layout.MARKER_NAME} in it)") from None
         self._names: dict[int, str] = {}
@@ -377,7 +368,7 @@ class Directory:
     def _words(self) -> layout.Frontier:
         place = self.path / layout.FRONTIER_NAME
         for _ in range(1000):  # both copies may be changing at the moment they are read
-            words = layout.decode_frontier(place.read_bytes(), self.uuid)
+            words = layout.decode_frontier(read_part(place, 0, layout.FRONTIER_BYTES), self.uuid)
             if words is not None:
                 return words
         raise CorruptionError(f"{place} is damaged; opening the journal for writing makes it anew", str(place))
@@ -433,6 +424,8 @@ class Directory:
         """Ids that the patterns select; None for all."""
         if topics is None:
             return None
+        if isinstance(topics, str):
+            raise TypeError("topics is a list of names or patterns, not one str")
         patterns = [check_pattern(pattern) for pattern in topics]
         if ">" in patterns:
             return None

@@ -59,7 +59,6 @@ class Journal(Reading):
         compact_topics: Sequence[str] = (),
         sync: bool = True,
         disk: Disk | None = None,
-        making: bool = False,  # the lock is held for a moment only: a writer that comes meanwhile waits for it
     ) -> None:
         if mode not in ("write", "read"):
             raise InvalidArgument(f"mode={mode!r} is not a choice; valid: read, write")
@@ -100,7 +99,7 @@ class Journal(Reading):
                 place = str(self.directory / layout.MARKER_NAME)
                 raise CorruptionError(f"{place} and the frontier file are of different journals", place)
             return
-        self._open_writer(sync, making)
+        self._open_writer(sync)
         try:
             self._reader = native.Reader(str(self.directory), segment_bytes)
         except BaseException:
@@ -116,8 +115,8 @@ class Journal(Reading):
         except FileNotFoundError:
             raise InvalidArgument(f"{self.directory} is not a journal (no {layout.MARKER_NAME} in it)") from None
 
-    def _open_writer(self, sync: bool, making: bool) -> None:
-        self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk, making)
+    def _open_writer(self, sync: bool) -> None:
+        self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk)
         self._segment: segments.ActiveSegment | None = None
         self._frontier_file = -1
         try:
@@ -425,6 +424,8 @@ class Journal(Reading):
         from penstock.journal.queue import Queue
 
         self._check_writing()
+        topic_filter(topics)  # refuses what are no patterns
+        topics = None if topics is None else tuple(topics)
         with self.queue_lock:
             state = self.queue_states.get(name)
             if state is None:
@@ -432,7 +433,7 @@ class Journal(Reading):
                 state = QueueState(name, floor=place - 1)
                 state.seek(place)
             given: dict[str, Any] = {
-                "topics": None if topics is None else tuple(topics),
+                "topics": topics,
                 "ack_timeout_ns": None if ack_timeout_s is None else int(ack_timeout_s * 1e9),
                 "max_tries": max_tries,
                 "dead_letter": dead_letter,

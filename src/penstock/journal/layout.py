@@ -52,6 +52,7 @@ SEGMENT_COMPACTED: Final = 1
 SEGMENT_REPAIRED: Final = 2
 SEGMENT_AFTER_LOSS: Final = 4
 
+MAX_POSITION: Final = 1 << 62
 _SEGMENT_NAME = re.compile(r"^(\d{20})-(\d{4})\.log$")
 
 
@@ -118,7 +119,7 @@ def segment_name(first: int, revision: int, suffix: str = "log") -> str:
 def parse_segment_name(name: str) -> tuple[int, int] | None:
     """(first position, revision) of a ``.log``'s name; None for any other name."""
     match = _SEGMENT_NAME.match(name)
-    return (int(match[1]), int(match[2])) if match else None
+    return (int(match[1]), int(match[2])) if match and int(match[1]) < MAX_POSITION else None
 
 
 def latest_segments(names: Iterable[str]) -> list[tuple[int, int]]:
@@ -233,7 +234,9 @@ class Frontier:
     @property
     def plausible(self) -> bool:
         """Whether the words can be true together: so many messages fit into so many bytes."""
-        if not 1 <= self.frontier < 1 << 62 or max(self.segment, self.first) > self.frontier or self.end >= 1 << 56:
+        if not 1 <= self.frontier < MAX_POSITION or max(self.segment, self.first) > self.frontier:
+            return False
+        if self.end >= 1 << 56:
             return False
         if not self.segment or not self.end:  # made anew, not moved yet
             return self.segment == self.end == 0

@@ -13,6 +13,8 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from penstock.errors import CorruptionError
+from penstock.journal.disk import open_regular
 from penstock.journal.layout import READERS_NAME
 
 _FLOCK = struct.Struct("hhxxxxqqixxxx")
@@ -25,8 +27,8 @@ class Presence:
 
     def __init__(self, directory: Path) -> None:
         self._file = -1
-        with suppress(OSError):
-            self._file = os.open(directory / READERS_NAME, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(OSError, CorruptionError):
+            self._file = open_regular(directory / READERS_NAME, os.O_RDONLY | os.O_CREAT)
             place = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, secrets.randbelow(_LIMIT), 1, 0)
             fcntl.fcntl(self._file, _OFD_SETLK, place)
 
@@ -43,8 +45,8 @@ class Presence:
 def count(directory: Path) -> int:
     """Followers that are there now."""
     try:
-        file = os.open(directory / READERS_NAME, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
+        file = open_regular(directory / READERS_NAME, os.O_RDWR)
+    except (OSError, CorruptionError):
         return 0
     try:
         found, start = 0, 0

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from penstock._core import Message
 from penstock._core import journal as native
 from penstock.channel import check_timeout
 from penstock.errors import ClosedError
@@ -26,7 +27,6 @@ from penstock.journal.queue_state import Delivery, QueueState
 FALLBACK_POLL_S = 0.01
 
 if TYPE_CHECKING:
-    from penstock._core import Message
     from penstock.journal.journal import Journal
 
 
@@ -166,8 +166,11 @@ class Queue:
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         self._journal._live_reader()  # closed meanwhile
 
-    def ack(self, message: Message | int) -> bool:
-        """Done with it; False when it was not out."""
+    def ack(self, message: Message | int | Iterable[Message | int]) -> bool:
+        """Done with it, or with all of a batch; False when it, or one of them, was not out."""
+        if not isinstance(message, int | Message):
+            positions = [_position(one) for one in message]
+            return self.ack_many(positions) == len(positions)
         with self._journal.queue_lock:
             done = self.state.ack(_position(message))
             self._answered()

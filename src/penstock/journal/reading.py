@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import journal as native
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import recovery
+from penstock.journal.disk import while_files_go
 from penstock.topics import check_pattern
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ class Reading:
         from penstock.journal.format import open_directory
 
         self._live_reader()
-        return open_directory(self.directory).holes()
+        return while_files_go(self.directory, lambda: open_directory(self.directory).holes())
 
     def info(self) -> JournalInfo:
         """Topics, segments, queues, sizes."""

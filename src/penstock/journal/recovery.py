@@ -85,7 +85,7 @@ class LastSegment:
     states: int
 
 
-def prepare(directory: Path, disk: Disk, making: bool = False) -> tuple[uuid.UUID, WriterLock, bool]:
+def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
     """The journal's identity, with its lock taken; the directory is made where it is missing or empty."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(directory)
@@ -99,7 +99,7 @@ def prepare(directory: Path, disk: Disk, making: bool = False) -> tuple[uuid.UUI
             )
     else:
         layout.decode_marker(read_all(marker), str(marker))
-    lock = WriterLock(directory, making)
+    lock = WriterLock(directory)
     try:
         created = not marker.exists()
         if created:
@@ -200,8 +200,8 @@ def _read_last(
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     except CorruptionError as error:
         raise CorruptionError(f"{error}; run: penstock journal repair {directory}", error.place) from None
-    if header.uuid != result.uuid:
-        raise CorruptionError(f"{path} belongs to another journal ({header.uuid})", str(path))
+    if header.uuid != result.uuid or header.first != last[0]:
+        raise CorruptionError(f"{path} belongs elsewhere: to journal {header.uuid}, position {header.first}", str(path))
     durable = frontier.frontier if frontier else 0
     scan = native.scan(data, header.nonce, header.first, 2**63, durable, header.gaps)
     for offset, count, first, following, text in scan["damage"]:
@@ -212,7 +212,9 @@ def _read_last(
     result.topics = [(number, name or b"unknown#%d" % number, *rest) for number, name, *rest in scan["topics"]]
     result.states = scan["states"]
     result.next_position = max(scan["next_position"], durable, 1)
-    known = frontier.end if frontier and frontier.segment == header.first else layout.SEGMENT_HEADER_BYTES
+    # Where it was rewritten since, its end is another one.
+    ours = frontier is not None and frontier.segment == header.first and not header.gaps
+    known = frontier.end if frontier and ours else layout.SEGMENT_HEADER_BYTES
     if scan["end"] < known and not result.report.damage:
         text = "the segment ends before its durable end"
         result.report.damage.append(Damage(str(path), scan["end"], known - scan["end"], 1, 0, text))

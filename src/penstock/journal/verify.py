@@ -13,12 +13,10 @@ from typing import Any
 from uuid import UUID
 
 from penstock._core import journal as native
-from penstock.errors import PenstockError, StateError
+from penstock.errors import PenstockError
 from penstock.journal import layout
-from penstock.journal.disk import read_all, read_part
+from penstock.journal.disk import read_all, read_part, while_files_go
 from penstock.journal.recovery import Damage, read_frontier
-
-LISTINGS = 100
 
 
 def verify(directory: str | os.PathLike[str]) -> list[Damage]:
@@ -27,18 +25,7 @@ def verify(directory: str | os.PathLike[str]) -> list[Damage]:
     Segments that retention or compaction takes meanwhile are looked for again.
     """
     path = Path(directory)
-    for _ in range(LISTINGS):
-        try:
-            return _verify(path)
-        except FileNotFoundError as error:
-            if error.filename is None or parse_any(Path(os.fsdecode(error.filename)).name) is None:
-                raise
-    raise StateError(f"the segments of {path} go faster than they can be verified")
-
-
-def parse_any(name: str) -> tuple[int, int] | None:
-    """(first position, revision) of the segment that a file belongs to."""
-    return layout.parse_segment_name(name.partition(".")[0] + ".log")
+    return while_files_go(path, lambda: _verify(path))
 
 
 def _verify(path: Path) -> list[Damage]:
@@ -94,7 +81,7 @@ def _verify_segment(
     if not damage and durable and scan["next_position"] < durable and not header.gaps:
         lost = scan["next_position"], durable - 1
         damage.append(Damage(str(path), scan["end"], 0, *lost, "the segment ends too early"))
-    if not damage and scan["end"] < end:
+    if not damage and scan["end"] < end and not header.gaps:
         text = "the segment ends before its durable end"
         damage.append(Damage(str(path), scan["end"], end - scan["end"], 1, 0, text))
     return damage + _verify_caches(directory, segment, header, data, scan, active)

@@ -24,6 +24,7 @@ import numpy
 from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import format as journal_format
 from penstock.journal import layout
+from penstock.journal.disk import open_regular, read_all, read_part
 from penstock.journal.format import INDEX
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
@@ -71,7 +72,7 @@ class Directory:
         self.path = Path(path)
         marker = self.path / layout.MARKER_NAME
         try:
-            self.uuid = str(layout.decode_marker(marker.read_bytes(), str(marker)))
+            self.uuid = str(layout.decode_marker(read_part(marker, 0, layout.MARKER_BYTES), str(marker)))
         except (FileNotFoundError, NotADirectoryError):
             what = "there is no such directory" if not self.path.exists() else f"it has no {layout.MARKER_NAME}"
             raise InvalidArgument(f"{self.path} is not a journal: {what}") from None
@@ -86,7 +87,7 @@ class Directory:
         path = self.path / layout.FRONTIER_NAME
         for _ in range(1000):  # both copies may be changing at the moment they are read
             try:
-                words = layout.decode_frontier(path.read_bytes(), self._uuid())
+                words = layout.decode_frontier(read_part(path, 0, layout.FRONTIER_BYTES), self._uuid())
             except FileNotFoundError:
                 break
             if words is not None:
@@ -151,8 +152,7 @@ class Directory:
         known = self._headers.get(name)
         if known is None or known.seal is None:
             path = self._file(name, "log")
-            with path.open("rb") as file:
-                known = layout.decode_segment_header(file.read(layout.SEGMENT_HEADER_BYTES), str(path))
+            known = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
             if str(known.uuid) != self.uuid:
                 raise StateError(anew_text(str(self.path)))
             self._headers[name] = known
@@ -245,8 +245,8 @@ class Directory:
         if not segment.sealed:
             return None
         try:
-            data = self.file(segment, "topics").read_bytes()
-        except FileNotFoundError:
+            data = read_all(self.file(segment, "topics"))
+        except (FileNotFoundError, CorruptionError):
             return None
         return journal_format.summary(data, self.header((segment.first, segment.revision)))
 
@@ -302,10 +302,12 @@ class Directory:
         """All of a segment's index file, mapped and unchecked; None when there is none."""
         path = self.file(segment, "index")
         try:
-            count = path.stat().st_size // INDEX.itemsize
-            return numpy.memmap(path, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
-        except FileNotFoundError:
+            file = open_regular(path)
+        except (FileNotFoundError, CorruptionError):
             return None
+        with os.fdopen(file, "rb") as opened:
+            count = min(os.fstat(file).st_size // INDEX.itemsize, segment.next - segment.first)
+            return numpy.memmap(opened, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
 
     def _scanned(self, segment: Segment, start: int, end: int) -> Array:
         """The entries by the journal's own reader: with gaps, or made anew from the log where the index is no good."""
@@ -344,10 +346,11 @@ class Directory:
         yield from filter(None, self.visit(start, end, bounds, look, whole=whole, lossy=lossy))
 
     def _map(self, path: Path, segment: Segment) -> Array:
-        size = path.stat().st_size
-        if size < segment.end:
-            raise CorruptionError(f"{path} has {size} bytes, its journal says {segment.end}", f"{path}:{size}")
-        mapped: Array = numpy.memmap(path, numpy.uint8, mode="r", shape=(segment.end,))
+        with os.fdopen(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < segment.end:
+                raise CorruptionError(f"{path} has {size} bytes, its journal says {segment.end}", f"{path}:{size}")
+            mapped: Array = numpy.memmap(file, numpy.uint8, mode="r", shape=(segment.end,))
         return mapped
 
     def topics(self, segment: Segment) -> dict[int, str]:
@@ -417,8 +420,8 @@ class Directory:
 
     def _sums(self, segment: Segment) -> Array:
         try:
-            data = self.file(segment, "sums").read_bytes()
-        except FileNotFoundError:
+            data = read_all(self.file(segment, "sums"))
+        except (FileNotFoundError, CorruptionError):
             return numpy.empty(0, numpy.uint32)
         return numpy.frombuffer(data[: len(data) // 4 * 4], numpy.uint32)
 

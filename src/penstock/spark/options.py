@@ -14,21 +14,34 @@ OPTIONS = (
     "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
 )  # fmt: skip
 
-SPARKS_OWN = ("checkpointLocation", "queryName", "outputMode")
+SPARKS_OWN = (
+    "checkpointLocation", "queryName", "outputMode",
+    "owner", "provider", "comment", "external", "is_managed_location", "serialization.format",
+)  # fmt: skip
+#: Names that another source has for the same thing.
+ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMessagesPerTrigger"}
 
 
 def check_options(options: Mapping[str, str]) -> None:
     """``InvalidArgument`` for an option that is not one, with the nearest that is."""
-    known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN)}
+    known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN, *ALIASES)}
     for name in options:
         if name.lower() not in known:
             raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
 
 
 def folded(options: Mapping[str, str]) -> dict[str, str]:
-    """Options under the spelling of ``OPTIONS``: Spark hands them over in small letters."""
+    """Options under the spelling of ``OPTIONS``: Spark hands them over in small letters, and some have two names."""
     spelling = {name.lower(): name for name in OPTIONS}
-    return {spelling.get(name.lower(), name): value for name, value in options.items()}
+    found = {spelling[name.lower()]: value for name, value in options.items() if name.lower() in spelling}
+    others = {alias.lower(): name for alias, name in ALIASES.items()}
+    for name, value in options.items():
+        meant = others.get(name.lower())
+        if meant is None:
+            found.setdefault(spelling.get(name.lower(), name), value)
+        elif found.setdefault(meant, value) != value:
+            raise InvalidArgument(f"{name}={value!r} and {meant}={found[meant]!r} name the same thing: give one")
+    return found
 
 
 def choice(options: Mapping[str, str], name: str, valid: Iterable[str], default: str) -> str:

@@ -80,11 +80,12 @@ class IndexedRows:
 
     def _topic(self) -> pyarrow.Array:
         ids = numpy.ascontiguousarray(self.index["topic"])
-        most = int(ids.max(initial=0))
-        if most > max(self.topics, default=0):
-            raise CorruptionError(f"the name of topic number {most} is damaged in journal {self.journal}", self.journal)
-        names = pyarrow.array([self.topics.get(number) for number in range(most + 1)], pyarrow.string())
-        return names.take(pyarrow.array(ids))
+        names = [self.topics.get(number) for number in range(max(self.topics, default=0) + 1)]
+        known = int(ids.max(initial=0)) < len(names)
+        found = pyarrow.array(names, pyarrow.string()).take(pyarrow.array(ids)) if known else None
+        if found is None or found.null_count:
+            raise CorruptionError(f"the name of a topic is damaged in journal {self.journal}", self.journal)
+        return found
 
     def _number(self, field: str) -> pyarrow.Array:
         return pyarrow.array(numpy.ascontiguousarray(self.index[field]).view(numpy.int64))

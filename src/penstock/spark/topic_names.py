@@ -15,6 +15,7 @@ import numpy
 
 from penstock.errors import CorruptionError
 from penstock.journal import layout
+from penstock.journal.disk import open_regular
 from penstock.spark.checksum import crc32c
 from penstock.spark.records import record_bytes
 
@@ -43,7 +44,7 @@ class TopicNames:
         self._later_batches(segment)
 
     def _head(self, path: Path, nonce: int) -> None:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             file.seek(layout.SEGMENT_HEADER_BYTES)
             self._batch(file, path, nonce)
 
@@ -87,7 +88,7 @@ class TopicNames:
         ends = offsets + record_bytes(entries)
         gaps = offsets[1:] != ends[:-1]
         self.nonce = segment.nonce.to_bytes(8, "little")
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             self._gap(file, path, layout.SEGMENT_HEADER_BYTES, int(offsets[0]))
             for begin, end in zip(ends[:-1][gaps].tolist(), offsets[1:][gaps].tolist(), strict=True):
                 self._gap(file, path, begin, end)

@@ -1,0 +1,65 @@
+"""Books: what a publisher or follower of a journal counts, also while another thread closes it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+from penstock._core import Counters
+from penstock.channel import Ledger
+
+
+class Books:
+    """A handle's counters, which another thread may close while one is being counted with. Any thread."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+        self._lock = threading.Lock()
+        self._last: Ledger | None = None  # once closed
+
+    def count(self, messages: int, size: int, dropped: int = 0, since_ns: int | None = None) -> None:
+        """``messages`` were stored or handed out; ``dropped`` went by retention before they were read."""
+        with self._lock:
+            if self._last is not None:  # closed meanwhile: what was done was done
+                gone = {"gap": self._last.dropped.get("gap", 0) + dropped} if dropped else {}
+                self._last = replace(
+                    self._last,
+                    matched=self._last.matched + messages + dropped,
+                    delivered=self._last.delivered + messages,
+                    dropped={**self._last.dropped, **gone},
+                )
+                return
+            self._counters.add("matched", messages + dropped)
+            self._counters.add("delivered", messages)
+            self._counters.add("bytes", size)
+            if dropped:
+                self._counters.drop("gap", dropped)
+            if since_ns is not None:
+                self._counters.measure(since_ns)
+
+    def stored(self, messages: int, size: int) -> None:
+        """``count``, with the time of it."""
+        self.count(messages, size)
+        with self._lock:
+            if self._last is None:
+                self._counters.set("last_ns", time.time_ns())
+
+    @property
+    def ledger(self) -> Ledger:
+        """As it is, or as it was at the end."""
+        with self._lock:
+            return self._last or self._ledger()
+
+    def _ledger(self) -> Ledger:
+        found = self._counters.snapshot()
+        return Ledger(matched=found["matched"], delivered=found["delivered"], dropped=dict(found["dropped"]))
+
+    def close(self) -> bool:
+        """Give the counters back; False where that was done before."""
+        with self._lock:
+            if self._last is not None:
+                return False
+            self._last = self._ledger()
+            self._counters.close()
+            return True
