@@ -210,7 +210,7 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
         named = {(bytes(m).split()[0], m.vchan_id) for _ in range(60) if (m := of_all.read(LONG))}
         assert named == {(b"front", 3), (b"back", 40), (b"other", 7)}
         (channel,) = (channel for channel in shm.channels() if channel.name == there)
-        assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: "/vchan-7"}
+        assert dict(channel.vchans) == {3: "/front", 40: "/back", 7: f"{there}/vchan-7"}
         eventually(lambda: into.ledger == penstock.Ledger(60, 60))
 
 

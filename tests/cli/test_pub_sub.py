@@ -127,7 +127,7 @@ def test_ctrl_c_is_clean(live: str) -> None:
 def test_broken_pipe_is_clean(live: str) -> None:
     publisher = start("pub", live, "{count}", "--count", "0", "--rate", "2000", "--timeout", "40")
     try:
-        shell = f"{' '.join(HERE)} sub '{live}' --timeout 40 | head -3; exit ${{PIPESTATUS[0]}}"
+        shell = f"{' '.join(HERE)} sub '{live}' --wait --timeout 40 | head -3; exit ${{PIPESTATUS[0]}}"
         done = subprocess.run(["bash", "-c", shell], text=True, capture_output=True, env=environment(), timeout=60)
         assert done.stdout.split()[0].isdigit() and len(done.stdout.split()) == 3
         assert done.returncode == 141 and "Traceback" not in done.stderr and "Broken" not in done.stderr, done.stderr

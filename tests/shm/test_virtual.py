@@ -212,3 +212,24 @@ def test_one_name_is_one_channel(name: str, kind: Any) -> None:
         pass
     with kind(name):
         pass
+
+
+def test_waiting_is_not_ended_by_siblings(name: str) -> None:
+    """However far they have gone round the ring: what is theirs, or gone, is nothing to read."""
+    mux = f"{name}-mux"
+    with shm.Publisher(f"{name}-a", slots=8, mux=mux) as mine, shm.Publisher(f"{name}-b", mux=mux) as other:
+        with shm.Subscriber(f"{name}-a", mux=mux) as subscriber:
+            for count in (1, 7, 8, 9, 20, 63, 64, 65, 200, 1000):  # the ring has 64 places
+                other.publish_many([b"theirs"] * count)
+                assert not subscriber.wait(0), count
+                assert subscriber.read(0) is None
+                other.publish_many([b"theirs"] * count)
+                mine.publish(b"mine")
+                assert subscriber.wait(0), count
+                message = subscriber.read(0)
+                assert message is not None and bytes(message) == b"mine"
+                del message
+            mine.publish(b"gone before it was read")
+            other.publish_many([b"theirs"] * 100)
+            assert not subscriber.wait(0) and subscriber.read(0) is None
+            assert subscriber.ledger.dropped == {"overflow": 1} and subscriber.ledger.balanced

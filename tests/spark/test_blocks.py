@@ -111,3 +111,17 @@ def test_the_driver_takes_no_other_file(tmp_path):
         assert [m.timestamp_ns for m in found][0:4:3] == [10**18, 7]
         assert [(d.message_id, d.key) for d in map(journal.details, range(1, 5))] == [("id", ""), ("", "key"), ("", ""), ("", "")]
         assert batch_names(found)[1:] == ("a", "b", "c")
+
+
+def test_times_are_kept_as_given_and_those_not_given_are_the_time_of_storing(tmp_path):
+    given = [None, 0, -1, 5, -(10**18)]
+    rows = {"topic": ["t"] * 5, "payload": [b"x"] * 5, "timestamp_ns": given, "properties": [[]] * 5}
+    batch = pyarrow.RecordBatch.from_pydict({**rows, "message_id": [None] * 5, "key": [None] * 5}, schema=blocks.SHAPE)
+    with Journal(tmp_path / "j") as journal, journal.transaction() as transaction:
+        for block in blocks.encode(batch):
+            made = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
+            transaction.append_batch(made, batch_names(made))
+    with Journal(tmp_path / "j", mode="read") as journal:
+        found = journal.read_many(1)
+        stored = list(found.stored_ns)
+        assert list(found.timestamps_ns) == [stored[0], *given[1:]] and stored == sorted(stored) and stored[0] > 0

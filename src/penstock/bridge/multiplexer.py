@@ -3,7 +3,7 @@
 Rules:
 
 - Channels that ``names`` gives (the same file on every machine, ``penstock.shm.read_vchans``) are opened at once, so
-  that readers can come before the first message. Another id gets a channel, ``/vchan-ID``, with its first message.
+  that readers can come before the first message. Another id gets ``MULTIPLEXER/vchan-ID`` with its first message.
 - A message without a virtual channel has no place here and is refused; so is one too many for ``max_publishers``.
 - One thread at a time; ``close`` and ``ledger`` by any thread.
 """
@@ -42,7 +42,7 @@ class Multiplexer(Publisher):
             self._stack = opened.pop_all()
 
     def _open(self, vchan_id: int) -> shm.Publisher:
-        name = self._names.get(vchan_id, f"/vchan-{vchan_id}")
+        name = self._names.get(vchan_id, f"{self._mux}/vchan-{vchan_id}")
         publisher = shm.Publisher(name, mux=self._mux, vchan_id=vchan_id, **self._options)
         self._publishers[vchan_id] = publisher
         return publisher

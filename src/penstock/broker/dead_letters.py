@@ -87,8 +87,9 @@ def _redrive_some(broker: Broker, queue: Queue, dead: Queue, end: int) -> int | 
         return None
     if not due:
         batch, following, _ = broker.store.read(dead.state.cursor, STEP_MESSAGES, STEP_BYTES, dead.patterns)
-        positions = [position for position in batch.positions if dead.state.open(position)]
-        dead.state.look_from(following)
+        # What became a dead letter since the command began is the next command's.
+        positions = [position for position in batch.positions if position < end and dead.state.open(position)]
+        dead.state.look_from(min(following, end))
         for position in positions:
             count += _drive_back(broker, queue, position)
             broker.on_failure(lambda position=position: dead.state.put_back(position, 0, _later_ns()))  # type: ignore[misc]

@@ -12,6 +12,7 @@ A store is used by the broker's one loop thread.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import struct
 import time
@@ -23,12 +24,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
-from penstock.journal.layout import latest_segments, segment_name
+from penstock.journal.layout import MARKER_NAME, latest_segments, segment_name
 from penstock.quantities import duration_s, is_duration, is_size, size_bytes
 from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
+
+
+log = logging.getLogger("penstock.broker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,10 @@ class JournalStore:
         **options: Any,
     ) -> None:
         from penstock.journal import Journal
+        from penstock.journal.upgrade import upgrade
 
+        if (Path(directory) / MARKER_NAME).exists() and (converted := upgrade(directory)):
+            log.info("%s: %d segments converted to this version's format", directory, converted)
         self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
         self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
         self._needs_queues = self.keep is KEEP_NOTHING

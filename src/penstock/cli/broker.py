@@ -5,17 +5,72 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from penstock.cli import show
 
+if TYPE_CHECKING:
+    from penstock.broker.backup import Copied
+
 app = typer.Typer()
+tasks = typer.Typer()  # penstock broker backup | restore: a directory of such a name is written ./backup
 
 
-@app.command()
+@tasks.command()
+def backup(
+    directory: Annotated[Path, typer.Argument(help="The broker's directory; it may be running.")],
+    target: Annotated[Path, typer.Argument(help="Where the copy is, or is to be made.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was copied as one JSON object.")] = False,
+) -> None:
+    """Copy what is durable in a broker's directory, with queues and positions, while it runs; later only what is new.
+
+    Example: [green]penstock broker backup /var/lib/penstock /backup/penstock[/]
+    """
+    from penstock.broker.backup import backup as copy
+
+    _print_copied(copy(directory, target), as_json)
+
+
+@tasks.command()
+def restore(
+    target: Annotated[Path, typer.Argument(help="Where the copy is.")],
+    directory: Annotated[Path, typer.Argument(help="A directory that is not there, or empty.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was copied as one JSON object.")] = False,
+) -> None:
+    """Put a backup back; then start the broker on the directory.
+
+    Example: [green]penstock broker restore /backup/penstock /var/lib/penstock[/]
+    """
+    from penstock.broker.backup import restore as put_back
+
+    _print_copied(put_back(target, directory), as_json)
+
+
+def _print_copied(copied: Copied, as_json: bool) -> None:
+    if as_json:
+        show.print_json(asdict(copied))
+        return
+    size = show.bytes_text(copied.copied_bytes)
+    print(f"{copied.segments} segments; {copied.copied_files} files ({size}) copied, {copied.removed_files} removed")
+
+
+class _BrokerCommand(TyperCommand):
+    """``penstock broker DIRECTORY`` runs a broker; with ``backup`` or ``restore`` in front it does that instead."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        known: Any = typer.main.get_command(tasks)
+        if args and args[0] in known.commands:
+            name, *rest = args
+            return known.commands[name].make_context(f"{info_name} {name}", rest, parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@app.command(cls=_BrokerCommand)
 def broker(
     directory: Annotated[Path, typer.Argument(help="Where the journal is, or is to be made.")],
     port: Annotated[int, typer.Argument(min=0, max=65535, help="0 takes any free one; it is printed.")] = 9876,
@@ -49,7 +104,8 @@ def broker(
     Example: [green]penstock broker /var/lib/penstock 9876[/], then [green]nc 127.0.0.1 9876[/] and
     [green]SUB Hello[/], or [green]penstock pub broker://127.0.0.1:9876/greetings hello[/].
 
-    SIGTERM and Ctrl-C end it gracefully, SIGHUP reads the tokens again.
+    SIGTERM and Ctrl-C end it gracefully, SIGHUP reads the tokens again. [green]penstock broker backup DIRECTORY
+    TARGET[/] copies it while it runs, [green]penstock broker restore TARGET DIRECTORY[/] puts the copy back.
     """
     from penstock.broker import ConnectionLimits, Limits, Server
 

@@ -17,6 +17,7 @@ import pyarrow.compute
 
 from penstock.broker.ranges import ENTRY_FIELDS
 from penstock.errors import InvalidArgument
+from penstock.journal import layout
 from penstock.spark import rows
 
 SHAPE = pyarrow.schema(
@@ -60,7 +61,7 @@ def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> It
     for name, lengths in (("message_id", sizes[2]), ("key", sizes[3])):
         if lengths.max(initial=0) > MAX_NAME_BYTES:
             raise InvalidArgument(f"{name} has at most {MAX_NAME_BYTES} bytes, not {lengths.max()}")
-    times = pyarrow.compute.fill_null(time_ns, 0).to_numpy()
+    times = pyarrow.compute.fill_null(time_ns, layout.TIME_NOW).to_numpy()
     whole = sum(sizes[1:], sizes[0])
     for low, high in rows.cuts(whole, ENTRY.itemsize, BLOCK_BYTES, BLOCK_ROWS):
         names = topic[low:high].dictionary_encode()

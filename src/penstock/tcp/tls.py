@@ -15,10 +15,11 @@ import ssl
 import threading
 
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Executor
-from penstock.tcp.log import logger
+from penstock.tcp.log import Throttle
 
 BUFFER_BYTES = 64 * 1024
 MOVES_PER_TURN = 32
+_warnings = Throttle()  # of all connections together
 
 
 class Pump:
@@ -139,7 +140,7 @@ class Pump:
 
     def _fail(self, error: Exception) -> None:
         self.error = f"TLS: {getattr(error, 'reason', None) or error}"
-        logger.warning("%s: %s", self._name, self.error)
+        _warnings.tell("%s: %s", self._name, self.error)
         self._close()
 
     def _close(self) -> None:

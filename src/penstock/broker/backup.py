@@ -1,0 +1,116 @@
+"""Backup: a broker's directory copied while the broker runs, and put back. Any process; reads the source only.
+
+A copy is what was durable at the moment when it began: the frontier is read first, then the segments, which never
+change below it; what lies beyond is cut off when the copy is opened. Segments that are full are copied once; a later
+backup to the same target copies those that are new, and the last one. Queues, positions, producers and transactions are
+records in these segments, so they are in the copy.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.errors import InvalidArgument, StateError
+from penstock.journal import layout
+from penstock.journal.disk import Disk
+
+ATTEMPTS = 20  # retention may take segments while they are copied
+PART = ".part"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a backup did."""
+
+    segments: int
+    copied_files: int
+    copied_bytes: int
+    removed_files: int  # of segments that the broker has freed since the last backup
+
+
+def backup(directory: str | Path, target: str | Path) -> Copied:
+    """Bring ``target`` up to what is durable in ``directory`` now."""
+    source, place = Path(directory), Path(target)
+    marker = source / layout.MARKER_NAME
+    if not marker.is_file():
+        raise InvalidArgument(f"{source} is not a broker's directory (no {layout.MARKER_NAME} in it)")
+    identity = layout.decode_marker(marker.read_bytes(), str(marker))
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    there = place / layout.MARKER_NAME
+    if there.is_file():
+        if layout.decode_marker(there.read_bytes(), str(there)) != identity:
+            raise InvalidArgument(f"{place} holds a backup of another broker")
+    elif any(place.iterdir()):
+        raise InvalidArgument(f"{place} is neither empty nor a backup")
+    for _ in range(ATTEMPTS):
+        try:
+            return _copy(source, place)
+        except FileNotFoundError:
+            continue
+    raise StateError(f"the segments of {source} go faster than they can be copied")
+
+
+def restore(target: str | Path, directory: str | Path) -> Copied:
+    """Put a backup into a directory that is not there, or empty; the broker is started on it as on its own."""
+    place = Path(directory)
+    if place.exists() and any(place.iterdir()):
+        raise InvalidArgument(f"{place} is not empty; a backup is restored into a directory of its own")
+    return backup(target, place)
+
+
+def _copy(source: Path, place: Path) -> Copied:
+    frontier = (source / layout.FRONTIER_NAME).read_bytes()  # first: what follows holds at least this
+    segments = layout.latest_segments(os.listdir(source))
+    stems = {layout.segment_name(*segment).partition(".")[0] for segment in segments}
+    last = layout.segment_name(*segments[-1]).partition(".")[0] if segments else ""
+    names = sorted(name for name in os.listdir(source) if name.partition(".")[0] in stems)
+    copied = size = 0
+    for name in names:
+        if name.startswith(last) or not _same(source / name, place / name):
+            size += _copy_file(source / name, place / name)
+            copied += 1
+    _write(place / layout.FRONTIER_NAME, frontier)
+    _write(place / layout.MARKER_NAME, (source / layout.MARKER_NAME).read_bytes())
+    stale = [name for name in os.listdir(place) if _is_segment(name) and name.partition(".")[0] not in stems]
+    for name in stale:
+        (place / name).unlink()
+    Disk().sync_directory(place)
+    return Copied(len(segments), copied, size, len(stale))
+
+
+def _is_segment(name: str) -> bool:
+    return layout.parse_segment_name(name.partition(".")[0] + ".log") is not None
+
+
+def _same(source: Path, copy: Path) -> bool:
+    """A file of a full segment is written once."""
+    try:
+        one, other = source.stat(), copy.stat()
+    except FileNotFoundError:
+        return False
+    return (one.st_size, one.st_mtime_ns) == (other.st_size, other.st_mtime_ns)
+
+
+def _copy_file(source: Path, copy: Path) -> int:
+    part = copy.with_name(copy.name + PART)
+    with source.open("rb") as reader, open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:
+        before = os.fstat(reader.fileno())
+        shutil.copyfileobj(reader, writer, 1 << 20)
+        writer.flush()
+        os.fsync(writer.fileno())
+        size = writer.tell()
+    os.utime(part, ns=(before.st_atime_ns, before.st_mtime_ns))
+    part.replace(copy)
+    return size
+
+
+def _write(path: Path, data: bytes) -> None:
+    part = path.with_name(path.name + PART)
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as writer:
+        writer.write(data)
+        writer.flush()
+        os.fsync(writer.fileno())
+    part.replace(path)
