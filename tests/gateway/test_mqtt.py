@@ -99,7 +99,7 @@ def test_what_was_not_handled_comes_again(broker: Broker) -> None:
         source.publish(b"%d" % n, {"device": "d"})
     worker = gateway.broker.worker_of(sink)
     eventually(lambda: worker.waiting >= 5)
-    gateway.destroy(0.5)
+    gateway.destroy(4.0)
     sink.gate.set()
     with made(broker) as gateway:
         eventually(lambda: {b"%d" % n for n in range(5)} <= set(gateway.module("sink").got))

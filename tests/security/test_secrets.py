@@ -128,7 +128,7 @@ def test_commands_do_not_repeat_the_token_of_an_address(handles: Handles, tmp_pa
     assert any('"args": ["--token", "***"]' in text for text in texts), "the graph was printed"
 
 
-@pytest.mark.parametrize("words", [("ls", "shm:/a"), ("sub", "shm:/a"), (), ("journal",)])
+@pytest.mark.parametrize("words", [("ls", "shm:/a"), ("info", "shm:/a"), (), ("journal",)])
 def test_words_that_a_command_does_not_take_are_not_repeated_with_their_token(words: tuple[str, ...]) -> None:
     done = run(*words, f"tcp://h:1?token={SECRET}")
     assert done.returncode == 2 and "?token=***" in done.stderr and SECRET[:4] not in done.stderr, done.stderr

@@ -55,6 +55,10 @@ class _Mqtt(Module):
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
 
+    def kill(self) -> None:
+        """Leave the server now: another one may take the session over."""
+        self._client.disconnect()
+
     def destroy(self) -> None:
         """Leave the server in order."""
         self._client.disconnect()
@@ -122,6 +126,7 @@ class MqttIn(_Mqtt):
     def kill(self) -> None:
         """Wait no longer for messages to be handled: they come again."""
         self._forwarder.cut()
+        super().kill()
 
 
 class MqttOut(_Mqtt):
