@@ -47,8 +47,8 @@ struct MemoryDisk final : Disk {
 
 struct Fixture {
     MemoryDisk disk;
-    FrontierFile frontier{};
-    Writer writer{disk, 1 << 30, true, &frontier, -1};
+    alignas(8) std::uint8_t frontier[frontier_bytes] = {};
+    Writer writer{disk, 1 << 30, true, frontier, -1};
 
     Fixture() {
         disk.files[log_file].resize(segment_header_bytes);

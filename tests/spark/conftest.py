@@ -37,3 +37,13 @@ def spark() -> Iterator[pyspark.sql.SparkSession]:
             gateway.proc.wait(timeout=60)
         except subprocess.TimeoutExpired:
             os.kill(gateway.proc.pid, 9)
+
+
+@pytest.fixture
+def days() -> Iterator[None]:
+    """Days by the publisher's time, which a test can choose; the stored one is the clock's."""
+    from penstock.spark.lake import schema
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schema, "STORED_NS", "timestamp_ns")
+        yield

@@ -31,14 +31,6 @@ from penstock.spark.lake.store import store
 pytestmark = pytest.mark.usefixtures("days")
 
 
-@pytest.fixture
-def days():
-    """Days by the publisher's time, which a test can choose; the stored one is the clock's."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schema, "STORED_NS", "timestamp_ns")
-        yield
-
-
 def test_the_day_is_that_of_the_stored_time(tmp_path, monkeypatch):
     monkeypatch.setattr(schema, "STORED_NS", "stored_ns")
     make(tmp_path / "j", 100)

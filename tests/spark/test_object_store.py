@@ -11,7 +11,7 @@ import boto3
 import pytest
 from deltalake import DeltaTable
 from tests.spark.journals import extend, make
-from tests.spark.test_lake import Died, as_made, days  # noqa: F401
+from tests.spark.test_lake import Died, as_made
 
 from penstock.journal import Journal
 from penstock.spark import lake

@@ -76,7 +76,8 @@ def graph(state: State) -> dict[str, Any]:
     edges: dict[tuple[str, str], _Edge] = {}
     inside = _gateways(state, nodes, edges)
     rest = [look for look in state.looks if look.block.key not in inside]
-    places = {place_of(look) for look in rest if look.block.kind in PLACES}
+    # A broker is shown by its topics and queues: it is no place that would take them all in.
+    places = {place_of(look) for look in rest if look.block.kind in PLACES and look.block.kind != "broker"}
     for look in rest:
         if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
             _queue(look.block.name, nodes).take(look)
