@@ -161,16 +161,16 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
 
 
 def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) -> None:
-    """A crash may have come between the beginning of a segment and the sealing of those before it."""
+    """A crash may have come between the beginning of a segment and the sealing of those before it, or torn a seal."""
     unsealed = []
     for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
         path = directory / layout.segment_name(*segment)
         try:
             header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
         except CorruptionError:
-            break  # told when it is read or verified
+            continue  # told when it is read or verified
         if header.seal is not None:
-            break
+            continue
         unsealed.append((segment, header, following[0]))
     for segment, header, first in reversed(unsealed):
         seal_from_log(directory, segment, header, first, disk)
