@@ -48,7 +48,7 @@ $(STAMP)/built: $(STAMP)/dependencies $(SOURCES)
 	@touch $@
 
 # Servers and tools from the system's packages that some tests use: installed when root on Debian, named when not.
-PACKAGES := redis-server chromium chromium-driver nftables iproute2 spin
+PACKAGES := redis-server mosquitto chromium chromium-driver nftables iproute2 spin
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
