@@ -128,7 +128,11 @@ class Link:
             elif self._shaking:
                 self._handshake()
             else:
-                self._send()
+                try:
+                    self._send()
+                except (BrokenPipeError, ConnectionResetError):
+                    self._take_last_words()
+                    raise
                 self._receive()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             pass
@@ -202,6 +206,12 @@ class Link:
                 self.dialogue.sent(sock.send(data))
         except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
             pass
+
+    def _take_last_words(self) -> None:
+        """The broker has closed while more was being sent: what it said before that, such as why, is still there."""
+        with contextlib.suppress(OSError):
+            for _ in range(64):  # a refusal is short; a peer that never ends is not waited for
+                self._receive()
 
     def _receive(self) -> None:
         sock = self._socket
