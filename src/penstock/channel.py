@@ -142,7 +142,7 @@ class Ledger:
         return self.matched == self.delivered + self.lost + self.expired + self.in_flight
 
 
-class _Handle(ABC):
+class Handle(ABC):
     """What publishers and subscribers share."""
 
     @property
@@ -194,7 +194,7 @@ def _close(handle: weakref.ref[Any], function: Callable[..., None], *arguments: 
         function(alive, *arguments, **options)
 
 
-class Publisher(_Handle, Generic[T]):
+class Publisher(Handle, Generic[T]):
     """One writing handle. ``T`` is what its messages mean: bytes, unless a type was given."""
 
     #: Whether ``publish`` takes ``properties={...}``: the column *properties* of docs/reaches.md.
@@ -306,7 +306,7 @@ class Reservation:
             await self._run(draft.publish)
 
 
-class Subscriber(_Handle, Generic[T]):
+class Subscriber(Handle, Generic[T]):
     """One reading handle. A room implements ``read``, ``read_many``, ``wait``, ``fileno``; the rest follows.
 
     ``T`` is what its messages mean: bytes, unless a type was given.

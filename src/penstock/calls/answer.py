@@ -25,13 +25,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
 from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack, text_of
 from penstock.calls.lanes import open_server
-from penstock.channel import Ledger
+from penstock.channel import Handle, Ledger
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, StateError
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Request:
         return f"<calls.Request {self.number} of {len(self.payload)} bytes{', answered' if self._done else ''}>"
 
 
-class Server:
+class Server(Handle):
     """Answers the calls to one address."""
 
     def __init__(
@@ -98,7 +98,7 @@ class Server:
             raise TypeError(f"a server takes a function or None, not {type(function).__name__}")
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
-        self.address = without_secrets(address)
+        self.address = self.name = without_secrets(address)
         self._function = function
         self._takes_request = function is not None and _takes_two(function)
         self._lane = open_server(address, options)
@@ -343,15 +343,6 @@ class Server:
             self._loop.call_soon_threadsafe(self._loop.stop)
         self._final = Ledger.of(self._counters.snapshot())
         self._counters.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<calls.Server {self.address!r}{', closed' if self.closed else ''}>"
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -18,13 +18,13 @@ import queue
 import threading
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
 from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack
 from penstock.calls.lanes import open_client
-from penstock.channel import Ledger, check_timeout
+from penstock.channel import Handle, Ledger, check_timeout
 from penstock.errors import CallFailed, ClosedError, InvalidArgument, PeerGone, PenstockError, RefusedError
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class _Call:
         self.wake.acquire()
 
 
-class Client:
+class Client(Handle):
     """Calls the servers of one address."""
 
     def __init__(self, address: str, *, max_calls: int = 32, **options: Any) -> None:
         if isinstance(max_calls, bool) or not isinstance(max_calls, int) or not 1 <= max_calls <= 4096:
             raise InvalidArgument(f"max_calls={max_calls!r} must be 1 to 4096 calls under way at a time")
-        self.address = without_secrets(address)
+        self.address = self.name = without_secrets(address)
         self._origin = os.urandom(16)
         self._lane = open_client(address, options, self._origin, max_calls)
         scheme, _, name = self.address.partition(":")
@@ -407,21 +407,6 @@ class Client:
         self._lane.close()
         self._final = Ledger.of(self._counters.snapshot())
         self._counters.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<calls.Client {self.address!r}{', closed' if self._closed else ''}>"
 
 
 def _payload(data: Buffer) -> bytes:
