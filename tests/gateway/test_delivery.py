@@ -22,7 +22,9 @@ from penstock.gateway import (
     GatewayMessage,
     LinkOptions,
     Module,
+    Policy,
     QueueOptions,
+    Restart,
 )
 from penstock.gateway.configuration import parse
 from penstock.gateway.marks import Mark
@@ -262,7 +264,7 @@ def test_a_broker_that_is_not_there_yet_is_waited_for(tmp_path: Path, caplog: py
         assert "is waited for" in caplog.text
         say(gateway, "source", b"early")
         with Server(tmp_path / "second", port).start():
-            eventually(lambda: gateway.module("sink").got == [b"early"] or say(gateway, "source", b"early"))
+            eventually(lambda: b"early" in gateway.module("sink").got or say(gateway, "source", b"early"))
             gateway.destroy(60)
 
 
@@ -432,3 +434,48 @@ def test_the_file_says_how_a_link_delivers() -> None:
             parse({"modules": modules, "links": [{"source": "a", "sink": "b", **wrong}]})
     with pytest.raises(InvalidArgument):
         LinkOptions(max_bytes=0)
+
+
+def test_texts_stand_for_choices_and_wrong_ones_are_refused() -> None:
+    assert LinkOptions(delivery="at_least_once", overflow="drop_newest") == LinkOptions(  # type: ignore[arg-type]
+        ALO, overflow=Overflow.DROP_NEWEST
+    )
+    assert LinkOptions(delivery="at_least_once").delivery is ALO  # type: ignore[arg-type]
+    assert Restart(policy="never").policy is Policy.NEVER  # type: ignore[arg-type]
+    assert QueueOptions(overflow="drop_oldest").overflow is Overflow.DROP_OLDEST  # type: ignore[arg-type]
+    wrong: list[tuple[Any, dict[str, str]]] = [
+        (LinkOptions, {"delivery": "exactly"}),
+        (LinkOptions, {"overflow": "bogus"}),
+        (LinkOptions, {"overflow": "drop_oldest"}),
+        (Restart, {"policy": "sometimes"}),
+        (QueueOptions, {"overflow": "bogus"}),
+    ]
+    for kind, given in wrong:
+        with pytest.raises(InvalidArgument, match=next(iter(given))):
+            kind(**given)
+
+
+def test_a_restart_policy_may_be_its_name_alone(gateway: Gateway) -> None:
+    gateway.add_module("a", Collector, restart="on_failure")
+    assert gateway.supervisor("a").restart == Restart(Policy.ON_FAILURE)
+    with pytest.raises(InvalidArgument, match="restart"):
+        gateway.add_module("b", Collector, restart="sometimes")
+    assert [line.name for line in gateway.module_list()] == ["a"]
+
+
+def test_what_is_no_filter_or_no_options_changes_nothing(gateway: Gateway) -> None:
+    for name in ("a", "b"):
+        gateway.add_module(name, Collector)
+    wrong: Any = lambda _: True  # noqa: E731
+    with pytest.raises(TypeError, match="Filter"):
+        gateway.add_link("a", "b", wrong)
+    with pytest.raises(TypeError, match="LinkOptions"):
+        gateway.add_link("a", "b", None, wrong)
+    assert gateway.links() == []
+    gateway.add_link("a", "b")
+
+
+def test_a_class_is_not_taken_where_a_process_was_asked_for(gateway: Gateway) -> None:
+    with pytest.raises(InvalidArgument, match="conftest:Collector"):
+        gateway.add_module("p", Collector, loader="process")
+    assert gateway.module_list() == []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import address
-from penstock.channel import Overflow
+from penstock.channel import Overflow, choose
 from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway.filters import Filter
 from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
@@ -52,6 +52,9 @@ class QueueOptions:
     overflow: Overflow = Overflow.BLOCK
     timeout_s: float | None = None
     priority: int = 0  # of those linked to one source, who is less gets a message first
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "overflow", choose(Overflow, self.overflow, "overflow"))
 
 
 @dataclass(frozen=True, slots=True)

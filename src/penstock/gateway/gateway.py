@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from penstock.address import without_secrets
+from penstock.channel import choose
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
@@ -217,12 +218,17 @@ class Gateway:
         *,
         loader: str = "python",
         queue: QueueOptions | None = None,
-        restart: Restart | None = None,
+        restart: Restart | Policy | str | None = None,
         stuck_after_s: float | None = 10.0,
     ) -> ModuleInfo:
         """Load, create, attach, link by stars, start when the gateway has been started. ``entrypoint`` is what the
         loader takes, or a class. A failure undoes every step."""
+        if restart is not None and not isinstance(restart, Restart):
+            restart = Restart(choose(Policy, restart, "restart"))
         if isinstance(entrypoint, type):
+            if loader != "python":
+                text = f"{entrypoint.__module__}:{entrypoint.__qualname__}"
+                raise InvalidArgument(f"loader={loader!r} takes an entry point as text, such as {text!r}, not a class")
             parse: Callable[[Any], Any] = getattr(entrypoint, "parse", lambda given: given)
             made = Recipe(_checked(name), entrypoint, parse(args))
             return self._add(Kept(made, restart, stuck_after_s), queue or QueueOptions())
@@ -331,6 +337,10 @@ class Gateway:
         """Join two modules or addresses; ``"*"`` as the source stands for every other module, now and later, and
         ``NAME.OUTPUT`` for what a module publishes under a name. ``buffer`` (``journal:DIRECTORY``) stores what is on
         its way; ``error`` names who gets what the sink fails at for good."""
+        if link_filter is not None and not isinstance(link_filter, Filter):
+            raise TypeError(f"a link's filter is a Filter(...), not {type(link_filter).__name__}")
+        if not isinstance(options, LinkOptions):
+            raise TypeError(f"a link's options are LinkOptions(...), not {type(options).__name__}")
         self._add_link(Link(source, sink, link_filter, options, buffer, error))
 
     def _add_link(self, link: Link) -> None:

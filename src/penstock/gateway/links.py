@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from penstock.address import without_secrets
-from penstock.channel import Overflow
+from penstock.channel import Overflow, choose
 from penstock.errors import InvalidArgument
 from penstock.gateway.filters import Filter
 
@@ -49,6 +49,9 @@ class LinkOptions:
     overflow: Overflow = Overflow.BLOCK
 
     def __post_init__(self) -> None:
+        if self.delivery is not None:
+            object.__setattr__(self, "delivery", choose(Delivery, self.delivery, "delivery"))
+        object.__setattr__(self, "overflow", choose(Overflow, self.overflow, "overflow"))
         if not 0 < self.backoff_s <= self.max_backoff_s:
             raise InvalidArgument(f"backoff_s={self.backoff_s} must be above 0 and at most {self.max_backoff_s}")
         for name in ("max_tries", "max_messages", "max_bytes"):

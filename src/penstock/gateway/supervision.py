@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from penstock.channel import choose
 from penstock.errors import InvalidArgument
 
 
@@ -30,6 +31,7 @@ class Restart:
     limit: int | None = 10
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "policy", choose(Policy, self.policy, "policy"))
         if not 0 < self.backoff_s <= self.max_backoff_s:
             raise InvalidArgument(
                 f"backoff_s={self.backoff_s} must be above 0 and at most max_backoff_s={self.max_backoff_s}"
