@@ -418,6 +418,9 @@ def test_what_has_waited_too_long_is_dropped_and_counted(gateway: Gateway) -> No
     eventually(lambda: gateway.module("sink").got == [b"new"])
     worker = gateway.broker.worker_of(gateway.module("sink"))
     eventually(lambda: worker.expired == 1 and worker.handled == 1)
+    ledger = gateway.broker.info(gateway.module("sink")).ledger
+    assert (ledger.expired, ledger.delivered, ledger.balanced) == (1, 1, True)
+    eventually(lambda: worker.counters.get("matched") == 2)
 
 
 def test_the_file_says_how_a_link_delivers() -> None:
@@ -429,7 +432,7 @@ def test_the_file_says_how_a_link_delivers() -> None:
     assert found.options == LinkOptions(ALO, 5, 1.0, 30.0, True, 60.0, 10, 1000, Overflow.DROP_NEWEST)
     assert (found.buffer, found.error) == ("journal:/tmp/x?retain_bytes=1000000", "a")
     for wrong in ({"delivery": "twice"}, {"max_tries": 0}, {"ordered": 1}, {"buffer": "shm:/x"}, {"ttl_s": 0},
-                  {"overflow": "drop_oldest"}, {"backoff_s": 100}):  # fmt: skip
+                  {"overflow": "drop_oldest"}, {"backoff_s": 100}, {"error": "nobody"}):  # fmt: skip
         with pytest.raises(ConfigurationError, match=r"links\[0\]"):
             parse({"modules": modules, "links": [{"source": "a", "sink": "b", **wrong}]})
     with pytest.raises(InvalidArgument):
@@ -479,3 +482,106 @@ def test_a_class_is_not_taken_where_a_process_was_asked_for(gateway: Gateway) ->
     with pytest.raises(InvalidArgument, match="conftest:Collector"):
         gateway.add_module("p", Collector, loader="process")
     assert gateway.module_list() == []
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_is_given_up_with_no_error_link_is_lost_and_counted(gateway: Gateway, ordered: bool) -> None:
+    for name, kind in (("a", Collector), ("b", Fails)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b", None, LinkOptions(ALO, max_tries=2, backoff_s=0.01, ordered=ordered))
+    gateway.start()
+    say(gateway, "a", b"bad", b"1")
+    mark = marked(gateway, "a")
+    eventually(mark.handled, "its source is not to send it again")
+    info = gateway.broker.info(gateway.module("b"))
+    assert (info.lost, info.handled, info.failed) == (1, 1, 2)
+    assert gateway.broker.worker_of(info.handle).counters.snapshot()["dropped"] == {"error": 1}
+
+
+def test_a_batch_that_fails_at_most_once_is_lost_and_counted(gateway: Gateway) -> None:
+    class Many(Collector):
+        def receive_many(self, messages: Any) -> None:
+            raise OSError("never")
+
+    for name, kind in (("a", Collector), ("b", Many)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "b")
+    say(gateway, "a", b"1", b"2", b"3")
+    gateway.start()
+    worker = gateway.broker.worker_of(gateway.module("b"))
+    eventually(lambda: worker.taken == 3)
+    assert (worker.lost, worker.handled) == (3, 0)
+
+
+# ---- a process of its own that fails
+
+
+class Refuses(Module):
+    """In its own process: fails at what begins with "bad" until a file is there; passes on the rest."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        if bytes(message).startswith(b"bad") and not Path(str(self.configuration)).exists():
+            raise OSError("not well")
+        self.publish(message)
+
+
+class RefusesMany(Refuses):
+    def receive_many(self, messages: Any) -> None:
+        for message in messages:
+            self.receive(message)
+
+
+def add_refusing(gateway: Gateway, options: LinkOptions, well: Path, kind: str = "Refuses", **more: Any) -> None:
+    for name in ("a", "out", "dead"):
+        gateway.add_module(name, Collector)
+    gateway.add_module("p", f"tests.gateway.test_delivery:{kind}", str(well), loader="process", **more)
+    gateway.add_link("a", "p", None, options, error="dead")
+    gateway.add_link("p", "out", None, AGAIN)
+    gateway.start()
+
+
+@pytest.mark.parametrize("kind", ["Refuses", "RefusesMany"])
+def test_what_fails_in_a_process_is_tried_again(gateway: Gateway, tmp_path: Path, kind: str) -> None:
+    add_refusing(gateway, AGAIN, tmp_path / "well", kind)
+    bad = [b"bad %d" % n for n in range(20)]
+    say(gateway, "a", *bad, b"1")
+    mark = marked(gateway, "a")
+    worker = gateway.broker.worker_of(gateway.module("p"))
+    eventually(lambda: worker.failed > 60 and b"1" in gateway.module("out").got)
+    assert not mark.handled()
+    assert not worker.idle
+    (tmp_path / "well").touch()
+    eventually(mark.handled)
+    assert set(gateway.module("out").got) == {*bad, b"1"}, "handled is said when all came through"
+    assert (worker.lost, gateway.module("dead").got) == (0, [])
+
+
+def test_after_max_tries_in_a_process_it_goes_to_the_error_link(gateway: Gateway, tmp_path: Path) -> None:
+    add_refusing(gateway, LinkOptions(ALO, max_tries=3, backoff_s=0.01), tmp_path / "well")
+    say(gateway, "a", b"bad", b"1")
+    eventually(lambda: gateway.module("dead").got == [b"bad"])
+    properties = gateway.module("dead").messages[0].properties
+    assert (properties["error"], properties["error-tries"]) == ("OSError: not well", "3")
+    assert (properties["error-module"], properties["error-source"]) == ("p", "a")
+    eventually(lambda: gateway.module("out").got == [b"1"])
+    assert gateway.broker.worker_of(gateway.module("p")).failed == 3
+
+
+def test_what_fails_at_most_once_in_a_process_goes_to_the_error_link_or_is_lost(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    add_refusing(gateway, LinkOptions(), tmp_path / "well")
+    say(gateway, "a", b"bad 1")
+    eventually(lambda: gateway.module("dead").got == [b"bad 1"])
+    gateway.remove_link("p.error", "dead")
+    say(gateway, "a", b"bad 2")
+    eventually(lambda: gateway.broker.worker_of(gateway.module("p")).lost == 1)
+
+
+def test_what_fails_in_a_process_that_is_made_anew_is_tried_again(gateway: Gateway, tmp_path: Path) -> None:
+    restart = Restart(Policy.ON_FAILURE, backoff_s=0.01, max_backoff_s=0.05, limit=None)
+    add_refusing(gateway, AGAIN, tmp_path / "well", restart=restart)
+    say(gateway, "a", b"bad", b"1")
+    eventually(lambda: gateway.supervisor("p").restarts > 1)
+    (tmp_path / "well").touch()
+    eventually(lambda: set(gateway.module("out").got) == {b"bad", b"1"})

@@ -226,7 +226,7 @@ class ModuleBroker(Router):
                 "Give it more time (timeout=), or drop them (drain=False)"
             )
         if drain and steps:
-            flush((worker,), ending.drained_by)
+            self._emptied((worker,), ending.drained_by)
         if not drain:
             worker.cut()
         if steps:
@@ -514,7 +514,7 @@ class ModuleBroker(Router):
     def drain(self, modules: list[Any], timeout: float | None) -> bool:
         """Wait until these modules together have nothing queued or in hand, in processes of theirs included."""
         workers, deadline = self._workers_of(modules), Deadline(timeout)
-        return self._drained(workers, deadline) and flush(workers, deadline)
+        return self._emptied(workers, deadline)
 
     def worker_of(self, module: Any) -> Worker:
         """The worker of an attached module."""
@@ -524,6 +524,8 @@ class ModuleBroker(Router):
         with self._lock:
             sources = tuple(dict.fromkeys(source.worker.name for source in worker.sources))
             sinks = tuple(sink.name for sink in worker.sinks)
+        expired = worker.expired  # first: what expires after it is still counted as delivered
+        ledger = worker.queue.ledger
         return ModuleInfo(
             name=worker.name,
             handle=worker.module,
@@ -538,7 +540,7 @@ class ModuleBroker(Router):
             sinks=sinks,
             sources=sources,
             seconds_in_receive=worker.seconds_in_step(time.monotonic()),
-            ledger=worker.queue.ledger,
+            ledger=replace(ledger, delivered=ledger.delivered - expired, expired=ledger.expired + expired),
             lost=worker.lost,
         )
 
@@ -573,6 +575,13 @@ class ModuleBroker(Router):
                 return False
             time.sleep(POLL_S)
         return True
+
+    def _emptied(self, workers: Sequence[Worker], deadline: Deadline) -> bool:
+        """In their processes too; what failed there comes back to the worker, and is waited for once more."""
+        while self._drained(workers, deadline) and flush(workers, deadline):
+            if self._drained(workers, Deadline(0)):
+                return True
+        return False
 
     def _end(self, timeout: float) -> None:
         with self._lock:

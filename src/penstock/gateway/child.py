@@ -81,7 +81,7 @@ class Child:
         self.unframer = carriage.Unframer()
         self.loop: asyncio.AbstractEventLoop | None = None
         self.decoder = control.Decoder()
-        self.handled: Any = [0, 0]  # handled and begun, or the counters that the gateway lent
+        self.handled: Any = [0, 0, 0]  # handled, begun and failures told, or the counters that the gateway lent
         self.module: Any = None
         self.started = False
         self.broker: RemoteBroker | None = None
@@ -133,14 +133,14 @@ class Child:
             step(*arguments)
         except Exception as error:
             print(f"module {self.name!r}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            self.reply(control.Status.ERROR)
+            self.reply(control.Reply(control.Status.ERROR))
         else:
-            self.reply(control.Status.OK)
+            self.reply(control.Reply(control.Status.OK))
 
-    def reply(self, status: control.Status) -> None:
+    def reply(self, reply: control.Reply) -> None:
         """Tell the gateway; when it has gone, the loop finds out by itself."""
         try:
-            self.connection.sendall(control.encode(control.Reply(status)))
+            self.connection.sendall(control.encode(reply))
         except OSError:
             log.debug("the gateway has gone")
 
@@ -173,9 +173,14 @@ class Child:
             handled[1] = handled[0] + 1  # in hand from here on
             try:
                 self.call(receive, what)
-            except Exception:
-                self.failed()
-            handled[0] += step
+            except Exception as error:
+                self.failed(control.Reply(control.Status.ERROR, handled[0], step, f"{type(error).__name__}: {error}"))
+                handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
+                handled[0] += step
+                if self.exit_on_failure:
+                    os._exit(70)
+            else:
+                handled[0] += step
         return True
 
     def decoded(self, data: Any) -> GatewayMessage | None:
@@ -186,12 +191,10 @@ class Child:
             log.error("module %r: skipped: %s", self.name, error)
             return None
 
-    def failed(self) -> None:
+    def failed(self, reply: control.Reply) -> None:
         """Tell of a failure in receive."""
         log.exception("module %r: receive raised", self.name)
-        if self.exit_on_failure:
-            os._exit(70)
-        self.reply(control.Status.ERROR)
+        self.reply(reply)
 
     def attempt(self, step: str) -> None:
         """Call an optional step of the module; a failure is told."""
@@ -199,7 +202,9 @@ class Child:
             self.call(getattr(self.module, step, lambda: None))
         except Exception:
             log.exception("module %r: %s raised", self.name, step)
-            self.failed()
+            if self.exit_on_failure:
+                os._exit(70)
+            self.reply(control.Reply(control.Status.ERROR))
 
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a step; what it gives to await is awaited in the process's event loop."""

@@ -426,6 +426,8 @@ def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link,
                 continue  # a named output
             if name not in names and not is_address(name) and not (end == "source" and name == STAR):
                 place[end].fail(f"there is no module {address.without_secrets(name)!r}; {nearest(name, names)}")
+        if link.error is not None and link.error not in names and not is_address(link.error):
+            place["error"].fail(f"there is no module {link.error!r}; {nearest(link.error, names)}")
         if link.ends in seen:
             place.fail(f"{link} is links[{seen[link.ends]}] already")
         seen[link.ends] = index

@@ -7,7 +7,8 @@
     +----+----+---------+------+------------+------+
 
     create   message version u8 | uri type u8 | uri size u32 | uri NUL | args size u32 | args NUL
-    reply    status u8                       start, destroy   nothing
+    reply    status u8, and where it tells of messages that failed: first u64 | count u32 | reason, UTF-8
+    start, destroy   nothing
 
 Sizes of the two texts count their NUL; a text of size 0 has none. Any thread may call these functions; a ``Decoder``
 belongs to one.
@@ -28,6 +29,8 @@ HEAD_SIZE = 8
 MAX_CONTROL_BYTES = 1 << 20
 _HEAD = struct.Struct(">2sBBI")
 _SIZE = struct.Struct(">I")
+_FAILED = struct.Struct(">QI")
+MAX_REASON_BYTES = 1024
 
 
 class Type(enum.IntEnum):
@@ -59,9 +62,13 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The module's answer; DETACH when it leaves by its own will."""
+    """The module's answer; DETACH when it leaves by its own will. An ERROR in receive says at which messages: ``count``
+    from ``first`` on, as the process counts what it has got, and why."""
 
     status: Status
+    first: int = 0
+    count: int = 0
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +90,9 @@ def encode(message: Control) -> bytes:
         case Create(uri, args, uri_type, message_version):
             body = bytes((message_version, uri_type)) + _text(uri, "uri") + _text(args, "args")
             return _framed(Type.CREATE, body)
-        case Reply(status):
-            return _framed(Type.REPLY, bytes((status,)))
+        case Reply(status, first, count, reason):
+            told = _FAILED.pack(first, count) + reason.encode("utf-8", "replace")[:MAX_REASON_BYTES] if count else b""
+            return _framed(Type.REPLY, bytes((status,)) + told)
         case Start():
             return _framed(Type.START, b"")
         case Destroy():
@@ -154,9 +162,12 @@ def _create(body: bytes) -> Create:
 
 
 def _reply(body: bytes) -> Reply:
-    if len(body) != 1 or body[0] not in set(Status):
+    if not body or 1 < len(body) < 1 + _FAILED.size or body[0] not in set(Status):
         raise ProtocolError(f"a reply's body is one byte 00, 01 or FF, not {body[:8].hex(' ').upper() or 'nothing'}")
-    return Reply(Status(body[0]))
+    if len(body) == 1:
+        return Reply(Status(body[0]))
+    first, count = _FAILED.unpack_from(body, 1)
+    return Reply(Status(body[0]), first, count, body[1 + _FAILED.size :].decode("utf-8", "replace"))
 
 
 def _framed(kind: Type, body: bytes) -> bytes:

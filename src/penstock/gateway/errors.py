@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from penstock._core.gateway import GatewayMessage
 from penstock.errors import PenstockError
 
 
@@ -22,11 +25,13 @@ class ModuleError(PenstockError):
 
 
 class MessageFailed(ModuleError):
-    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them are gone."""
+    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them are gone, ``given_back``
+    (each with the times it was tried) may be tried again."""
 
-    def __init__(self, text: str, lost: int = 0) -> None:
+    def __init__(self, text: str, lost: int = 0, given_back: Sequence[tuple[GatewayMessage, int]] = ()) -> None:
         super().__init__(text)
         self.lost = lost
+        self.given_back = given_back
 
 
 class DrainError(PenstockError, TimeoutError):

@@ -146,6 +146,7 @@ class Keeper:
         if isinstance(error, MessageFailed):
             if error.lost:
                 self._lost(worker, error.lost)
+            worker.give_back(error.given_back, error)
             self._told(kept, "receive", error)
             kept.supervisor.failures += 1
             return

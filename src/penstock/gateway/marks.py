@@ -34,10 +34,11 @@ class Mark:
         """Whether all of it was handled. Looks once; ask again."""
         while self._waits:
             wait = self._waits[-1]
-            if wait.lost:
+            over = wait.over()
+            if wait.lost:  # asked last: what is over may have been lost on its last step
                 self.lost = True
                 return False
-            if not wait.over():
+            if not over:
                 return False
             self._waits.pop()
             self._follow(wait.sink)
@@ -60,7 +61,7 @@ class _Wait:
         self._epoch = sink.epoch
         _, delivered, _, queued, _ = sink.queue._counts()
         self._place = delivered + queued
-        self._module: object = None
+        self._state: tuple[object, int] | None = None
         self._passed_on: Callable[[], bool] | None = None
 
     @property
@@ -74,11 +75,17 @@ class _Wait:
         sink = self.sink
         if sink.taken < self._place and sink.waiting:
             return False
+        mark = getattr(sink.module, "mark_sent", None)
+        if mark is not None:
+            # Made anew, what was left went to the next one; and what failed in it was sent once more.
+            state = sink.module, sink.resent
+            if self._state != state:
+                self._state, self._passed_on = state, mark()
+            if self._passed_on is None or not self._passed_on():
+                return False
+        # In this order: a message goes from the first to the second, and is counted as resent before it leaves that.
+        if any(message.id == self._source for message, _, _ in list(sink.given_back)):
+            return False
         if any(one.position < self._place and one.message.id == self._source for one in list(sink.aside)):
             return False
-        mark = getattr(sink.module, "mark_sent", None)
-        if mark is None:
-            return True
-        if self._module is not sink.module:  # it was made anew: what was left went to the next one
-            self._module, self._passed_on = sink.module, mark()
-        return self._passed_on is not None and self._passed_on()
+        return mark is None or self._state == (sink.module, sink.resent)

@@ -125,7 +125,10 @@ class ProcessModule(Module):
         self._unframer = carriage.Unframer()
         self._throttle = Throttle(log)
         self.sent = 0
-        self._window: deque[GatewayMessage] = deque()
+        self._window: deque[tuple[GatewayMessage, int]] = deque()  # what was sent, with the times it was tried
+        self._first = 0  # how many were sent before those in the window
+        self._window_lock = threading.Lock()
+        self._failures_told = self._failures_heard = 0
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
         self._handing_over = threading.Lock()  # who of the two threads closes everything
@@ -175,11 +178,21 @@ class ProcessModule(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Send messages; waits while the process is behind."""
+        self._send_messages(messages, 1)
+
+    def receive_again(self, message: GatewayMessage, tries: int) -> None:
+        """Send a message that has failed before, for the ``tries``-th time."""
+        self._send_messages([message], tries)
+
+    def _send_messages(self, messages: Sequence[GatewayMessage], tries: int) -> None:
         handled = self.handled
-        while self._window and self.sent - len(self._window) < handled:
-            self._window.popleft()
-        self._window.extend(messages)
-        self.sent += len(messages)
+        with self._window_lock:
+            if self._failures_heard >= self._failures_told:  # else one of them is still to be given back
+                while self._window and self._first < handled:
+                    self._window.popleft()
+                    self._first += 1
+            self._window.extend((message, tries) for message in messages)
+            self.sent += len(messages)
         if self.dead is not None:
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
         try:
@@ -196,14 +209,16 @@ class ProcessModule(Module):
         if not self._closed:
             self._handled = int.from_bytes(self._counter[:8], sys.byteorder)
             self._begun = int.from_bytes(self._counter[8:16], sys.byteorder)
+            self._failures_told = int.from_bytes(self._counter[16:24], sys.byteorder)
         return self._handled
 
     def unhandled(self) -> list[GatewayMessage]:
         """What a process that has died leaves for the next one: everything sent after the message in hand."""
         done = self.handled
-        first = self.sent - len(self._window)
         in_hand = 1 if self._begun > done else 0
-        return list(itertools.islice(self._window, max(0, done + in_hand - first), None))
+        with self._window_lock:
+            left = itertools.islice(self._window, max(0, done + in_hand - self._first), None)
+            return [message for message, _ in left]
 
     def mark_sent(self) -> Callable[[], bool]:
         """A function that says whether what was sent so far was handled, and what the process said to it published."""
@@ -451,11 +466,21 @@ class ProcessModule(Module):
         except (OSError, PenstockError) as error:
             return error
         for message in messages:
-            if message == control.Reply(control.Status.DETACH):
+            if isinstance(message, control.Reply) and message.status is control.Status.DETACH:
                 return ModuleError("its process has detached itself")
-            if message == control.Reply(control.Status.ERROR):
-                self._tell(MessageFailed("receive raised in its process"))
+            if isinstance(message, control.Reply) and message.status is control.Status.ERROR:
+                self._give_back(message)
         return None if data else ModuleError(f"its process ended{self._status()}")
+
+    def _give_back(self, reply: control.Reply) -> None:
+        """The process failed at these messages: they are not handled."""
+        with self._window_lock:
+            most = len(self._window)
+            begin = min(max(0, reply.first - self._first), most)
+            end = min(max(0, reply.first + reply.count - self._first), most)
+            failed = list(itertools.islice(self._window, begin, end))
+        self._tell(MessageFailed(reply.reason or "receive raised in its process", given_back=failed))
+        self._failures_heard += reply.count > 0
 
     def _tell(self, error: BaseException) -> None:
         if self.on_failure is not None:

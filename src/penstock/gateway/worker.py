@@ -33,6 +33,7 @@ from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.bounds import Bound
+from penstock.gateway.errors import MessageFailed
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.throttle import Throttle
@@ -155,6 +156,8 @@ class Worker:
         self.joints: dict[int | None, Joint] = {}  # of the links that lead here, by the id that their messages carry
         self.special = False  # one of them has a bound or a time to live
         self.aside: list[Aside] = []
+        self.given_back: deque[tuple[GatewayMessage, int, BaseException]] = deque()  # failed in the module's process
+        self.resent = 0  # messages that went to the module's process once more
         self.epoch = 0  # grows when a message was lost: nobody may then take it for handled
         self.life = Life.MADE
         self.failed = 0
@@ -184,6 +187,8 @@ class Worker:
         self._receive: Callable[[GatewayMessage], Any] = self._awaited(module.receive)
         many = getattr(module, "receive_many", None)
         self._receive_many: Callable[[Sequence[GatewayMessage]], Any] | None = many and self._awaited(many)
+        # Of a module in its own process, which tells later what failed, and keeps what it was sent until then.
+        self._receive_again: Callable[[GatewayMessage, int], Any] | None = getattr(module, "receive_again", None)
 
     def _awaited(self, function: Callable[..., Any]) -> Callable[..., Any]:
         if not inspect.iscoroutinefunction(function):
@@ -216,7 +221,7 @@ class Worker:
     @property
     def handled(self) -> int:
         """Messages that the module has handled (or failed at)."""
-        return self.taken - self.lost - self.expired
+        return max(0, self.taken - self.lost - self.expired)
 
     @property
     def waiting(self) -> int:
@@ -224,7 +229,7 @@ class Worker:
         taken = self.taken  # first: what is done after it is still counted as waiting
         # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
         _, delivered, _, queued, _ = self.queue._counts()
-        return max(0, queued + delivered - taken) + len(self.aside)
+        return max(0, queued + delivered - taken) + len(self.given_back) + len(self.aside)
 
     @property
     def idle(self) -> bool:
@@ -301,6 +306,12 @@ class Worker:
         self.post(lambda: None)  # between two messages, it finds out
         return True
 
+    def give_back(self, messages: Sequence[tuple[GatewayMessage, int]], error: BaseException) -> None:
+        """The module's process failed at messages, each with the times it was tried."""
+        if messages:
+            self.given_back.extend((message, tries, error) for message, tries in messages)
+            self.post(self._take_back)
+
     def lose(self, count: int, reason: str = "error") -> None:
         """Count messages that left the queue and will not be handled."""
         if count > 0:
@@ -357,9 +368,14 @@ class Worker:
 
     def _read(self) -> Sequence[Any]:
         wait_s = None
+        if self.aside and self.life is Life.FAILED:
+            self._lose_aside("error")
         if self.aside:
             self._retry_due()
             wait_s = max(0.0, self.aside[0].due_s - time.monotonic()) if self.aside else 0.0
+            if self._receive_again is not None and len(self.aside) >= MAX_ASIDE:
+                self._pause(wait_s)
+                return ()
         if self._loop is None:
             return self.queue.read_many(BATCH, wait_s)
         batch = self.queue.read_many(BATCH, 0)
@@ -369,11 +385,13 @@ class Worker:
 
     def _handle(self, batch: Sequence[GatewayMessage]) -> None:
         """Each message to the module; a failure costs that message alone."""
+        if not batch:
+            return
         if self.special:
             batch = self._still_wanted(batch)
         if not batch:
-            return
-        if self.life is Life.FAILED:
+            pass
+        elif self.life is Life.FAILED:
             self.lose(len(batch))
             self._throttle.error("module %r cannot receive; %d messages were dropped and counted", self.name, self.lost)
         else:
@@ -386,10 +404,14 @@ class Worker:
         self.doing, self.busy_since = "receive", time.monotonic()
         end = self.taken + len(batch)
         if self._receive_many is not None:
+            keeps = self._receive_again is not None
             try:
                 self._receive_many(batch)
             except BaseException as error:
-                self._batch_failed(batch, error)
+                if keeps:
+                    self._fail("receive", error)  # the next process gets them, or they are counted where that ends
+                else:
+                    self._batch_failed(batch, error)
             self.taken += len(batch)
         else:
             orders, receive = self._orders, self._receive
@@ -432,7 +454,7 @@ class Worker:
         joint = self.joints.get(message.id)
         self._fail("receive", error)
         if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
-            self._give_up(message, error, 1)
+            self._give_up(message, error, 1, lost=0)  # ``failed`` has counted it
         elif joint.options.ordered or len(self.aside) >= MAX_ASIDE:
             self._retry_here(message, error, joint.options)
         else:
@@ -446,16 +468,33 @@ class Worker:
         else:
             heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), position, tries, message))
 
+    def _take_back(self) -> None:
+        while self.given_back:
+            message, tries, error = self.given_back[0]  # there until it is put aside: whoever waits for it looks here
+            joint = self.joints.get(message.id)
+            if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
+                self._give_up(message, error, tries)
+            elif self.over or self.life is Life.FAILED:
+                self.lose_taken(1, "closed" if self.over else "error")
+            else:
+                self._put_aside(message, error, joint.options, tries, 0)
+            self.given_back.popleft()
+
     def _retry_due(self) -> None:
         while self.aside and self.aside[0].due_s <= time.monotonic() and self.life is Life.RUNNING and not self._orders:
             one = self.aside[0]  # there until it is handled: whoever waits for it looks here
             self.doing, self.busy_since = "receive", time.monotonic()
             failed: BaseException | None = None
+            keeps = self._receive_again is not None
             try:
-                self.call(self._receive, one.message)
+                if self._receive_again is not None:
+                    self._receive_again(one.message, one.tries + 1)
+                else:
+                    self.call(self._receive, one.message)
             except BaseException as error:
-                failed = error
+                failed = None if keeps else error
                 self._fail("receive", error)
+            self.resent += 1
             heapq.heappop(self.aside)
             self.counters.add("redelivered")
             joint = self.joints.get(one.message.id)
@@ -529,13 +568,14 @@ class Worker:
                 self._woken.wait(deadline.left_s)
                 self._woken.clear()
 
-    def _give_up(self, message: GatewayMessage, error: BaseException, tries: int) -> None:
-        """A dead letter to the output ``error``, where anybody is linked to it."""
+    def _give_up(self, message: GatewayMessage, error: BaseException, tries: int, lost: int = 1) -> None:
+        """A dead letter to the output ``error``; where nobody is linked to it, ``lost`` messages are counted."""
         output = self.outputs.get(ERROR)
         if output is None or not output.sinks:
+            self._count_given_up(lost)
             return
         reason = {
-            "error": f"{type(error).__name__}: {error}",
+            "error": str(error) if isinstance(error, MessageFailed) else f"{type(error).__name__}: {error}",
             "error-module": self.name,
             "error-source": str(message.channel),
             "error-tries": str(tries),
@@ -543,7 +583,14 @@ class Worker:
         try:
             output.port.publish(message.with_properties({**message.properties, **reason}))
         except Exception:
+            self._count_given_up(lost)
             log.exception("module %r: a dead letter was refused", self.name)
+
+    def _count_given_up(self, count: int) -> None:
+        """Lost, as its link says: its source is not to send it once more (``epoch`` stays)."""
+        if count:
+            self.lost += count
+            self.counters.drop("error", count)
 
     def _begin(self) -> None:
         if self.life is not Life.MADE:
@@ -581,13 +628,17 @@ class Worker:
     def _be_quiet(self) -> None:
         if self.life is not Life.ABANDONED:
             self.life = Life.QUIET
-        aside, self.aside = self.aside, []
-        if aside:
-            self.lose_taken(len(aside), "closed")
+        self._lose_aside("closed")
+
+    def _lose_aside(self, reason: str) -> None:
+        if self.aside:
+            self.lose_taken(len(self.aside), reason)
+            self.aside = []
 
     def _end(self, steps: Sequence[str]) -> None:
         for step in steps:
             self._step(step)
+        self._take_back()
         if self.life is not Life.ABANDONED:
             self.life = Life.ENDED
 
