@@ -54,6 +54,13 @@ def test_a_command_that_takes_too_long_is_killed() -> None:
         assert found.returncode == 1 and b"--limit" in found.stderr
 
 
+def test_what_a_command_has_started_is_killed_too() -> None:
+    address = f"shm:/{unique()}"
+    with serving(address, "sh -c 'sleep 600; echo x'", "--limit", "0.3"):
+        found = call(address, "x", "--wait", "30")
+        assert found.returncode == 1 and b"--limit" in found.stderr
+
+
 def test_time_over_and_nobody_there() -> None:
     address = f"shm:/{unique()}"
     found = call(address, "x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -364,3 +365,86 @@ def test_rights_of_calls_are_rights_of_topics(tmp_path: Path) -> None:
         for token in ("ask", "other"):
             with pytest.raises(penstock.RefusedError):
                 penstock.server(address, bytes.upper, token=token)
+
+
+@pytest.mark.parametrize("scheme", ["shm", "tcp"])
+def test_the_death_of_a_client_is_seen_by_the_function(scheme: str) -> None:
+    address = f"shm:/{unique()}" if scheme == "shm" else "tcp://127.0.0.1:0"
+    begun, seen = threading.Event(), threading.Event()
+
+    def function(payload: bytes, request: Request) -> bytes:
+        begun.set()
+        while not request.cancelled:
+            time.sleep(0.005)
+        seen.set()
+        return b""
+
+    with penstock.server(address, function) as server:
+        where = address if server.port is None else f"tcp://127.0.0.1:{server.port}"
+        code = f"import penstock; penstock.client({where!r}).call(b'x')"
+        process = subprocess.Popen([sys.executable, "-c", code])
+        try:
+            assert begun.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+        assert seen.wait(60)
+
+
+def test_a_new_server_is_found_after_one_was_killed() -> None:
+    address = f"shm:/{unique()}"
+    process = start(address)
+    try:
+        with penstock.client(address) as client:
+            assert client.call(b"x", 60)
+            process.kill()
+            process.wait()
+            with pytest.raises(penstock.PeerGone):
+                client.call(b"x", 60)
+            with penstock.server(address, lambda payload: b"new"):
+                assert client.call(b"x", 60) == b"new"
+    finally:
+        end(process)
+
+
+def test_a_port_that_says_nothing_stops_no_event_loop() -> None:
+    async def ask(port: int) -> int:
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.01)
+
+        counting = asyncio.create_task(count())
+        with penstock.client(f"tcp://127.0.0.1:{port}") as client, pytest.raises(TimeoutError):
+            await client.call_async(b"x", timeout=1.0)
+        counting.cancel()
+        return turns
+
+    with socket.socket() as mute:
+        mute.bind(("127.0.0.1", 0))
+        mute.listen()
+        assert asyncio.run(ask(mute.getsockname()[1])) > 5
+
+
+def test_a_fork_leaves_the_client_of_a_broker_as_it_was(tmp_path: Path) -> None:
+    from penstock.broker import Server as Broker
+
+    code = """
+import os, sys, penstock
+client = penstock.client(sys.argv[1])
+print(client.call(b"before", 60).decode(), flush=True)
+if os.fork() == 0:
+    sys.exit(0)
+os.wait()
+print(client.call(b"after", 60).decode(), flush=True)
+"""
+    with Broker(tmp_path / "broker", 0).start() as broker:
+        address = f"broker://127.0.0.1:{broker.port}/plan"
+        with penstock.server(address, bytes.upper):
+            found = subprocess.run(
+                [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=100, check=False
+            )
+    assert found.stdout.split() == ["BEFORE", "AFTER"], found.stderr

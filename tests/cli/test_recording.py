@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import penstock
 from penstock.journal import Entry, Journal
 from penstock.recording import story as recording
 
@@ -59,9 +60,15 @@ def test_topics_of_addresses() -> None:
     assert recording.topic_of("broker://h:1/sensors.temp?queue=q") == "sensors.temp"
 
 
+def made(source: str) -> str:
+    """The address of a journal that is there: a recorder makes none where it only reads."""
+    penstock.publisher(source).close()
+    return source
+
+
 def record_while(directory: Path, source: str, publish: list[str], *more: str) -> tuple[str, str]:
     """Records a source while a publisher runs; ended by its count."""
-    recorder = start("record", source, "-o", str(directory), "--json", *more)
+    recorder = start("record", made(source), "-o", str(directory), "--json", *more)
     try:
         done = run("pub", source, *publish, "--wait", "1", timeout=90)
         assert done.returncode == 0, done.stderr
@@ -103,7 +110,8 @@ def test_timestamps_are_kept(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rec").mkdir()
     (tmp_path / "rec" / "mine.txt").write_text("keep me")
-    done = run("record", f"journal:{tmp_path}/live#a", "-o", str(tmp_path / "rec"), "--seconds", "1")
+    source = made(f"journal:{tmp_path}/live#a")
+    done = run("record", source, "-o", str(tmp_path / "rec"), "--seconds", "1")
     assert done.returncode == 2 and "not empty" in done.stderr
     assert (tmp_path / "rec" / "mine.txt").read_text() == "keep me"
 
@@ -140,7 +148,7 @@ def test_max_size_keeps_the_newest_and_the_way_back(tmp_path: Path) -> None:
 
 
 def test_pre_buffer_stores_from_the_signal_on(tmp_path: Path) -> None:
-    source = f"journal:{tmp_path}/live#p"
+    source = made(f"journal:{tmp_path}/live#p")
     recorder = start("record", source, "-o", str(tmp_path / "rec"), "--pre-buffer", "60s", "--json")
     try:
         assert run("pub", source, "before {count}", "--count", "10", "--wait", "1").returncode == 0
@@ -162,7 +170,7 @@ def test_pre_buffer_stores_from_the_signal_on(tmp_path: Path) -> None:
 
 
 def test_killed_recorder_keeps_what_was_synced_and_play_says_so(tmp_path: Path) -> None:
-    source = f"journal:{tmp_path}/live#k"
+    source = made(f"journal:{tmp_path}/live#k")
     recorder = start("record", source, "-o", str(tmp_path / "rec"))
     publisher = start("pub", source, "{count}", "--count", "0", "--rate", "500", "--wait", "1")
     try:

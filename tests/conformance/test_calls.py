@@ -242,3 +242,41 @@ def test_closing_ends_a_call_that_waits_for_room(reach: Reach) -> None:
         thread.join(60)
     go_on.set()
     assert errors == [penstock.ClosedError] * 3
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Wordless(), KeyError()])
+def test_whatever_the_function_raises_ends_that_call_alone(reach: Reach, error: BaseException) -> None:
+    def function(payload: bytes) -> bytes:
+        if payload == b"bad":
+            raise error
+        return payload
+
+    server, client = pair(reach, function)
+    with pytest.raises(penstock.CallFailed, match=type(error).__name__):
+        client.call(b"bad", timeout=30)
+    assert client.call(b"good", timeout=30) == b"good"
+    server.close()
+    assert server.ledger.dropped["error"] == 1 and server.ledger.balanced
+
+
+def test_what_a_function_gives_when_it_gives_up_is_no_answer(reach: Reach) -> None:
+    def function(payload: bytes, request: Request) -> bytes:
+        while not request.cancelled:
+            time.sleep(0.001)
+        return b"given up"
+
+    _, client = pair(reach, function)
+    for _ in range(10):
+        with pytest.raises(TimeoutError):
+            client.call(b"x", timeout=0.05)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e30])
+def test_a_time_longer_than_any_is_no_limit(reach: Reach, timeout: float) -> None:
+    _, client = pair(reach, lambda payload: payload)
+    assert client.call(b"x", timeout=timeout) == b"x"

@@ -110,7 +110,7 @@ def test_ids_and_keys_both_ways(spark, broker, tmp_path):
     frame = spark.createDataFrame([(a, b and bytearray(b), *more) for a, b, *more in DETAILED * 300], schema).coalesce(1)
     for _ in range(2):
         frame.write.format("penstock").mode("append").option("transaction", "job").save(url)
-    every = ",".join(FIELDS)
+    every = ",".join(name for name in FIELDS if name != "stored_ns")  # a broker's ranges do not carry it
     remote = load(spark, url, columns=every, batchBytes=20_000).orderBy("position").collect()
     assert remote == load(spark, tmp_path / "j", columns=every).orderBy("position").collect()
     assert [(row.topic, bytes(row.payload), row.properties, row.message_id, row.key) for row in remote] == [

@@ -39,13 +39,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("penstock.calls")
 MAX_BACKLOG = 1024  # requests taken in while a function asked whether it was cancelled
+LOOK_S = 0.05  # how often a request that asks whether it was cancelled looks at its client's life
 TURN_S = 0.2  # how long the receiving thread waits before it looks whether the server was closed
 
 
 class Request:
     """One request. ``payload`` is what the client sent."""
 
-    __slots__ = ("__weakref__", "_cancelled", "_deadline", "_done", "_origin", "_server", "_way", "number", "payload")
+    __slots__ = (
+        "__weakref__", "_cancelled", "_deadline", "_done", "_looked", "_origin", "_server", "_way", "number", "payload",
+    )  # fmt: skip
 
     def __init__(self, server: Server, way: Any, envelope: Envelope) -> None:
         self._server = server
@@ -54,6 +57,7 @@ class Request:
         self._done = False
         self._deadline = time.monotonic() + envelope.left_ns / 1e9 if envelope.left_ns else None
         self._cancelled = False
+        self._looked = time.monotonic()
         self.number = envelope.number  #: of the call, as its client counts them
         self.payload: bytes = envelope.payload
 
@@ -70,10 +74,19 @@ class Request:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client no longer waits: it has cancelled the call, or its time is over."""
+        """Whether nobody waits for the answer: the client has cancelled the call, its time is over, it has died, or
+        this server was closed."""
         if not self._cancelled and not self._done:
             self._server._look_for_cancellations()
-        return self._cancelled or (self._deadline is not None and time.monotonic() >= self._deadline)
+            now = time.monotonic()
+            if now >= self._looked + LOOK_S:  # whether a process lives is a question to the system: not at each turn
+                self._looked = now
+                self._cancelled = self._server._lane.gone(self._way)
+        return self._cancelled or self._late or self._server.closed
+
+    @property
+    def _late(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
 
     @property
     def time_left(self) -> float | None:
@@ -110,6 +123,7 @@ class Server(Handle):
         self._receiver = threading.get_ident()
         self._closed = threading.Event()
         self._final: Ledger | None = None
+        self._told = False  # that the function raised
         self._loop: asyncio.AbstractEventLoop | None = None
         self._slots = threading.Semaphore(workers)
         self._pool = ThreadPoolExecutor(workers, "penstock calls") if function is not None and workers > 1 else None
@@ -157,7 +171,7 @@ class Server(Handle):
         request = self._backlog.popleft() if self._backlog else self._receive(timeout)
         if request is None:
             return None
-        if request._cancelled or (request._deadline is not None and time.monotonic() >= request._deadline):
+        if request._cancelled or request._late:
             self._drop(request)
             return None
         return request
@@ -241,13 +255,13 @@ class Server(Handle):
                 asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
                 return
             self._reply(request, result)
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: one request must not end the thread that serves all
             self._fail(request, error)
 
     async def _finish(self, request: Request, result: Any) -> None:
         try:
             self._reply(request, await result)
-        except Exception as error:
+        except BaseException as error:
             self._fail(request, error)
 
     def _reply(self, request: Request, result: Any) -> None:
@@ -255,9 +269,11 @@ class Server(Handle):
             return  # the function has answered by itself
         request.reply(b"" if result is None else result)
 
-    def _fail(self, request: Request, error: Exception) -> None:
+    def _fail(self, request: Request, error: BaseException) -> None:
         self._counters.add("errors")
-        logger.info("%s: the function raised", self.address, exc_info=error)
+        if not self._told:
+            self._told = True
+            logger.warning("%s: the function raised; from now on it is only counted", self.address, exc_info=error)
         if not request._done and not self._closed.is_set():
             with contextlib.suppress(PenstockError):  # closed meanwhile
                 self._answer(request, Kind.FAILURE, text_of(error))
@@ -277,14 +293,25 @@ class Server(Handle):
                 raise ClosedError(f"the server of {self.address} was closed")
             request._done = True
             self._open.pop((request._origin, request.number), None)
-        data = pack(kind, request.number, 0, request._origin, payload)
-        if not request._cancelled and self._lane.answer(request._way, data):
-            self._counters.add("delivered")
-            return True
-        if request._cancelled:
+        if request._cancelled or request._late:  # its client has given up, whatever the answer is
             self._lane.drop(request._way)
-        self._counters.drop("filtered" if request._cancelled else "closed")
-        return False
+            self._count_given_up(request)
+            return False
+        data = pack(kind, request.number, 0, request._origin, payload)
+        if not self._lane.answer(request._way, data):
+            self._counters.drop("closed")
+            return False
+        if kind is Kind.ANSWER:
+            self._counters.add("delivered")
+        else:
+            self._counters.drop("error")
+        return True
+
+    def _count_given_up(self, request: Request) -> None:
+        if request._cancelled:
+            self._counters.drop("filtered")
+        else:
+            self._counters.add("expired")
 
     def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
         """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
@@ -303,10 +330,7 @@ class Server(Handle):
             request._done = True
             self._open.pop((request._origin, request.number), None)
         self._lane.drop(request._way)
-        if request._cancelled:
-            self._counters.drop("filtered")
-        else:
-            self._counters.add("expired")
+        self._count_given_up(request)
 
     # --- the end
 
@@ -340,9 +364,18 @@ class Server(Handle):
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(_end_tasks(self._loop), self._loop)
         self._final = Ledger.of(self._counters.snapshot())
         self._counters.close()
+
+
+async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what still runs in a server's loop, then end the loop."""
+    tasks = [task for task in asyncio.all_tasks(loop) if task is not asyncio.current_task(loop)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    loop.call_soon(loop.stop)
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Buffer  # type: ignore[attr-defined]
 
+MAX_TIMEOUT_S = 1e8  # three years
 LOOK_S = 0.05  # how often the servers of calls under way are looked at
 
 
@@ -87,7 +88,7 @@ class Client(Handle):
         deadline = self._deadline(timeout)
         payload = _payload(data)
         try:
-            self._room.get(timeout=timeout)
+            self._room.get(timeout=None if deadline is None else timeout)
         except queue.Empty:
             raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)") from None
         try:
@@ -134,7 +135,7 @@ class Client(Handle):
         """Send at once where there is room; else another thread waits for it."""
         import asyncio
 
-        if not self._lane.durable:
+        if self._lane.ready:
             left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
             data = pack(Kind.REQUEST, call.number, left, self._origin, payload)
             try:
@@ -177,7 +178,8 @@ class Client(Handle):
     def _deadline(self, timeout: float | None) -> float | None:
         timeout = check_timeout(timeout)
         self._check()
-        return None if timeout is None else time.monotonic() + timeout
+        # What is longer than any program runs is no limit; clocks and locks could not count it.
+        return None if timeout is None or timeout > MAX_TIMEOUT_S else time.monotonic() + timeout
 
     def _check(self) -> None:
         if self._closed:

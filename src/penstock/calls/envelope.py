@@ -72,4 +72,8 @@ def aged(envelope: Envelope, waited_ns: int) -> Envelope:
 
 def text_of(error: BaseException) -> bytes:
     """What a client may know of an exception: its name and text, bounded."""
-    return f"{type(error).__name__}: {error}".encode("utf-8", "replace")[:MAX_TEXT_BYTES]
+    try:
+        text = str(error)
+    except Exception:  # an exception whose text raises
+        text = "(no text)"
+    return f"{type(error).__name__}{': ' if text else ''}{text}".encode("utf-8", "replace")[:MAX_TEXT_BYTES]

@@ -24,6 +24,11 @@ class ClientLane(ABC):
     #: Whether a request waits for a server that is not there.
     durable = False
 
+    @property
+    def ready(self) -> bool:
+        """Whether ``send`` with a deadline of 0 does not wait; else an event loop leaves it to another thread."""
+        return True
+
     @abstractmethod
     def send(self, data: bytes, deadline: float | None) -> Hashable:
         """Send a request; gives its peer. ``PeerGone``: there is none. ``TimeoutError``: no room in time."""
@@ -70,6 +75,10 @@ class ServerLane(ABC):
     @abstractmethod
     def answer(self, way: Any, data: bytes) -> bool:
         """Send an answer; False where nobody is there to take it. The request is settled."""
+
+    def gone(self, way: Any) -> bool:
+        """Whether the client of that request has died; False where nobody can tell."""
+        return False
 
     @abstractmethod
     def drop(self, way: Any) -> None:

@@ -24,6 +24,7 @@ from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import PeerGone, PenstockError
 
+OLD_NS = 100_000_000  # a request that has waited so long may be of a client that has died meanwhile
 MAX_CLIENTS = 1024  # publishers that a server keeps open
 REQUEST_SLOTS = 64
 SWEEP_S = 1.0  # how often a server that waits lets go of clients that are gone
@@ -182,7 +183,10 @@ class PairedClient(ClientLane):
                 self._under_way[str(peer)] -= 1
 
     def gone(self, peer: Hashable) -> bool:
-        return peer not in self._place.servers()
+        gone = peer not in self._place.servers()
+        if gone:
+            self._scanned = 0.0  # the next call looks for servers anew
+        return gone
 
     def wait_ready(self, servers: int, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -224,6 +228,8 @@ class PairedServer(ServerLane):
                 data, waited_ns = bytes(message), time.time_ns() - message.timestamp_ns
                 message.release()
                 envelope = aged(unpack(data), waited_ns)
+                if waited_ns > OLD_NS and self.gone(envelope.origin):
+                    continue
                 return envelope.origin, envelope
             self._sweep()
             if deadline is not None and time.monotonic() >= deadline:
@@ -259,6 +265,10 @@ class PairedServer(ServerLane):
             self._writers.pop(next(iter(self._writers))).close()
         writer = self._writers[origin] = self._place.writer(self._place.client(origin), None)
         return writer
+
+    def gone(self, way: Any) -> bool:
+        living = self._place.clients()
+        return living is not None and self._place.client(way) not in living
 
     def drop(self, way: Any) -> None:
         """Nothing was taken that could be given back."""

@@ -41,6 +41,7 @@ class QueuedClient(ClientLane):
     """The client's lane. Its peer is the broker, which outlives every server."""
 
     durable = True
+    ready = False  # the broker syncs before it confirms
 
     def __init__(self, address: Address, origin: bytes, queue: str, options: dict[str, Any]) -> None:
         from penstock.broker import Client, Subscriber

@@ -156,6 +156,10 @@ class StreamClient(ClientLane):
                 self._forget(connection)
                 raise
 
+    @property
+    def ready(self) -> bool:
+        return self._connection is not None and not self._connection.closed
+
     def _connect(self, deadline: float | None) -> Connection:
         with self._lock:
             if self._closed:
@@ -179,6 +183,8 @@ class StreamClient(ClientLane):
             else:
                 connection = socket.create_connection((address.host, address.port or 0), timeout)
         except TimeoutError:
+            if timeout < self._connect_timeout:
+                raise TimeoutError(f"{address}: no connection in time") from None
             raise PeerGone(f"no server answers at {address} within {timeout:g} s") from None
         except OSError as error:
             raise PeerGone(f"no server answers at {address}: {error.strerror or error}") from None
@@ -196,6 +202,8 @@ class StreamClient(ClientLane):
             connection.close()
             if isinstance(error, PenstockError):
                 raise
+            if isinstance(error, TimeoutError) and timeout < self._connect_timeout:
+                raise TimeoutError(f"{address}: no greeting in time") from None
             raise PeerGone(f"{address} gave no greeting: {error}") from None
         except BaseException:
             connection.close()
@@ -433,6 +441,8 @@ class StreamServer(ServerLane):
         if self._paused and self._requests.qsize() < MAX_WAITING // 2:
             self._wake()
         connection, envelope, came_ns = found
+        if connection.closed:
+            return None  # its client has gone meanwhile
         return connection, aged(envelope, time.monotonic_ns() - came_ns)
 
     def answer(self, way: Any, data: bytes) -> bool:
@@ -445,6 +455,9 @@ class StreamServer(ServerLane):
         if way.waits_to_send:
             self._wake()
         return True
+
+    def gone(self, way: Any) -> bool:
+        return bool(way.closed)
 
     def drop(self, way: Any) -> None:
         """Nothing was taken that could be given back."""

@@ -9,7 +9,7 @@ import typer
 
 import penstock
 from penstock.cli import show
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
 
@@ -37,7 +37,7 @@ def call(
     if data is None and sys.stdin.isatty():
         raise InvalidArgument("give what to ask: penstock call ADDRESS DATA, or pipe it in")
     payload = sys.stdin.buffer.read() if data in (None, "-") else str(data).encode("utf-8", "surrogateescape")
-    with penstock.client(with_options(address, option)) as client:
+    with penstock.client(with_options(address, option, **answer_within(address, option, timeout))) as client:
         if wait and not client.wait_ready(1, wait):
             raise TimeoutError(f"{client.address}: no server within {wait:g} s (--wait)")
         for _ in range(count):

@@ -6,8 +6,11 @@ Rules: the command is split into words here and no shell sees it; a request reac
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -37,7 +40,15 @@ class Runner:
         self._words = words
         self._limit_s = limit_s
 
-    def __call__(self, payload: bytes, request: Request) -> bytes:
+    def __call__(self, payload: bytes, request: Request) -> bytes | None:
+        """The answer; a command that fails is the command's affair, told to the client and not logged as a fault."""
+        try:
+            return self._run(payload, request)
+        except Failed as failure:
+            request.fail(str(failure))
+            return None
+
+    def _run(self, payload: bytes, request: Request) -> bytes:
         begun = time.monotonic()
         process = subprocess.Popen(
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -54,10 +65,11 @@ class Runner:
                     raise Failed("the client no longer waits")
                 if time.monotonic() - begun > self._limit_s:
                     raise Failed(f"{self._words[0]} took longer than {self._limit_s:g} s (--limit)")
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started: it leads a session of its own
+            process.communicate()
+            raise
         if process.returncode:
             said = errors.decode("utf-8", "replace").strip()[-MAX_ERROR_BYTES:]
             raise Failed(f"{self._words[0]} ended with code {process.returncode}{': ' if said else ''}{said}")

@@ -255,8 +255,9 @@ class Link:
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._poll.unregister(self._socket)
+            if os.getpid() == self._pid:  # a forked child shares the parent's epoll, and must leave it as it is
+                with contextlib.suppress(OSError, ValueError):
+                    self._poll.unregister(self._socket)
             self._socket.close()
         self._socket = self._liveness = None
         self._connecting = self._shaking = False
@@ -269,7 +270,7 @@ class Link:
 
     def finish(self, farewell: bytes) -> None:
         """Send what is pending and a last line if the socket takes it now, then close."""
-        if not self.closed and self._lock.acquire(timeout=0.1):
+        if not self.closed and os.getpid() == self._pid and self._lock.acquire(timeout=0.1):
             try:
                 self.dialogue.tell(farewell)
                 self.send()

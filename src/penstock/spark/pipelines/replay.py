@@ -6,6 +6,7 @@ partition at a time, so that memory does not grow with the recording; one thread
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -73,12 +74,10 @@ def _play(
             begun, first_ns = clock(), group[0].timestamp_ns
         if speed is not None:
             behind = max(behind, clock() - begun - (group[0].timestamp_ns - first_ns) / 1e9 / speed)
-        runs: dict[Publisher, list[Message]] = {}
-        for row in group:
-            runs.setdefault(publishers.of(row), []).append(_message(row))
-            payload_bytes += _size(row)
-        for target, run in runs.items():
-            target.forward(run)
+        # Only neighbours go together: topics of one journal or broker keep their order among each other.
+        for target, run in itertools.groupby(group, publishers.of):
+            target.forward([_message(row) for row in run])
+        payload_bytes += sum(map(_size, group))
         before, messages = messages, messages + len(group)
         if on_progress is not None and messages // 1000 > before // 1000:
             on_progress(messages, payload_bytes)
