@@ -77,8 +77,10 @@ def seed(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_left_behind() -> Iterator[None]:
+def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     before = leftovers.look()
     yield
+    if request.session.exitstatus == pytest.ExitCode.INTERRUPTED:
+        return  # what the interrupted test holds is in its traceback, and ends with this process
     left = leftovers.look(before, settle_s=10)
     assert not left, "left behind by the tests:\n" + "\n".join(sorted(left))

@@ -19,6 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import penstock
 from penstock.torture import record
 from penstock.torture.crew import Crew, Worker, wait_until
 from penstock.torture.report import Report
@@ -141,6 +142,7 @@ def _start(crew: Crew, place: Path, rates: dict[str, float]) -> list[str]:
         "journal": (f"journal:{place / 'journal'}#soak", kept, {}),
         "broker": (f"broker://127.0.0.1:{broker_port}/soak", {}, {"queue": "soak"}),
     }
+    penstock.publisher(reaches["journal"][0], **kept).close()  # a reader that comes first makes no journal
     common = ("--tally", "--most", MOST_PADDING_BYTES)
     for reach, (address, for_publisher, for_subscriber) in reaches.items():
         crew.add(
