@@ -148,13 +148,12 @@ class StreamClient(ClientLane):
         if len(data) > self._max:
             raise InvalidArgument(f"a call of {len(data)} bytes where {self._max} are allowed (max_message_bytes)")
         connection = self._connect(deadline)
-        while True:
-            try:
-                connection.send(data)
-                return connection
-            except PeerGone:
-                self._forget(connection)
-                raise
+        try:
+            connection.send(data)
+        except PeerGone:
+            self._forget(connection)
+            raise
+        return connection
 
     @property
     def ready(self) -> bool:
