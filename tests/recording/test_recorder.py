@@ -258,6 +258,7 @@ def test_one_address_that_fails_is_in_the_story_and_play_says_so(
 
 def test_max_size_and_kill_keep_the_way_back_and_play_tells_what_is_missing(tmp_path: Path) -> None:
     source, rec = f"journal:{tmp_path}/live#m", tmp_path / "rec"
+    Journal(tmp_path / "live").close()  # reading makes none, and the publisher below may come later
     running = start("record", source, "-o", str(rec), "--max-size", "1M")
     try:
         done = run("pub", source, "{count}", "--size", "20000", "--count", "300", "--wait", "1", timeout=90)
