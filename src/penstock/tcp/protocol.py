@@ -30,6 +30,8 @@ HEADER = struct.Struct("<HBBQ")
 MAGIC = b"PNSK"
 FIELD = struct.Struct("<HH")  # tag and size of the value that follows
 MAX_HANDSHAKE_DATA = 1024
+MAX_SCHEMA_BYTES = 49_152
+MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
 PROOF_SIZE = 32
 # In an extended answer, whose first field it is: the native core writes it at the very moment of joining.
@@ -54,6 +56,7 @@ class Tag(enum.IntEnum):
     CLOCK_NS = 4
     WANTS_TOKEN = 5
     PROOF = 6
+    SCHEMA = 7
 
 
 SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE}
@@ -68,6 +71,7 @@ class Agreed:
     peer_identity: bytes = NO_NONCE
     next_ordinal: int = 0
     peer_clock_ns: int = 0
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class Extension:
     next_ordinal: int = 0
     clock_ns: int = 0
     proof: bytes = b""
+    schema: str = ""
 
     def encode(self) -> bytes:
         """The list of fields, the next ordinal first."""
@@ -93,6 +98,8 @@ class Extension:
             fields.append((Tag.WANTS_TOKEN, b""))
         if self.proof:
             fields.append((Tag.PROOF, self.proof))
+        if self.schema:
+            fields.append((Tag.SCHEMA, self.schema.encode()))
         return MAGIC + b"".join(FIELD.pack(tag, len(value)) + value for tag, value in fields)
 
     @classmethod
@@ -119,6 +126,7 @@ class Extension:
             int.from_bytes(fields.get(Tag.NEXT_ORDINAL, b""), "little"),
             int.from_bytes(fields.get(Tag.CLOCK_NS, b""), "little", signed=True),
             fields.get(Tag.PROOF, b""),
+            fields.get(Tag.SCHEMA, b"").decode("utf-8", "replace"),
         )
 
 
@@ -196,8 +204,8 @@ class FrameReader:
 class Negotiation:
     """What both sides share: frames come in, bytes go out, in the end there is an agreement."""
 
-    def __init__(self, token: bytes | None, identity: bytes = NO_NONCE) -> None:
-        self._reader = FrameReader()
+    def __init__(self, token: bytes | None, identity: bytes = NO_NONCE, max_data: int = MAX_HANDSHAKE_DATA) -> None:
+        self._reader = FrameReader(max_data)
         self._token = token
         self._identity = identity
         self._nonce = os.urandom(16)
@@ -229,7 +237,7 @@ class Request(Negotiation):
     def __init__(
         self, token: bytes | None = None, *, extended: bool = True, identity: bytes = NO_NONCE, clock_ns: int = 0
     ) -> None:
-        super().__init__(token, identity)
+        super().__init__(token, identity, MAX_ANSWER_DATA)
         if token is not None and not extended:
             raise ValueError("a token needs the extended handshake")
         ours = Extension(token is not None, self._nonce, identity, 0, clock_ns) if extended else None
@@ -265,7 +273,8 @@ class Request(Negotiation):
             self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
             return Agreed(whole.version, False)
-        return Agreed(whole.version, True, extension.identity, extension.next_ordinal, extension.clock_ns)
+        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema)
+        return Agreed(whole.version, True, *told)
 
     def _check_publisher(self, proof: bytes) -> None:
         challenge = getattr(self, "_challenge", NO_NONCE)
@@ -278,8 +287,9 @@ class Request(Negotiation):
 class Answer(Negotiation):
     """The publisher's side."""
 
-    def __init__(self, token: bytes | None = None, *, identity: bytes = NO_NONCE) -> None:
+    def __init__(self, token: bytes | None = None, *, identity: bytes = NO_NONCE, schema: str = "") -> None:
         super().__init__(token, identity)
+        self._schema = schema
         self._asked: Frame | None = None
         self._proof = b""
 
@@ -333,5 +343,5 @@ class Answer(Negotiation):
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        ours = Extension(False, self._nonce, self._identity, next_ordinal, clock_ns, self._proof)
+        ours = Extension(False, self._nonce, self._identity, next_ordinal, clock_ns, self._proof, self._schema)
         return handshake(agreed.version, ours)
