@@ -457,7 +457,7 @@ def test_a_port_of_the_other_kind_says_so_at_once(caplog: pytest.LogCaptureFixtu
     server = penstock.server("tcp://127.0.0.1:0", bytes)
     with server, penstock.subscriber(f"tcp://127.0.0.1:{server.port}") as subscriber:
         session = subscriber.sessions[0]  # type: ignore[attr-defined]
-        until(lambda: "nobody publishes there; ask it with penstock.client" in session.last_error)
+        until(lambda: "nobody publishes there; ask it with penstock.client" in (session.last_error or ""))
     assert "nobody publishes there" in caplog.text, "a refused subscriber says so without being asked"
 
 
