@@ -84,6 +84,13 @@ class TypedPublisher(Publisher[T]):
         """Give everything back. Closing twice does nothing."""
         self.inner.close()
 
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
+
     @property
     def closed(self) -> bool:
         """Whether ``close`` was called."""
@@ -290,6 +297,13 @@ class TypedSubscriber(Subscriber[T]):
     def close(self) -> None:
         """Give everything back. Closing twice does nothing."""
         self.inner.close()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
 
     @property
     def closed(self) -> bool:
