@@ -248,15 +248,3 @@ def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
         reach.publisher(type=object)
     with pytest.raises(penstock.InvalidArgument, match="has no option 'typ'"):
         reach.publisher(typ=Pose)
-
-
-def test_a_queues_message_comes_again_after_an_error(reach: Reach) -> None:
-    if reach.name != "broker":
-        pytest.skip("no other reach has messages that come again")
-    publisher, subscriber = pair(reach, Pose)
-    publisher.publish(Pose(1.0))
-    with pytest.raises(ZeroDivisionError), subscriber:
-        assert subscriber.receive(LONG).value == Pose(1.0)
-        raise ZeroDivisionError
-    again = reach.subscriber(type=Pose)
-    assert again.receive(LONG).value == Pose(1.0)
