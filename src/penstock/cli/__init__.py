@@ -122,10 +122,10 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over, 4 a check failed,
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: never returns, ends by ``SystemExit``."""
-    from penstock.cli import exits, group
+    from penstock.cli import completion, exits, group
 
     exits.catch_termination()
-    with exits.ending():
+    with exits.ending(), completion.of_words_with_colons():
         group.application(COMMANDS, HELP, EXAMPLES).main(args=arguments, prog_name="penstock")
 
 

@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError, ProtocolError
+from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
 from penstock.tcp.log import Throttle, logger
@@ -120,7 +120,9 @@ class Session:
                 return
             self._attempt = None
             self.last_error = str(error)
-            logger.debug("session to %s: %s", self._name(attempt.target), error)
+            # Who is not there may come; who refuses goes on refusing until somebody changes something.
+            tell = self._warnings.tell if isinstance(error, RefusedError) else logger.debug
+            tell("session to %s: %s", self._name(attempt.target), error)
             self._target = (self._target + 1) % len(self.targets)
             if self._target:
                 self._executor.call_soon(self.connect)
