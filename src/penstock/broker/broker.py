@@ -383,15 +383,24 @@ class Broker:
 
     # --- transactions
 
-    def commit_transaction(self, account: str, transaction: str, parts: list[str]) -> tuple[int, int, bool]:
-        """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again)."""
+    def commit_transaction(
+        self, account: str, transaction: str, parts: list[str], least: int = 1
+    ) -> tuple[int, int, bool]:
+        """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again).
+
+        Refused where fewer than ``least`` messages are staged here: the others went with a restart, or were given up.
+        """
         names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
         if done is not None:
             self.transactions.take(names)
             return *done, True
         first = last = 0
-        batches = self.transactions.batches(names, all_there=bool(parts))
+        batches = self.transactions.batches(names, all_there=True)
+        count = sum(map(len, batches))
+        if count < least:  # the rest is of no use to anybody: all of it is to be staged again
+            self.transactions.take(names)
+            raise Refusal("unknown_transaction", f"{count} of {least} messages are staged; stage all of them again")
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")

@@ -336,13 +336,16 @@ class Protocol(Session):
         return messages
 
     def commit(self, transaction: str, *parts: str) -> Answer:
-        """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
+        """COMMIT <transaction> [part ...] [staged=]: publish what was staged (so many at least), once per id."""
         name = self.own(transaction, "transaction")
+        told = [part for part in parts if part.startswith("staged=")]
+        count = words.number(told[-1].removeprefix("staged="), "staged") if told else 1
+        parts = tuple(part for part in parts if part not in told)
         wholes = (transaction + part if part.startswith(".") else part for part in parts)
         owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
-        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned)
+        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned, count)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
 
     def abort(self, transaction: str) -> Answer:
@@ -666,7 +669,7 @@ _DATA_VERBS: dict[str, Callable[[Protocol, str, Any], Answer | Work]] = {
 
 VERBS = {
     "HELLO": Verb(Protocol.hello_, "HELLO <version> [options]", 0, None, stores=True),
-    "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...]", 1, None, stores=True),
+    "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...] [staged=]", 1, None, stores=True),
     "ABORT": Verb(Protocol.abort, "ABORT <transaction>", 1, 1),
     "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None, stores=True),
     "UNSUB": Verb(Protocol.unsub, "UNSUB <queue>", 1, 1),

@@ -133,11 +133,13 @@ class Subscriber(channel.Subscriber):
 
     def _fill(self, timeout: float | None, most: int = 1024) -> bool:
         """Whether there is a message, after waiting for one."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while not self._available():
             self._advance(most)
             if self._available():
                 break
+            self._link.check_reachable(began)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
