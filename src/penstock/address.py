@@ -131,6 +131,13 @@ def subscriber(address: str, **options: Any) -> Subscriber:
     return opened
 
 
+def check(text: str, kind: str) -> None:
+    """Refuse an address that a ``kind`` (publisher or subscriber) could not be opened at, as far as it can be read."""
+    address = parse(text)
+    function = getattr(room(address.scheme), f"open_{kind}")
+    check_options(convert(address.options, function, address.text), function, f"{kind} of {address.text!r}")
+
+
 def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
     """A room offers ``open_publisher(address, **options)`` and ``open_subscriber`` with named options only."""
     address = parse(text)
