@@ -18,6 +18,7 @@ import pytest
 
 import penstock
 from penstock.calls import Request, Server
+from tests.broker.conftest import until
 from tests.broker.test_security import certificate
 from tests.conformance.reaches import unique
 
@@ -241,12 +242,6 @@ def test_garbage_ends_its_own_connection_alone() -> None:
             assert client.ledger.delivered == 2
 
 
-def test_a_publisher_is_no_server() -> None:
-    with penstock.publisher("tcp://127.0.0.1:0") as publisher:  # noqa: SIM117 - its port is needed
-        with penstock.client(f"tcp://127.0.0.1:{publisher.port}") as client, pytest.raises((penstock.PeerGone, TimeoutError)):  # type: ignore[attr-defined]
-            client.call(b"x", timeout=0.5)
-
-
 def test_more_than_is_allowed_is_refused() -> None:
     with penstock.server("tcp://127.0.0.1:0", lambda payload: payload, max_message_bytes=1000) as server:
         with penstock.client(f"tcp://127.0.0.1:{server.port}") as client, pytest.raises(penstock.PeerGone):
@@ -448,3 +443,31 @@ print(client.call(b"after", 60).decode(), flush=True)
                 [sys.executable, "-c", code, address], capture_output=True, text=True, timeout=100, check=False
             )
     assert found.stdout.split() == ["BEFORE", "AFTER"], found.stderr
+
+
+def refusal(address: str) -> str:
+    with penstock.client(address) as client, pytest.raises(penstock.RefusedError) as refused:
+        client.call(b"x", 60)
+    return str(refused.value)
+
+
+def test_a_port_of_the_other_kind_says_so_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with penstock.publisher("tcp://127.0.0.1:0") as publisher:
+        assert "nobody answers calls there" in refusal(f"tcp://127.0.0.1:{publisher.port}")  # type: ignore[attr-defined]
+    server = penstock.server("tcp://127.0.0.1:0", bytes)
+    with server, penstock.subscriber(f"tcp://127.0.0.1:{server.port}") as subscriber:
+        session = subscriber.sessions[0]  # type: ignore[attr-defined]
+        until(lambda: "nobody publishes there; ask it with penstock.client" in (session.last_error or ""))
+    assert "nobody publishes there" in caplog.text, "a refused subscriber says so without being asked"
+
+
+def test_a_token_is_spoken_of_as_of_a_server() -> None:
+    with penstock.server("tcp://127.0.0.1:0?token=secret", bytes) as server:
+        address = f"tcp://127.0.0.1:{server.port}"
+        assert "this server asks for a token; open the client with token=" in refusal(address)
+        assert "wrong token" in refusal(f"{address}?token=other")
+
+
+def test_a_server_at_a_port_that_the_system_chose_is_named_by_it() -> None:
+    with penstock.server("tcp://127.0.0.1:0?token=secret", bytes) as server:
+        assert server.address == f"tcp://127.0.0.1:{server.port}" and str(server.port) in repr(server)

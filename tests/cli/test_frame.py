@@ -13,6 +13,7 @@ import pytest
 import typer
 
 import penstock
+from penstock import _core
 from penstock.cli import COMMANDS, Entry, load
 
 from .command import HERE, environment, run
@@ -105,6 +106,29 @@ def test_completion_gives_addresses_in_use(variables: dict[str, str]) -> None:
     with penstock.publisher(f"shm:{name}"):
         done = run(**variables)
     assert name in done.stdout and not done.stderr, (done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("penstock sub shm : {0}", "{1}"),
+        ("penstock sub shm :", "{1}"),  # bash replaces what follows the colon
+        ("penstock info shm", "shm:{1}"),
+        ("penstock info shm : {0}", "{1}"),
+        ("penstock pipeline roll", "rollup"),
+        ("penstock queue show broker : //127.0.0.1 : 1 job", "jobs-{2}"),
+    ],
+)
+def test_completion_in_bash_survives_colons(words: str, answer: str) -> None:
+    """Bash ends a word at each colon, and puts the answer in the place of the last one."""
+    key = uuid.uuid4().hex[:8]
+    typed = words.format(f"/complete-{key}").split()
+    queue = _core.Counters("broker", "queue", f"jobs-{key}")
+    with penstock.publisher(f"shm:/complete-{key}-whole"):
+        done = run(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS="\n".join(typed), COMP_CWORD=str(len(typed) - 1))
+    queue.close()
+    expected = answer.format(None, f"/complete-{key}-whole", key)
+    assert expected in done.stdout.splitlines() and not done.stderr, (done.stdout, done.stderr)
 
 
 def test_completion_can_be_installed() -> None:

@@ -111,10 +111,15 @@ class Server(Handle):
             raise TypeError(f"a server takes a function or None, not {type(function).__name__}")
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
-        self.address = self.name = without_secrets(address)
         self._function = function
         self._takes_request = function is not None and _takes_two(function)
         self._lane = open_server(address, options)
+        self.address = without_secrets(address)
+        if self._lane.port is not None:  # tcp://HOST:0 listens at a port that the system has chosen
+            scheme, _, rest = self.address.partition("://")
+            host, query = rest.partition("?")[0].rpartition(":")[0], rest.partition("?")[2]
+            self.address = f"{scheme}://{host}:{self._lane.port}{'?' if query else ''}{query}"
+        self.name = self.address
         scheme, _, name = self.address.partition(":")
         self._counters = Counters(scheme, "server", name.removeprefix("//"))
         self._open: weakref.WeakValueDictionary[tuple[bytes, int], Request] = weakref.WeakValueDictionary()

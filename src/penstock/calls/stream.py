@@ -27,6 +27,7 @@ from penstock.address import Address, is_loopback
 from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.errors import ClosedError, InvalidArgument, PeerGone, PenstockError, ProtocolError, RefusedError
+from penstock.tcp.log import Throttle
 from penstock.tcp.protocol import HEADER, Answer, FrameType, Negotiation, Request, frame
 from penstock.tcp.sockets import check_port, listen, listen_unix, name_of, prepare
 
@@ -191,7 +192,7 @@ class StreamClient(ClientLane):
             if self._tls is not None:
                 name = None if address.name else address.host
                 connection = self._tls.wrap_socket(connection, server_hostname=name)
-            negotiation = Request(self._token)
+            negotiation = Request(self._token, calls=True)
             connection.sendall(negotiation.outgoing)
             negotiation.outgoing.clear()
             while _step(connection, negotiation) is None:
@@ -319,6 +320,7 @@ class StreamServer(ServerLane):
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._paused = False
         self._closed = False
+        self._warnings = Throttle()
         self._thread = threading.Thread(target=self._loop, name="penstock calls tcp", daemon=True)
         self._thread.start()
 
@@ -350,7 +352,7 @@ class StreamServer(ServerLane):
         except PeerGone:
             self._drop_peer(peer)
         except (PenstockError, OSError) as error:
-            logger.warning("calls: %s: %s", peer.name, error)
+            self._warnings.tell("calls: %s: %s", peer.name, error)
             self._drop_peer(peer)
         except Exception:
             logger.exception("calls: %s: internal error; the connection is closed", peer.name)
@@ -368,7 +370,7 @@ class StreamServer(ServerLane):
         if self._tls is not None:
             connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         deadline = time.monotonic() + self._handshake_timeout
-        peer = _Peer(connection, name_of(where), Answer(self._token), deadline)
+        peer = _Peer(connection, name_of(where), Answer(self._token, calls=True), deadline)
         self._peers[connection.fileno()] = peer
         self._selector.register(connection.fileno(), selectors.EVENT_READ)
 
@@ -383,8 +385,6 @@ class StreamServer(ServerLane):
                 agreed = _step(peer.socket, negotiation)
         except WOULD_BLOCK:
             return
-        if not agreed.extended:
-            raise ProtocolError("a subscriber of plain version 0 cannot call")
         peer.socket.send(negotiation.answer(agreed, time.time_ns()))
         peer.negotiation = None
         peer.connection = Connection(peer.socket, self._max)

@@ -92,7 +92,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql",
+    "duckdb": "sql", "msgspec": "types",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.
@@ -122,10 +122,10 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over, 4 a check failed,
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: never returns, ends by ``SystemExit``."""
-    from penstock.cli import exits, group
+    from penstock.cli import completion, exits, group
 
     exits.catch_termination()
-    with exits.ending():
+    with exits.ending(), completion.of_words_with_colons():
         group.application(COMMANDS, HELP, EXAMPLES).main(args=arguments, prog_name="penstock")
 
 

@@ -41,9 +41,19 @@ class Name(StrEnum):
     REPLAY = "replay"
 
 
+def _completed_name(incomplete: str) -> list[str]:
+    found = {name.value for name in Name} | {str(path) for path in Path().glob("*.toml")}
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
 @app.command()
 def pipeline(
-    name: Annotated[str, typer.Argument(help="archive, quality, align, rollup, sessions, replay, or a file.toml.")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="archive, quality, align, rollup, sessions, replay, or a file.toml.", autocompletion=_completed_name
+        ),
+    ],
     source: Annotated[
         str | None, typer.Option("--from", help="A journal's directory, a glob, broker://HOST:PORT, or a lake.")
     ] = None,

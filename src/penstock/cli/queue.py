@@ -10,7 +10,7 @@ import typer
 
 from penstock import address as addresses
 from penstock.cli import show
-from penstock.cli.target import broker_address
+from penstock.cli.target import broker_address, live_brokers, live_queues
 from penstock.errors import InvalidArgument, nearest
 from penstock.printable import printable
 from penstock.quantities import duration_s
@@ -23,8 +23,13 @@ app = typer.Typer(no_args_is_help=True, help="List, make, change and empty the q
 COLUMNS = ("queue", "topics", "depth", "ready", "in flight", "consumers", "delivered", "dead", "kept from", "state")
 RIGHT = ("depth", "ready", "in flight", "consumers", "delivered", "dead", "kept from")
 
-Broker = Annotated[str, typer.Argument(help="broker://HOST:PORT, or broker:QUEUE as ls prints it.", show_default=False)]
-Name = Annotated[str, typer.Argument(help="The queue.", show_default=False)]
+Broker = Annotated[
+    str,
+    typer.Argument(
+        help="broker://HOST:PORT, or broker:QUEUE as ls prints it.", autocompletion=live_brokers, show_default=False
+    ),
+]
+Name = Annotated[str, typer.Argument(help="The queue.", autocompletion=live_queues, show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic or pattern; may be given again.")]
 AckTimeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver again after this: 30s.")]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
 import typer
@@ -13,19 +13,42 @@ from penstock.errors import InvalidArgument, RefusedError
 from penstock.observe.rates import PRODUCERS
 from penstock.secrecy import hidden, without_secrets
 
+if TYPE_CHECKING:
+    from penstock.observe.snapshot import Block
+
 __all__ = [
     "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "broker_address", "expanded",
-    "live_addresses", "with_options",
+    "live_addresses", "live_brokers", "live_queues", "with_options",
 ]  # fmt: skip
 
 
 def live_addresses(incomplete: str) -> list[str]:
-    """Addresses in use on this machine, topics of a journal, queues of brokers: for completion, which never fails."""
+    """Addresses in use on this machine, topics of a journal, queues of brokers."""
+    return _begin_with(incomplete, _topics if incomplete.startswith("journal:") and "#" in incomplete else _open)
+
+
+def live_brokers(incomplete: str) -> list[str]:
+    """The brokers of this machine."""
+    return _begin_with(incomplete, lambda _: {block.address for block in _broker_blocks("broker")})
+
+
+def live_queues(incomplete: str) -> list[str]:
+    """The queues of this machine's brokers, by name."""
+    return _begin_with(incomplete, lambda _: {block.name for block in _broker_blocks("queue")})
+
+
+def _begin_with(incomplete: str, find: Callable[[str], Iterable[str]]) -> list[str]:
+    """For completion, which must never print an error into the command line."""
     try:
-        names = {*_topics(incomplete)} if incomplete.startswith("journal:") and "#" in incomplete else _open(incomplete)
-    except Exception:  # completion must never print an error into the command line
-        names = set()
-    return sorted(name for name in names if name.startswith(incomplete))
+        return sorted({name for name in find(incomplete) if name.startswith(incomplete)})
+    except Exception:
+        return []
+
+
+def _broker_blocks(kind: str) -> list[Block]:
+    from penstock.observe.snapshot import live
+
+    return [block for block in live() if (block.room, block.kind) == ("broker", kind)]
 
 
 def _topics(incomplete: str) -> list[str]:

@@ -30,7 +30,11 @@ HEADER = struct.Struct("<HBBQ")
 MAGIC = b"PNSK"
 FIELD = struct.Struct("<HH")  # tag and size of the value that follows
 MAX_HANDSHAKE_DATA = 1024
+MAX_SCHEMA_BYTES = 49_152
+MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
+PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
+ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
 # In an extended answer, whose first field it is: the native core writes it at the very moment of joining.
 NEXT_ORDINAL_OFFSET = HEADER.size + 1 + len(MAGIC) + FIELD.size
@@ -54,9 +58,11 @@ class Tag(enum.IntEnum):
     CLOCK_NS = 4
     WANTS_TOKEN = 5
     PROOF = 6
+    CALLS = 7
+    SCHEMA = 8
 
 
-SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE}
+SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE, Tag.CALLS: 0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ class Agreed:
     peer_identity: bytes = NO_NONCE
     next_ordinal: int = 0
     peer_clock_ns: int = 0
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +87,8 @@ class Extension:
     next_ordinal: int = 0
     clock_ns: int = 0
     proof: bytes = b""
+    calls: bool = False  # requests and answers follow, not messages
+    schema: str = ""
 
     def encode(self) -> bytes:
         """The list of fields, the next ordinal first."""
@@ -93,6 +102,10 @@ class Extension:
             fields.append((Tag.WANTS_TOKEN, b""))
         if self.proof:
             fields.append((Tag.PROOF, self.proof))
+        if self.calls:
+            fields.append((Tag.CALLS, b""))
+        if self.schema:
+            fields.append((Tag.SCHEMA, self.schema.encode()))
         return MAGIC + b"".join(FIELD.pack(tag, len(value)) + value for tag, value in fields)
 
     @classmethod
@@ -119,6 +132,8 @@ class Extension:
             int.from_bytes(fields.get(Tag.NEXT_ORDINAL, b""), "little"),
             int.from_bytes(fields.get(Tag.CLOCK_NS, b""), "little", signed=True),
             fields.get(Tag.PROOF, b""),
+            Tag.CALLS in fields,
+            fields.get(Tag.SCHEMA, b"").decode("utf-8", "replace"),
         )
 
 
@@ -196,9 +211,17 @@ class FrameReader:
 class Negotiation:
     """What both sides share: frames come in, bytes go out, in the end there is an agreement."""
 
-    def __init__(self, token: bytes | None, identity: bytes = NO_NONCE) -> None:
-        self._reader = FrameReader()
+    def __init__(
+        self,
+        token: bytes | None,
+        identity: bytes = NO_NONCE,
+        calls: bool = False,
+        max_data: int = MAX_HANDSHAKE_DATA,
+    ) -> None:
+        self._reader = FrameReader(max_data)
         self._token = token
+        self._calls = calls
+        self._asking, self._answering = ("client", "server") if calls else ("subscriber", "publisher")
         self._identity = identity
         self._nonce = os.urandom(16)
         self._frames = 0
@@ -227,18 +250,24 @@ class Request(Negotiation):
     """The subscriber's side. ``outgoing`` holds the request from the start."""
 
     def __init__(
-        self, token: bytes | None = None, *, extended: bool = True, identity: bytes = NO_NONCE, clock_ns: int = 0
+        self,
+        token: bytes | None = None,
+        *,
+        extended: bool = True,
+        identity: bytes = NO_NONCE,
+        clock_ns: int = 0,
+        calls: bool = False,
     ) -> None:
-        super().__init__(token, identity)
+        super().__init__(token, identity, calls, MAX_ANSWER_DATA)
         if token is not None and not extended:
             raise ValueError("a token needs the extended handshake")
-        ours = Extension(token is not None, self._nonce, identity, 0, clock_ns) if extended else None
+        ours = Extension(token is not None, self._nonce, identity, 0, clock_ns, calls=calls) if extended else None
         self.outgoing += handshake(VERSION, ours)
 
     def _handle(self, whole: Frame) -> Agreed | None:
         if whole.kind == FrameType.REFUSED:
             reason = printable(whole.data[:200].decode("utf-8", "replace"), keep="")
-            raise RefusedError(f"the publisher refused: {reason}")
+            raise RefusedError(f"the {self._answering} refused: {reason}")
         if whole.kind == FrameType.PROOF:
             self._answer(whole.data)
             return None
@@ -251,7 +280,7 @@ class Request(Negotiation):
     def _answer(self, challenge: bytes) -> None:
         """The publisher wants proof; the challenge is its nonce."""
         if self._token is None:
-            raise RefusedError("the publisher asks for a token; open the subscriber with token=")
+            raise RefusedError(f"the {self._answering} asks for a token; open the {self._asking} with token=")
         if len(challenge) != len(NO_NONCE):
             raise ProtocolError(f"a challenge of {len(challenge)} bytes is not one of {len(NO_NONCE)}")
         self._challenge = challenge
@@ -259,27 +288,33 @@ class Request(Negotiation):
 
     def _agree(self, whole: Frame) -> Agreed:
         if whole.version > VERSION:
-            raise ProtocolError(f"the publisher offers version {whole.version} where {VERSION} was asked for")
+            raise ProtocolError(f"the {self._answering} offers version {whole.version} where {VERSION} was asked for")
         extension = whole.extension()
+        if self._calls and (extension is None or not extension.calls):
+            raise RefusedError(PUBLISHES)
         if self._token is not None:
             self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
             return Agreed(whole.version, False)
-        return Agreed(whole.version, True, extension.identity, extension.next_ordinal, extension.clock_ns)
+        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema)
+        return Agreed(whole.version, True, *told)
 
     def _check_publisher(self, proof: bytes) -> None:
         challenge = getattr(self, "_challenge", NO_NONCE)
         assert self._token is not None
         right = prove(self._token, b"publisher", self._nonce, challenge)
         if not hmac.compare_digest(right, proof) or challenge == NO_NONCE:
-            raise RefusedError("the publisher did not prove that it knows the token")
+            raise RefusedError(f"the {self._answering} did not prove that it knows the token")
 
 
 class Answer(Negotiation):
     """The publisher's side."""
 
-    def __init__(self, token: bytes | None = None, *, identity: bytes = NO_NONCE) -> None:
-        super().__init__(token, identity)
+    def __init__(
+        self, token: bytes | None = None, *, identity: bytes = NO_NONCE, calls: bool = False, schema: str = ""
+    ) -> None:
+        super().__init__(token, identity, calls)
+        self._schema = schema
         self._asked: Frame | None = None
         self._proof = b""
 
@@ -289,19 +324,21 @@ class Answer(Negotiation):
         if whole.kind == FrameType.PROOF and self._asked is not None:
             return self._check_subscriber(whole.data)
         if whole.kind == FrameType.PAYLOAD:
-            raise ProtocolError("a subscriber sends no data")
+            raise ProtocolError("data came before the handshake")
         return None
 
     def _ask(self, whole: Frame) -> Agreed | None:
         self._asked = whole
         extension = whole.extension()
         wants_token = extension is not None and extension.wants_token
+        if self._calls != (extension is not None and extension.calls):
+            self._refuse(ANSWERS if self._calls else PUBLISHES)
         if self._token is None:
             if wants_token:
-                self._refuse("this publisher has no token; open the subscriber without token=")
+                self._refuse(f"this {self._answering} has no token; open the {self._asking} without token=")
             return self._agree(b"")
         if not wants_token:
-            self._refuse("this publisher asks for a token; open the subscriber with token=")
+            self._refuse(f"this {self._answering} asks for a token; open the {self._asking} with token=")
         self.outgoing += frame(FrameType.PROOF, self._nonce)
         return None
 
@@ -333,5 +370,6 @@ class Answer(Negotiation):
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        ours = Extension(False, self._nonce, self._identity, next_ordinal, clock_ns, self._proof)
+        told = (next_ordinal, clock_ns, self._proof, self._calls, self._schema)
+        ours = Extension(False, self._nonce, self._identity, *told)
         return handshake(agreed.version, ours)
