@@ -87,6 +87,7 @@ wheel-test: wheel
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
+	$(PYTEST) tests/crash -m spark --kills 3 $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
 # The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.
