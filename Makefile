@@ -53,9 +53,10 @@ system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
 # Without the long ones, which `make stress` runs. Those that mostly wait for programs, and those of Spark, which wait for
-# a JVM, run beside the others.
+# a JVM (one that they share, or their own), run beside the others.
 test: build system
-	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" spark -- $(ARGUMENTS)
+	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" "spark and not jvm" \
+	  "spark and jvm" -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system
