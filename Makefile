@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, bench, steady, wheel, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, stress, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint bench steady wheel wheel-test stress model torture clean tools system
+.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress model torture clean tools system
 
 run: build
 	@echo "running the demo for a minute: $(BIN)/penstock demo"
@@ -67,7 +67,12 @@ lint: build
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache
 
-check: lint test
+# The tests, and beside them some of the tests on the other Pythons at hand.
+check: lint
+	@$(MAKE) --no-print-directory -j2 test pythons
+
+pythons: build
+	@$(BIN)/python scripts/pythons.py $(SECONDS)
 
 bench: build
 	$(BIN)/python benchmarks/run.py $(ARGUMENTS)
