@@ -18,7 +18,7 @@ import time
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.liveness import DEFAULT_S, Liveness
-from penstock.errors import ClosedError, ProtocolError
+from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 
@@ -260,6 +260,8 @@ class Link:
         self._error = error
         if self.dialogue.refused is None and self.connections and not self._reconnect:
             self.dialogue.fail(self._no_connection())
+        elif isinstance(error, ssl.SSLCertVerificationError) and not self.connections:
+            self.dialogue.fail(RefusedError(f"the broker at {self.host}:{self.port} is not trusted: {error}"))
         self._set_timer()
 
     def check_reachable(self, since: float) -> None:
