@@ -86,8 +86,8 @@ def _check_float32(value: Any) -> None:
 
 def _check_items(inner: Callable[[Any], None]) -> Callable[[Any], None]:
     def check(values: Any) -> None:
-        for value in values.values() if isinstance(values, dict) else values:
-            value = value[1] if isinstance(value, tuple) else value
+        for item in values.values() if isinstance(values, dict) else values:
+            value = item[1] if isinstance(item, tuple) else item
             if value is not None:
                 inner(value)
 

@@ -57,8 +57,8 @@ def compiled(data: bytes, name: str) -> tuple[pyarrow.DataType, Callable[[bytes]
     try:
         files = FileDescriptorSet.FromString(data).file
         for file in files:
-            pool.AddSerializedFile(file.SerializeToString())  # type: ignore[no-untyped-call]
-        descriptor = pool.FindMessageTypeByName(name)  # type: ignore[no-untyped-call]
+            pool.AddSerializedFile(file.SerializeToString())
+        descriptor = pool.FindMessageTypeByName(name)
     except (DecodeError, TypeError) as error:
         raise InvalidArgument(f"the descriptors are no whole FileDescriptorSet (--include_imports?): {error}") from None
     except KeyError:
