@@ -53,6 +53,7 @@ class Source:
     error: str = ""
     unreached: str = ""  #: why nobody answered at first; of no account once somebody has
     counters: Any = None
+    described: bool = False  # whether it was asked what its messages are made of
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -214,6 +215,10 @@ class Recorder:
             held, source.waiting = list(source.waiting), deque()
             self._store(source, tape, held[: self._claim(len(held))])
         batch = self._read(source, armed, timeout)
+        if len(batch) and not source.described:
+            source.described = True
+            with contextlib.suppress(PenstockError):  # a broker that does not tell it
+                tape.describe(source.topic, source.subscriber.schema)
         entries = [_entry(source.topic, message, copy=not armed) for message in batch]
         if armed:
             self._store(source, tape, entries)

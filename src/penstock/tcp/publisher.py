@@ -326,11 +326,11 @@ class Publisher(PublisherContract):
 
     def failed(self, joining: Joining, error: BaseException) -> None:
         """A handshake has not: the offender is closed, everybody else goes on."""
-        with self._changed:
-            self._joining.pop(joining, None)
-        if not self._closing:
+        if not self._closing or isinstance(error, RefusedError):  # who was refused may know it before `close` began
             self._outlet.error()
             self._warnings.tell("%s: %s closed: %s", self.address, joining.name, error)
+        with self._changed:
+            self._joining.pop(joining, None)  # last: `close` waits for those that are here
 
     def _note_gone(self) -> None:
         with self._changed:
