@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from penstock import tcp
+from penstock.tcp.joining import Joining
 from penstock.tcp.log import BURST, logger
 
 from .plain import LONG
@@ -65,6 +67,26 @@ def test_debug_tells_of_connections_handshakes_and_drops() -> None:
     ):
         assert part in text, f"{part!r} is not in\n{text}"
     assert "secret-word" not in text and "another-word" not in text
+
+
+def test_who_is_refused_while_the_publisher_closes_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused, fail = threading.Event(), Joining._fail
+
+    def fail_in_the_midst_of_closing(joining: Joining, error: BaseException) -> None:
+        refused.set()
+        while not publisher.closed:
+            time.sleep(0.001)
+        fail(joining, error)
+
+    monkeypatch.setattr(Joining, "_fail", fail_in_the_midst_of_closing)
+    publisher = tcp.Publisher(token="secret-word")
+    with caplog.at_level("WARNING", "penstock.tcp"), tcp.Subscriber(token="another-word") as subscriber:
+        subscriber.add_session("127.0.0.1", publisher.port, max_reconnects=0)
+        assert refused.wait(LONG)
+        publisher.close()
+        assert "closed: wrong token" in caplog.text
 
 
 @pytest.mark.parametrize("level", [None, "nonsense", "error"])

@@ -25,17 +25,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._core import Counters
 from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack, text_of
 from penstock.calls.lanes import open_server
 from penstock.channel import Handle, Ledger
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, StateError
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
+from penstock.errors import ClosedError, DecodeError, InvalidArgument, PenstockError, ProtocolError, StateError
+from penstock.types import codec_of
 
 logger = logging.getLogger("penstock.calls")
 MAX_BACKLOG = 1024  # requests taken in while a function asked whether it was cancelled
@@ -61,8 +59,22 @@ class Request:
         self.number = envelope.number  #: of the call, as its client counts them
         self.payload: bytes = envelope.payload
 
-    def reply(self, data: Buffer) -> bool:
+    @property
+    def value(self) -> Any:
+        """What the client sent, as an object where the server has a ``type``; else its bytes."""
+        codec = self._server._asked
+        if codec is None:
+            return self.payload
+        try:
+            return codec.decode(self.payload)
+        except Exception as error:
+            size = len(self.payload)
+            raise DecodeError(f"a request of {size} bytes is not {codec.name}: {error}", self.payload) from error
+
+    def reply(self, data: Any) -> bool:
         """Answer with ``data``; False where the client no longer waits for it."""
+        if self._server._encode is not None:
+            data = self._server._encode(data)
         if isinstance(data, str):
             raise TypeError("an answer is bytes, not str; encode it: text.encode()")
         payload = data if isinstance(data, bytes) else bytes(memoryview(data))
@@ -105,10 +117,19 @@ class Server(Handle):
     """Answers the calls to one address."""
 
     def __init__(
-        self, address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any
+        self,
+        address: str,
+        function: Callable[..., Any] | None = None,
+        *,
+        workers: int = 1,
+        type: Any = None,
+        reply_type: Any = None,
+        **options: Any,
     ) -> None:
+        self._asked = None if type is None else codec_of(type)
+        self._encode = None if reply_type is None else codec_of(reply_type).encode
         if function is not None and not callable(function):
-            raise TypeError(f"a server takes a function or None, not {type(function).__name__}")
+            raise TypeError(f"a server takes a function or None, not {function.__class__.__name__}")
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
         self._function = function
@@ -255,7 +276,7 @@ class Server(Handle):
         assert self._function is not None
         try:
             more = (request,) if self._takes_request else ()
-            result = self._function(request.payload, *more)
+            result = self._function(request.value, *more)
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
                 return
@@ -272,7 +293,7 @@ class Server(Handle):
     def _reply(self, request: Request, result: Any) -> None:
         if request._done:
             return  # the function has answered by itself
-        request.reply(b"" if result is None else result)
+        request.reply(b"" if result is None and self._encode is None else result)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self._counters.add("errors")

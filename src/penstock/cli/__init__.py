@@ -66,6 +66,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("top", "top", "A live table of what flows.", LOOK),
     Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
     Entry("info", "info", "Everything known about one address.", LOOK),
+    Entry("schema", "schema", "What messages are made of, where a typed publisher has said it.", LOOK),
     Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
@@ -92,7 +93,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql",
+    "duckdb": "sql", "msgspec": "types",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.

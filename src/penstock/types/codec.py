@@ -1,0 +1,116 @@
+"""Codec: how objects of one type become bytes and bytes objects. Users add their own by ``add`` or an entry point."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.errors import InvalidArgument
+from penstock.types.schema import Schema
+
+if TYPE_CHECKING:
+    from penstock._core import Draft
+
+T = TypeVar("T")
+Maker = Callable[[Any], "Codec[Any] | None"]
+
+ENTRY_POINTS = "penstock.codecs"  #: the group of entry points; each names a function as ``add`` takes
+
+
+class ArrayDraft:
+    """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
+
+    __slots__ = ("_draft", "array")
+
+    def __init__(self, draft: Draft, array: Any) -> None:
+        self._draft = draft
+        self.array = array
+
+    def publish(self) -> int | None:
+        """Publish it; gives its ordinal where the reach knows it."""
+        return self._draft.publish()
+
+    def cancel(self) -> None:
+        """Give the memory back unpublished."""
+        self._draft.cancel()
+
+    def __enter__(self) -> Any:
+        return self.array
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if not self._draft.open:
+            return
+        if kind is not None:
+            self.cancel()
+        else:
+            self.publish()
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """What a typed handle needs to know of a type.
+
+    ``schema`` is a definition as ``Schema.definition`` has it; empty: only the name is known to others. ``decode`` gets
+    the message itself, which has a buffer. ``draft(take, ...)`` is what ``reserve(...)`` of its publishers does: it
+    gives an ``ArrayDraft`` over the draft that ``take(size)`` gives.
+    """
+
+    name: str
+    encoding: str
+    schema: Mapping[str, Any]
+    encode: Callable[[T], Any]
+    decode: Callable[[Any], T]
+    draft: Callable[..., ArrayDraft] | None = field(default=None, compare=False)
+
+    def described(self) -> Schema:
+        """The schema that travels; ``InvalidArgument`` where it is too large."""
+        return Schema(self.name, self.encoding, self.schema).checked()
+
+
+_makers: list[Maker] = []
+_loaded: list[Maker] | None = None
+_loading = threading.Lock()
+
+
+def add(maker: Maker) -> Maker:
+    """Have ``maker(type)`` asked for a codec before all others; it gives None for types that are not its own."""
+    if not callable(maker):
+        raise TypeError(f"a function from a type to its codec is wanted, not {type(maker).__name__}")
+    _makers.insert(0, maker)
+    return maker
+
+
+def remove(maker: Maker) -> None:
+    """Take back what ``add`` took."""
+    _makers.remove(maker)
+
+
+def codec_of(kind: Any) -> Codec[Any]:
+    """The codec of a type, or ``kind`` itself where it is one. ``InvalidArgument`` says which types there are."""
+    if isinstance(kind, Codec):
+        return kind
+    from penstock.types.builtin import make
+
+    for maker in (*_makers, make, *_entry_points()):
+        found = maker(kind)
+        if found is not None:
+            if not isinstance(found, Codec):
+                raise TypeError(f"{maker!r} gave {found!r} for {kind!r}, which is no Codec")
+            return found
+    raise InvalidArgument(
+        f"type={kind!r} has no codec: a msgspec.Struct, dataclass, TypedDict, pydantic model, protobuf message, numpy "
+        "dtype, pyarrow schema, str, dict or penstock.types.Codec is wanted (penstock.types.add makes others known)"
+    )
+
+
+def _entry_points() -> list[Maker]:
+    """Looked for once, and only for a type that nobody else knows."""
+    global _loaded  # noqa: PLW0603
+    with _loading:
+        if _loaded is None:
+            from importlib.metadata import entry_points
+
+            _loaded = [entry.load() for entry in entry_points(group=ENTRY_POINTS)]
+        return _loaded
