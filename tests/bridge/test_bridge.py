@@ -53,7 +53,7 @@ def test_losses_are_told_by_their_place() -> None:
         options = {"overflow": "drop_oldest", "depth": 4}
         with Bridge(first.address, "tcp://127.0.0.1:0", sink_options=options).start() as bridge:
             assert first.wait_ready(1, LONG)
-            with penstock.subscriber(bridge.publisher.address) as subscriber:  # type: ignore[attr-defined]
+            with penstock.subscriber(bridge.sink) as subscriber:
                 assert bridge.publisher.wait_ready(1, LONG)
                 first.publish(b"1", ordinal=1)
                 first.publish(b"11", ordinal=11)  # as if 9 had been lost before
@@ -81,7 +81,7 @@ def test_shared_memory_over_tcp_and_back() -> None:
     with (
         penstock.publisher(name, slots=64, reliable=True) as camera,
         Bridge(name, "tcp://127.0.0.1:0", source_options={"reliable": True}).start() as out,
-        Bridge(out.publisher.address, name + "-copy", sink_options={"slots": 64, "reliable": True}) as back,  # type: ignore[attr-defined]
+        Bridge(out.sink, name + "-copy", sink_options={"slots": 64, "reliable": True}) as back,
         penstock.subscriber(name + "-copy", reliable=True) as viewer,
     ):
         back.start()
@@ -102,7 +102,7 @@ def test_vchan_maps(tmp_path: Path) -> None:
             assert first.wait_ready(1, LONG)
             other = bridge.others[f"tcp://127.0.0.1:{port}"]
             with (
-                penstock.subscriber(bridge.publisher.address) as main,  # type: ignore[attr-defined]
+                penstock.subscriber(bridge.sink) as main,
                 penstock.subscriber(f"tcp://127.0.0.1:{port}") as aside,
             ):
                 assert bridge.publisher.wait_ready(1, LONG) and other.wait_ready(1, LONG)
@@ -156,8 +156,8 @@ def test_losses_of_two_bridges() -> None:
     with (
         tcp.Publisher() as camera,
         Bridge(camera.address, "tcp://127.0.0.1:0", sink_options=few).start() as first,
-        Bridge(first.publisher.address, "tcp://127.0.0.1:0", sink_options=few) as second,  # type: ignore[attr-defined]
-        penstock.subscriber(second.publisher.address) as reader,  # type: ignore[attr-defined]
+        Bridge(first.sink, "tcp://127.0.0.1:0", sink_options=few) as second,
+        penstock.subscriber(second.sink) as reader,
     ):
         assert camera.wait_ready(1, LONG) and first.publisher.wait_ready(1, LONG)
         assert second.publisher.wait_ready(1, LONG)
@@ -193,7 +193,7 @@ def test_virtual_channels_over_tcp_into_a_multiplexer(tmp_path: Path) -> None:
         shm.Publisher("/near-back", mux=here, vchan_id=40, **options) as back,
         shm.Publisher("/other", mux=here, vchan_id=7, **options) as other,
         Bridge(f"shm:{here}", "tcp://127.0.0.1:0", source_options={"reliable": True}).start() as out,
-        Bridge(out.publisher.address, f"shm:{there}?slots=64", names=names, sink_options={"reliable": True}) as into,  # type: ignore[attr-defined]
+        Bridge(out.sink, f"shm:{there}?slots=64", names=names, sink_options={"reliable": True}) as into,
         shm.Subscriber("/front", mux=there, reliable=True) as of_front,
         shm.Subscriber("/back", mux=there, reliable=True) as of_back,
         shm.Subscriber(there, reliable=True) as of_all,

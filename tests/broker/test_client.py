@@ -89,6 +89,20 @@ def test_a_lost_confirm_does_not_store_twice(proxy: Proxy, client: Client) -> No
         assert through.connections == 2
 
 
+def test_closing_while_a_publish_is_awaited_says_that_the_outcome_is_not_known(proxy: Proxy) -> None:
+    async def talk() -> None:
+        client = AsyncClient(port=proxy.port)
+        await client.ping()
+        proxy.drop_replies = True
+        task = asyncio.ensure_future(client.publish("t", b"x"))
+        await asyncio.sleep(0)  # the task's turn: it waits for the answer, which does not come
+        client.close()
+        with pytest.raises(ClosedError, match="not known"):
+            await task
+
+    asyncio.run(talk())
+
+
 def test_a_subscriber_goes_on_after_a_cut(proxy: Proxy, client: Client) -> None:
     client.queue("q", topics="t")
     with Client(port=proxy.port) as through, through.subscribe("q") as consumer:

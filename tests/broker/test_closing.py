@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import AsyncClient, Client, Publisher, Server
+from penstock.broker import Client, Publisher, Server
 from penstock.errors import ClosedError
 from tests.broker.conftest import LONG
 
@@ -46,16 +45,3 @@ def test_publishing_while_another_thread_closes(server: Server, kind: str) -> No
         thread.join(LONG)
         assert not thread.is_alive() and time.monotonic() - began < LONG
         assert type(found[0]) is ClosedError, found
-
-
-def test_an_awaited_publish_is_told_too(server: Server) -> None:
-    async def talk() -> None:
-        client = AsyncClient(port=server.port)
-        await client.ping()
-        task = asyncio.ensure_future(client.publish("t", b"x"))
-        await asyncio.sleep(0)
-        client.close()
-        with pytest.raises(ClosedError, match="not known"):
-            await task
-
-    asyncio.run(talk())

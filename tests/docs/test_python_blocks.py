@@ -15,21 +15,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
-#: Blocks that mypy with its default settings does not accept, and what is missing. One that it accepts must go from here.
-NOT_YET_TYPED: dict[str, str] = {
-    "README.md:1": "read gives Message | None, publishers of any reach have no reserve",
-    "README.md:2": "the same",
-    "README.md:4": "read gives Message | None",
-    "README.md:5": "publishers of any reach have no port",
-    "README.md:7": "read gives Message | None",
-    "docs/rooms/bridge.md:1": "a bridge's publisher has no port",
-    "docs/rooms/broker.md:1": "read gives Message | None",
-    "docs/rooms/shm.md:1": "the same",
-    "docs/rooms/tcp.md:1": "the same",
-    "docs/tutorial.md:1": "the same",
-    "docs/tutorial.md:2": "session's settings are no str for mypy",
-}
-
 
 @dataclass(frozen=True)
 class Block:
@@ -101,7 +86,4 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
 def test_mypy_accepts_it(block: Block, complaints: dict[str, list[str]]) -> None:
     errors = [line for line in complaints.get(block.module, []) if ": error:" in line]
-    if block.name in NOT_YET_TYPED:
-        assert errors, f"{block.name} is accepted now: take it from NOT_YET_TYPED"
-    else:
-        assert not errors, "\n".join(errors)
+    assert not errors, "\n".join(errors)

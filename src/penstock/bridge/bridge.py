@@ -88,6 +88,8 @@ class Bridge:
             self._counters = _core.Counters("bridge", "bridge", f"{self.source} -> {self.sink}")
             opened.callback(self._counters.close)  # last: what closing the sink ends is still counted
             self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, options))
+            if addresses.parse(sink).port == 0:  # a free one was taken: this is where it is found
+                self.sink = getattr(self.publisher, "address", self.sink)
             others: dict[str, Publisher] = {}
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:

@@ -27,9 +27,12 @@ BUFFER_BYTES = 1 << 20  # of what the JVM and a Python worker exchange; Arrow ba
 
 
 def session(
-    name: str = "penstock", *, master: str | None = None, class_cache: bool = True, **config: Any
+    name: str = "penstock", *, master: str | None = None, class_cache: Any = True, **config: Any
 ) -> SparkSession:
-    """Start Spark (or give the session that runs) with ``config`` such as ``**{"spark.driver.memory": "4g"}``."""
+    """Start Spark (or give the session that runs) with ``config`` such as ``**{"spark.driver.memory": "4g"}``.
+
+    ``class_cache`` is a bool; were it typed as one, type checkers would refuse a config of texts.
+    """
     for key in config:
         if not key.startswith("spark."):
             raise InvalidArgument(f"session has no option {key!r}; Spark's own settings begin with 'spark.'")
