@@ -16,8 +16,13 @@ from penstock.tcp.log import BURST, logger
 from .plain import LONG
 
 PROGRAM = """
-import socket
+import os, socket, time
 from penstock import tcp
+from penstock.observe.snapshot import live
+
+def refused():  # the handshakes that the publisher has told of
+    return sum(block.errors for block in live() if (block.pid, block.kind) == (os.getpid(), "publisher"))
+
 with tcp.Publisher(overflow="drop_newest", depth=4, token="secret-word") as publisher:
     with tcp.Subscriber(token="secret-word") as subscriber:
         session = subscriber.add_session("127.0.0.1", publisher.port)
@@ -36,6 +41,9 @@ with tcp.Publisher(overflow="drop_newest", depth=4, token="secret-word") as publ
         wrong = tcp.Subscriber(token="another-word")
         assert not wrong.add_session("127.0.0.1", publisher.port, max_reconnects=0).wait_connected(30)
         wrong.close()
+        deadline = time.monotonic() + 30
+        while refused() < 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
 """
 
 

@@ -322,8 +322,8 @@ class Publisher(PublisherContract):
         with self._changed:
             self._joining.pop(joining, None)
         if not self._closing:
-            self._outlet.error()
             self._warnings.tell("%s: %s closed: %s", self.address, joining.name, error)
+            self._outlet.error()  # last: whoever sees it counted finds it in the log
 
     def _note_gone(self) -> None:
         with self._changed:
