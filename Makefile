@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, bench, steady, wheel, docs, pictures, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, docs, pictures, stress, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint bench steady wheel wheel-test stress model torture docs pictures clean tools system
+.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress model torture docs pictures clean tools system
 
 run: build
 	@echo "running the demo for a minute: $(BIN)/penstock demo"
@@ -53,9 +53,10 @@ system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
 # Without the long ones, which `make stress` runs. Those that mostly wait for programs, and those of Spark, which wait for
-# a JVM, run beside the others.
+# a JVM (one that they share, or their own), run beside the others.
 test: build system
-	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" spark -- $(ARGUMENTS)
+	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" "spark and not jvm" \
+	  "spark and jvm" -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system
@@ -66,7 +67,12 @@ lint: build
 	$(BIN)/python -m mypy
 	$(BIN)/lint-imports --no-cache
 
-check: lint test
+# The tests, and beside them some of the tests on the other Pythons at hand.
+check: lint
+	@$(MAKE) --no-print-directory -j2 test pythons
+
+pythons: build
+	@$(BIN)/python scripts/pythons.py $(SECONDS)
 
 bench: build
 	$(BIN)/python benchmarks/run.py $(ARGUMENTS)
@@ -97,6 +103,7 @@ wheel-test: wheel
 stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
+	$(PYTEST) tests/crash -m spark --kills 3 $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
 # The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.

@@ -8,6 +8,7 @@ it comes, what the others print after it. The code is that of the first process 
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -19,7 +20,10 @@ NONE_COLLECTED = 5  # pytest's code: the arguments name only tests of other proc
 
 def start(markers: str, arguments: list[str], output: int | None) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "pytest", "--ignore", "tests/stress", "-m", markers, *arguments]
-    return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT if output is not None else None)
+    # Compiled once, also where the environment asks for no compiled files: the tests start some thousand programs.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    errors = subprocess.STDOUT if output is not None else None
+    return subprocess.Popen(command, env=environment, stdout=output, stderr=errors)
 
 
 def run(open_files: contextlib.ExitStack) -> int:

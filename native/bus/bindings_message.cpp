@@ -41,6 +41,7 @@ void message_dealloc(PyObject *self) {
     Py_CLEAR(message.channel);
     if (message.properties) Py_CLEAR(message.properties);
     if (message.source) Py_CLEAR(message.source);
+    if (message.decoder) Py_CLEAR(message.decoder);
     if (free_count < free_limit) {
         free_list[free_count++] = object;
         return;  // the type reference stays with the kept object
@@ -287,6 +288,7 @@ PyObject *wrap(Header *header, PyObject *channel) {
         object->base.envelope = Envelope{};
         object->base.properties = nullptr;
         object->base.source = nullptr;
+        object->base.decoder = nullptr;
     }
     Message &message = object->base;
     Envelope &envelope = message.envelope;  // what a kept one has already need not be written again

@@ -78,6 +78,7 @@ nb::dict scan(nb::handle buffer, std::uint64_t nonce, std::uint64_t first, std::
     answer["least_stored_ns"] = result.least_stored_ns;
     answer["greatest_stored_ns"] = result.greatest_stored_ns;
     answer["tail_bytes"] = result.tail_bytes;
+    answer["open_group"] = result.open_group;
     return answer;
 }
 

@@ -336,6 +336,16 @@ class BoundWriter {
         check(result);
     }
 
+    void in_group(CommitResult (Writer::*call)()) {
+        check_process();
+        CommitResult result;
+        {
+            GilReleased released;
+            result = (writer_.get()->*call)();
+        }
+        check(result);
+    }
+
     void publish_frontier(std::uint64_t first, std::uint64_t step) { writer_->publish_frontier(first, step); }
     void close() {
         {
@@ -489,6 +499,10 @@ void bind_writer(nb::module_ &module) {
              nb::arg("block_crc"), nb::arg("next_position"), nb::arg("states") = 0)
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
+        .def("open_group", [](BoundWriter &self) { self.writer().open_group(); })
+        .def("commit_part", [](BoundWriter &self) { self.in_group(&Writer::commit_part); })
+        .def("close_group", [](BoundWriter &self) { self.in_group(&Writer::close_group); })
+        .def("drop_group", [](BoundWriter &self) { self.writer().drop_group(); })
         .def("publish_frontier", &BoundWriter::publish_frontier, nb::arg("first"), nb::arg("generation_step"))
         .def("fail", [](BoundWriter &self, int error) { self.writer().fail(error); }, nb::arg("error"))
         .def("close", &BoundWriter::close)

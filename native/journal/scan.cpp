@@ -66,6 +66,7 @@ class Scanner {
         for (std::uint32_t i = 0; i < header.records; ++i) record += take_record(record);
         scan_.end = at + bytes;
         ++scan_.batches;
+        open_group_ = open ? header.group : 0;
         if (!open) group_.reset();
     }
 
@@ -180,6 +181,7 @@ class Scanner {
 
     void finish() {
         drop_open_group();
+        scan_.open_group = open_group_;
         scan_.next_position = position_;
         std::uint64_t last = size_;
         while (last > scan_.end && data_[last - 1] == 0) --last;
@@ -198,6 +200,7 @@ class Scanner {
         std::uint64_t position;
     };
     std::optional<Group> group_;
+    std::uint64_t open_group_ = 0;
     std::vector<std::uint32_t> beginnings_;
     std::unordered_map<std::uint32_t, std::size_t> topic_places_;
 };

@@ -43,6 +43,7 @@ struct Scan {
     std::int64_t least_time_ns = INT64_MAX, greatest_time_ns = INT64_MIN;
     std::int64_t least_stored_ns = INT64_MAX, greatest_stored_ns = INT64_MIN;
     std::uint64_t tail_bytes = 0;     // from `end` to the last byte that is not zero
+    std::uint64_t open_group = 0;     // where a group began whose last batch is not there
 };
 
 struct ScanRange {

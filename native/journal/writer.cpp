@@ -249,6 +249,60 @@ CommitResult Writer::lead(std::uint64_t &number) {
     return result;
 }
 
+void Writer::open_group() { group_ = committed_position_; }
+
+CommitResult Writer::commit_part() { return lead_in_group(true); }
+
+CommitResult Writer::close_group() { return lead_in_group(false); }
+
+CommitResult Writer::lead_in_group(bool open) {
+    if (forked()) return {Failure::forked, 0, false};
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (failure_ != Failure::none) return {failure_, failed_error_, false};
+    }
+    std::uint64_t number = 0;
+    {
+        std::lock_guard staging(staging_mutex_);
+        if (!staging_.used) {  // a batch without records ends the group too
+            staging_.used = sizeof(BatchHeader);
+            staging_.bytes.resize(std::max(staging_.bytes.size(), staging_.used));
+            staging_.first_position = next_position_;
+        }
+        std::swap(staging_, writing_);
+        staging_ = Staging{std::move(staging_.bytes)};
+        number = staging_number_++;
+    }
+    group_goes_on_ = open;
+    CommitResult result = flush(writing_, 0);
+    group_goes_on_ = true;  // of what else is written before its end, the head of a segment
+    if (writing_.bytes.size() > kept_staging_bytes) writing_.bytes = {};
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (result.failure != Failure::none) {  // parts of it are written: only opening anew takes them back
+            result.failure = failure_ = Failure::sync;
+            failed_error_ = result.error;
+        } else if (!open) {
+            done_number_ = number;
+            leading_ = false;
+        }
+    }
+    if (!open) lead_changed_.notify_all();
+    return result;
+}
+
+void Writer::drop_group() {
+    {
+        std::lock_guard lead(lead_mutex_);
+        if (failure_ == Failure::none) {
+            failure_ = Failure::sync;
+            failed_error_ = ECANCELED;
+        }
+        leading_ = false;
+    }
+    lead_changed_.notify_all();
+}
+
 // After a failed write: all numbers given since the last commit are taken back, with what was staged meanwhile.
 void Writer::give_back(std::uint64_t number) {
     std::lock_guard staging(staging_mutex_);
@@ -303,7 +357,8 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
         counters_->bytes.add(staging.used);
         counters_->last_ns.set(static_cast<std::uint64_t>(realtime_ns()));
     }
-    move_frontier();
+    if (group_ && !group_goes_on_) group_ = 0;
+    if (!group_) move_frontier();
     return {Failure::none, 0, full_};
 }
 
@@ -323,8 +378,9 @@ CommitResult Writer::undo_write(int error) {
 
 // Checksums and index entries, in one pass over what is about to be written.
 void Writer::seal_batch(Staging &staging, std::uint32_t flags) {
+    if (group_ && group_goes_on_) flags |= batch_open;
     BatchHeader header{batch_magic, 0, segment_.nonce, staging.first_position, staging.messages, staging.records,
-                       staging.used, realtime_ns(), staging.first_position, flags | staging.flags, 0};
+                       staging.used, realtime_ns(), group_ ? group_ : staging.first_position, flags | staging.flags, 0};
     std::uint8_t *base = staging.bytes.data();
     header.head_checksum = batch_head_check(header);
     std::uint32_t crc = crc32c(0, reinterpret_cast<std::uint8_t *>(&header) + 8, sizeof header - 8);
@@ -382,9 +438,11 @@ void Writer::keep_topics() {
 // Both copies, one after the other: at every moment one of them is whole, and at rest either may be damaged.
 void Writer::move_frontier() {
     ++words_.sequence;
-    words_.frontier = committed_position_;
-    words_.segment = segment_.first_position;
-    words_.end = segment_.end;
+    if (!group_) {
+        words_.frontier = committed_position_;
+        words_.segment = segment_.first_position;
+        words_.end = segment_.end;
+    }
     words_.checksum = frontier_check(frontier_ + offsetof(FrontierHead, uuid), words_);
     put_frontier(frontier_first_copy, words_);
     put_frontier(frontier_second_copy, words_);

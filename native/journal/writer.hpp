@@ -91,6 +91,12 @@ class Writer {
     // Writes what the caller encoded (a snapshot) into the segment, synced, without touching what is staged. Who leads.
     CommitResult commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags);
     void publish_frontier(std::uint64_t first, std::uint64_t generation_step);
+    // A group: batches, in as many segments as they need, that become visible together. By who leads, who keeps the
+    // lead from the beginning to the end; what others stage meanwhile goes with it, and they wait for its end.
+    void open_group();
+    CommitResult commit_part();  // writes what is staged, out of sight; after a failure the writer stays failed
+    CommitResult close_group();  // writes what is staged as the group's end, then gives the lead
+    void drop_group();           // nothing of it counts when the journal is opened next; until then the writer has failed
     // Nobody knows any more what is on disk: as after a failed sync.
     void fail(int error);
     void close();  // waits for who leads
@@ -128,6 +134,7 @@ class Writer {
     void move_frontier();
     void put_frontier(std::uint64_t at, const FrontierCopy &copy);
     CommitResult lead(std::uint64_t &number);
+    CommitResult lead_in_group(bool open);
 
     Disk &disk_;
     std::uint64_t segment_bytes_;
@@ -161,6 +168,8 @@ class Writer {
     ActiveSegment segment_, previous_;
     std::atomic<std::uint64_t> committed_position_ = 1;
     std::atomic<bool> full_ = false;
+    std::uint64_t group_ = 0;  // where the open group began; 0: none
+    bool group_goes_on_ = true;  // what is written now is not its end
     Counters *counters_ = nullptr;
 };
 

@@ -38,6 +38,7 @@ struct Batch {
     Hold *hold;          // null once released
     PyObject *channels;  // str, tuple of str, or null
     PyObject *source;
+    PyObject *decoder;  // of each message taken out of it, or null
     PyObject *weakrefs;
 };
 
@@ -58,6 +59,7 @@ void batch_dealloc(PyObject *self) {
     if (batch->hold) batch->hold->drop();
     Py_XDECREF(batch->channels);
     Py_XDECREF(batch->source);
+    Py_XDECREF(batch->decoder);
     type->tp_free(self);
     Py_DECREF(type);
 }
@@ -78,6 +80,7 @@ PyObject *take(Batch *batch, std::size_t index) {
     bool alone = hold->owner && hold->owner->retain(entry.token);
     PyObject *message = message_new(entry, alone ? hold->owner : hold, channel, batch->source);
     if (message && !alone) ++hold->users;
+    if (message && batch->decoder) reinterpret_cast<Message *>(message)->decoder = Py_NewRef(batch->decoder);
     if (!message && alone) hold->owner->release(entry.token);
     return message;
 }
@@ -211,6 +214,15 @@ PyObject *get_total(PyObject *self, void *) {
     return PyLong_FromLongLong(total);
 }
 
+PyObject *get_decoder(PyObject *self, void *) {
+    PyObject *decoder = as_batch(self)->decoder;
+    return Py_NewRef(decoder ? decoder : Py_None);
+}
+int set_decoder(PyObject *self, PyObject *decoder, void *) {
+    Py_XSETREF(as_batch(self)->decoder, Py_XNewRef(decoder == Py_None ? nullptr : decoder));
+    return 0;
+}
+
 PyObject *batch_repr(PyObject *self) {
     Batch *batch = as_batch(self);
     if (!batch->hold) return PyUnicode_FromString("<Batch, released>");
@@ -218,6 +230,7 @@ PyObject *batch_repr(PyObject *self) {
 }
 
 PyMethodDef batch_methods[] = {
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, nullptr},
     {"release", batch_release, METH_NOARGS,
      "release()\n--\n\nGive the memory back as soon as no message taken from the batch holds it."},
     {"copies", batch_copies, METH_NOARGS, "copies()\n--\n\nThe contents as a list of bytes."},
@@ -232,6 +245,7 @@ PyGetSetDef batch_getset[] = {
     {"sizes", get_sizes, nullptr, "Sizes in bytes as a memoryview of signed 64-bit numbers.", nullptr},
     {"positions", get_positions, nullptr, "Journal positions (-1: none) as a memoryview.", nullptr},
     {"total_bytes", get_total, nullptr, "Bytes of all messages together.", nullptr},
+    {"_decoder", get_decoder, set_decoder, "What makes the values of its messages, or None.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyMemberDef batch_members[] = {{"__weaklistoffset__", T_PYSSIZET, offsetof(Batch, weakrefs), READONLY, nullptr},
@@ -270,6 +284,7 @@ PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *cha
     batch->hold = new (std::nothrow) Hold;
     batch->channels = Py_XNewRef(channels);
     batch->source = Py_XNewRef(source);
+    batch->decoder = nullptr;
     batch->weakrefs = nullptr;
     if (!batch->hold) {
         Py_DECREF(reinterpret_cast<PyObject *>(batch));

@@ -61,6 +61,7 @@ void message_dealloc(PyObject *self) {
     Py_CLEAR(message->channel);
     Py_CLEAR(message->properties);
     Py_CLEAR(message->source);
+    Py_CLEAR(message->decoder);
     if (type == message_type && free_count < free_limit) {
         free_list[free_count++] = message;
         return;  // the type reference stays with the kept object
@@ -183,6 +184,25 @@ PyObject *get_source(PyObject *self, void *) {
     return Py_NewRef(source ? source : Py_None);
 }
 
+// Decoded anew each time: a value may be a view that holds the message, and one kept here would never let go of it.
+PyObject *get_value(PyObject *self, void *) {
+    if (PyObject *decoder = as_message(self)->decoder) {
+        Py_INCREF(decoder);
+        PyObject *value = PyObject_CallOneArg(decoder, self);
+        Py_DECREF(decoder);
+        return value;
+    }
+    return PyBytes_FromObject(self);
+}
+PyObject *get_decoder(PyObject *self, void *) {
+    PyObject *decoder = as_message(self)->decoder;
+    return Py_NewRef(decoder ? decoder : Py_None);
+}
+int set_decoder(PyObject *self, PyObject *decoder, void *) {
+    Py_XSETREF(as_message(self)->decoder, Py_XNewRef(decoder == Py_None ? nullptr : decoder));
+    return 0;
+}
+
 PyObject *get_properties(PyObject *self, void *) {
     Message *message = as_message(self);
     if (!message->properties) {
@@ -264,6 +284,7 @@ PyObject *message_copy(PyObject *self, PyObject *) {
     PyObject *copy = message_new(message->envelope, owner, message->channel, message->source);
     if (!copy) owner->release(0);
     else as_message(copy)->properties = Py_XNewRef(message->properties);
+    if (copy) as_message(copy)->decoder = Py_XNewRef(message->decoder);
     return copy;
 }
 
@@ -300,6 +321,7 @@ PyObject *message_deepcopy(PyObject *self, PyObject *) {
         return nullptr;
     }
     as_message(copy)->properties = Py_XNewRef(message->properties);  // nobody changes it
+    as_message(copy)->decoder = Py_XNewRef(message->decoder);
     return copy;
 }
 
@@ -329,6 +351,8 @@ PyGetSetDef message_getset[] = {
     {"vchan_id", get_vchan, nullptr, "Virtual channel id, or None.", nullptr},
     {"properties", get_properties, nullptr, "Read-only mapping of text to text; empty where there are none.", nullptr},
     {"source", get_source, nullptr, "What it came from (a tcp session), or None.", nullptr},
+    {"value", get_value, nullptr, "What the message means: an object where its subscriber has a type, else its bytes.", nullptr},
+    {"_decoder", get_decoder, set_decoder, "What makes the value of this message, or None.", nullptr},
     {"metadata", get_metadata, nullptr, "The publisher's metadata, or None where the channel has none.", nullptr},
     {"intact", get_intact, nullptr, "Whether the checksum matches; None where none was looked at.", nullptr},
     {"activation", get_activation, nullptr, "Whether it says that a publisher has opened, and was not published.", nullptr},
@@ -368,6 +392,7 @@ void fill(Message *message, const Envelope &envelope, Owner *owner, PyObject *ch
     message->channel = Py_XNewRef(channel);
     message->properties = nullptr;
     message->source = Py_XNewRef(source);
+    message->decoder = nullptr;
     message->weakrefs = nullptr;
     message->exports = 0;
     message->released = false;

@@ -76,6 +76,7 @@ struct Message {
     PyObject *channel;     // str or null
     PyObject *properties;  // a dict made on first access, or null
     PyObject *source;      // whatever the room says it came from (a tcp session), or null
+    PyObject *decoder;     // what makes its value, where its subscriber has a type, or null
     PyObject *weakrefs;
     std::uint32_t exports;  // live views
     bool released;          // release() was called; memory goes back when exports reaches 0

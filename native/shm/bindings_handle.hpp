@@ -162,6 +162,34 @@ PyObject *read_property(PyObject *object, Function &&function) {
     }
 }
 
+// _agree_on_schema(name, text, replace): what the channel carries, and the text that describes it.
+template <typename Object>
+PyObject *agree_on_schema_method(PyObject *object, PyObject *arguments) {
+    auto *self = reinterpret_cast<Object *>(object);
+    PyObject *words[2];
+    Py_ssize_t name_size, text_size;
+    int replace;
+    if (!PyArg_ParseTuple(arguments, "UUp", &words[0], &words[1], &replace)) return nullptr;
+    const char *name = PyUnicode_AsUTF8AndSize(words[0], &name_size);
+    const char *text = name ? PyUnicode_AsUTF8AndSize(words[1], &text_size) : nullptr;
+    if (!text) return nullptr;
+    auto *handle = usable(self);
+    if (!handle) return nullptr;
+    if (std::uint64_t(text_size) > max_schema_bytes || std::size_t(name_size) >= sizeof(Header::type) || (name_size && !text_size))
+        return raise_error("InvalidArgument", "%s: a schema has a name of at most %zu bytes and 1 to %llu bytes of text",
+                           handle->member.describe().c_str(), sizeof(Header::type) - 1,
+                           static_cast<unsigned long long>(max_schema_bytes));
+    std::string given(name, std::size_t(name_size)), described(text, std::size_t(text_size));
+    try {
+        auto [there, known] = run_without_gil(
+            self, [&] { return handle->member.agree_on_schema(given, described, replace); });
+        return Py_BuildValue("NN", PyUnicode_DecodeUTF8(there.data(), Py_ssize_t(there.size()), "replace"),
+                             PyUnicode_DecodeUTF8(known.data(), Py_ssize_t(known.size()), "replace"));
+    } catch (...) {
+        return raise_current();
+    }
+}
+
 template <typename Object>
 void destroy_handle(Object *self) {
     auto *handle = self->handle;

@@ -175,6 +175,7 @@ PyMethodDef methods[] = {
     {"fileno", publisher_fileno, METH_NOARGS, "fileno()\n--\n\nA descriptor that is readable when a slot may be had."},
     {"close", close_method<PublisherObject>, METH_NOARGS, "close()\n--\n\nLeave the channel."},
     {"_abandon", abandon_method<PublisherObject>, METH_NOARGS, nullptr},
+    {"_agree_on_schema", agree_on_schema_method<PublisherObject>, METH_VARARGS, nullptr},
     {"_activate", publisher_activate, METH_NOARGS, nullptr},
     {"_do_grow", publisher_do_grow, METH_O, nullptr},
     {"_grown_size", publisher_grown_size, METH_O, nullptr},

@@ -137,6 +137,7 @@ PyMethodDef methods[] = {
     {"_begin_wait", begin_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_end_wait", end_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_abandon", abandon_method<SubscriberObject>, METH_NOARGS, nullptr},
+    {"_agree_on_schema", agree_on_schema_method<SubscriberObject>, METH_VARARGS, nullptr},
     {"_again", subscriber_again, METH_VARARGS, nullptr},
     {"_place_of", subscriber_place_of, METH_O, nullptr},
     {"_counts", subscriber_counts, METH_NOARGS, nullptr},

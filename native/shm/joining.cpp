@@ -113,6 +113,34 @@ std::string Membership::type() const {
     return read_text(channel.header->type, sizeof channel.header->type);
 }
 
+std::string Membership::schema_name(std::int32_t id) const {
+    return file_name("schema") + (id >= 0 ? "." + std::to_string(id) : "");
+}
+
+std::pair<std::string, std::string> Membership::agree_on_schema(const std::string &name, const std::string &text,
+                                                                bool replace) {
+    FileLock lock(control_file_, describe());
+    bool is_virtual = vchan >= 0 && channel.vchans;
+    char *type = is_virtual ? channel.vchans[vchan].type : channel.header->type;
+    std::size_t room = sizeof channel.header->type;
+    bool has_publisher = is_virtual ? channel.vchans[vchan].published.load() : channel.header->ready.load();
+    std::string there = read_text(type, room), file = schema_name(is_virtual ? vchan : -1), known;
+    if (File schema = open_file(file, options.access, false)) {
+        std::uint64_t size = std::min(file_size(schema), max_schema_bytes);
+        if (size) {
+            Mapping memory(schema.get(), size, false);
+            known.assign(reinterpret_cast<const char *>(memory.data()), size);
+        }
+    }
+    bool first = there.empty() && (is_publisher || !has_publisher);
+    if (name.empty() || !(first || replace || (there == name && known.empty()))) return {there, known};
+    remove_file(file);  // the text before the name: who sees the name finds the text
+    make_file(file, text.size(), options.access, [&](std::uint8_t *memory) { std::memcpy(memory, text.data(), text.size()); });
+    PENSTOCK_STEP("schema.after_text");
+    copy_text(type, room, name);
+    return {name, text};
+}
+
 void Membership::make_tables() {
     Header &header = *channel.header;
     std::uint32_t slots = options.slots ? options.slots : default_slots;
@@ -227,6 +255,7 @@ void Membership::choose_vchan() {
     if (!in_use) {
         mine.published.store(0);
         copy_text(mine.type, sizeof mine.type, "");
+        remove_file(schema_name(vchan));
     }
     agree_on_type(mine.type, sizeof mine.type, mine.published.load());
     if (!in_use) {

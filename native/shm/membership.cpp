@@ -243,6 +243,9 @@ void Membership::remove_files() const noexcept {
         for (std::uint32_t k = 0; k < max_segments; ++k) remove_file(file_name("payload") + "." + std::to_string(k));
         remove_file(file_name("tables"));
         remove_file(file_name("vchans"));
+        remove_file(schema_name(-1));
+        for (std::int32_t id = 0; channel.vchans && id < std::int32_t(max_vchans); ++id)
+            if (channel.vchans[id].type[0]) remove_file(schema_name(id));
     } catch (...) {  // out of memory for a name: the next sweep removes it
     }
 }

@@ -60,6 +60,9 @@ class Membership {
     bool joined() const { return joined_; }
     // What the channel, or the virtual channel, carries; empty where nobody has said.
     std::string type() const;
+    // What the channel, or the virtual channel, carries, and the text that describes it. Where nobody has said so before
+    // (or `replace`), it is `name` and `text` from now on; an empty name only looks.
+    std::pair<std::string, std::string> agree_on_schema(const std::string &name, const std::string &text, bool replace);
     Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
 
     // Maps the tables once a publisher has made them; false while there are none.
@@ -120,6 +123,7 @@ class Membership {
     void check_header() const;
     void check_agreement();
     void agree_on_type(char *type, std::size_t room, bool has_publisher);
+    std::string schema_name(std::int32_t id) const;
     void make_tables();
     bool attach_tables(bool locked);
     void attach_vchans();

@@ -18,6 +18,7 @@ from penstock.errors import (
     CapacityError,
     ClosedError,
     CorruptionError,
+    DecodeError,
     InvalidArgument,
     PeerGone,
     PenstockError,
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
     from penstock import shm as shm
     from penstock import spark as spark
     from penstock import tcp as tcp
+    from penstock import types as types
     from penstock._core import Batch, Draft, Message
     from penstock.calls import client, server
 
-_ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp")
+_ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp", "types")
 
 __version__ = "0.1.0"
 
@@ -60,6 +62,7 @@ __all__ = [
     "CapacityError",
     "ClosedError",
     "CorruptionError",
+    "DecodeError",
     "InvalidArgument",
     "PeerGone",
     "PenstockError",

@@ -17,9 +17,9 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
 from penstock.channel import Publisher, Subscriber
@@ -27,6 +27,12 @@ from penstock.errors import InvalidArgument, nearest
 from penstock.secrecy import SECRETS
 from penstock.secrecy import without_secrets as without_secrets  # noqa: PLC0414 - also for those who know addresses only
 
+if TYPE_CHECKING:
+    from numpy import dtype, ndarray
+
+    from penstock.types import Codec, TypedPublisher, TypedSubscriber
+
+T = TypeVar("T")
 Options = ParamSpec("Options")
 Handle = TypeVar("Handle")
 
@@ -53,6 +59,7 @@ class Address:
     topic: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
+    schema: str = ""  #: of a typed publisher: what its messages are made of, for a reach that says so when it opens
 
     def __str__(self) -> str:
         return self.text
@@ -111,24 +118,59 @@ def is_loopback(host: str) -> bool:
     return (getattr(number, "ipv4_mapped", None) or number).is_loopback
 
 
-def publisher(address: str, **options: Any) -> Publisher:
+@overload
+def publisher(address: str, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
+@overload
+def publisher(address: str, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
+@overload
+def publisher(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedPublisher[ndarray]: ...
+@overload
+def publisher(address: str, **options: Any) -> Publisher: ...
+def publisher(address: str, **options: Any) -> Publisher[Any]:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
 
-    The options are the reach's: ``help(penstock.shm.publisher)`` and the like list them. Those functions open the same
-    and are typed fully.
+    With ``type=`` (a dataclass, a numpy dtype and so on: docs/types.md) it publishes objects; ``evolve="any"`` lets it
+    replace a type that does not go with it. The other options are the reach's: ``help(penstock.shm.publisher)`` and the
+    like list them. Those functions open the same and are typed fully.
     """
-    opened: Publisher = _open("publisher", address, options)
+    opened: Publisher[Any] = _open_any("publisher", address, options)
     return opened
 
 
-def subscriber(address: str, **options: Any) -> Subscriber:
+@overload
+def subscriber(address: str, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
+@overload
+def subscriber(address: str, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
+@overload
+def subscriber(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedSubscriber[ndarray]: ...
+@overload
+def subscriber(address: str, **options: Any) -> Subscriber: ...
+def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     """Open a subscriber at any reach: ``penstock.subscriber("shm:/camera")``.
 
-    ``on_message=function`` calls it with every message from a thread of its own. The other options are the reach's:
-    ``help(penstock.shm.subscriber)`` and the like list them. Those functions open the same and are typed fully.
+    With ``type=`` its messages have a ``value`` of that type, and ``values()`` gives objects; ``evolve="any"`` takes
+    what another type wrote, message by message. ``on_message=function`` calls it with every message from a thread of
+    its own. The other options are the reach's: ``help(penstock.shm.subscriber)`` and the like list them. Those
+    functions open the same and are typed fully.
     """
-    opened: Subscriber = _open("subscriber", address, options)
+    opened: Subscriber[Any] = _open_any("subscriber", address, options)
     return opened
+
+
+def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
+    """A typed handle where ``type`` is more than a name."""
+    if isinstance(options.get("type"), str | None):
+        if "evolve" in options:
+            raise InvalidArgument("evolve= is for handles with a type: give type= too")
+        return _open(kind, text, options)
+    from penstock.types import handles
+
+    wanted, evolve = options.pop("type"), options.pop("evolve", "compatible")
+    function = options.pop("on_message", None) if kind == "subscriber" else None
+    codec, terms = handles.terms_of(wanted, evolve, kind == "publisher")
+    address = replace(parse(text), schema=terms.text)
+    opened = _open_with(getattr(room(address.scheme), f"open_{kind}"), kind, address, options)
+    return handles.wrap(opened, codec, terms, function)
 
 
 def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:

@@ -142,8 +142,41 @@ class Ledger:
         return self.matched == self.delivered + self.lost + self.expired + self.in_flight
 
 
+class Terms(Protocol):
+    """What a typed handle brings to a channel: ``penstock.types.Terms``."""
+
+    @property
+    def name(self) -> str:
+        """The type's name."""
+
+    @property
+    def text(self) -> str:
+        """Its schema, as it travels."""
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a schema that does not go with it gives way."""
+
+    def check(self, there: str, where: str) -> bool:
+        """Whether ``there`` is the same schema; ``RefusedError`` where the two do not go together."""
+
+    def check_name(self, there: str, where: str) -> None:
+        """The same where only a name is known."""
+
+
 class Handle(ABC):
     """What publishers and subscribers share."""
+
+    def agree(self, terms: Terms) -> None:  # noqa: B027 - a reach that carries no schema has nothing to do
+        """Say what the messages are made of, and compare it with what is said there. Called once, right after opening.
+
+        ``RefusedError`` where another type is there. A reach that carries no schema takes any.
+        """
+
+    @property
+    def schema(self) -> str | None:
+        """What is said there of the messages (``penstock.types.Schema.parse`` reads it), or None."""
+        return None
 
     @property
     @abstractmethod
@@ -320,11 +353,11 @@ class Subscriber(Handle, Generic[T]):
     _awaited = False  # by a task in read_async
 
     @abstractmethod
-    def read(self, timeout: float | None = None) -> Message | None:
+    def read(self, timeout: float | None = None) -> Message[T] | None:
         """The next message, or None when the time is over."""
 
     @abstractmethod
-    def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch | list[Message]:
+    def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch[T] | list[Message[T]]:
         """Up to ``most`` messages that are there; waits for the first one only. Empty when the time is over."""
 
     @abstractmethod
@@ -335,14 +368,14 @@ class Subscriber(Handle, Generic[T]):
     def fileno(self) -> int:
         """A descriptor that is readable when a message may be there (see the rule at the top)."""
 
-    def receive(self, timeout: float | None = None) -> Message:
+    def receive(self, timeout: float | None = None) -> Message[T]:
         """``read`` that raises ``TimeoutError`` instead of giving None."""
         message = self.read(timeout)
         if message is None:
             raise TimeoutError(f"no message came within {timeout:g} s" if timeout else "no message is there")
         return message
 
-    def _there(self) -> Iterator[Message]:
+    def _there(self) -> Iterator[Message[T]]:
         """The messages that are there now, one by one as they are asked for; without waiting."""
         for _ in range(self.ledger.in_flight):
             message = self.read(0)
@@ -352,7 +385,7 @@ class Subscriber(Handle, Generic[T]):
 
     # --- functions that are called
 
-    def on_message(self, function: Callable[[Message], Any] | None) -> None:
+    def on_message(self, function: Callable[[Message[T]], Any] | None) -> None:
         """What ``process_all`` calls with each message; None unsets it. It may be changed inside the function."""
         if function is not None and not callable(function):
             raise TypeError(f"on_message takes a function or None, not {type(function).__name__}")
@@ -379,7 +412,7 @@ class Subscriber(Handle, Generic[T]):
             count += 1
         return count
 
-    def _call(self, function: Callable[..., Any], message: Message) -> None:
+    def _call(self, function: Callable[..., Any], message: Message[T]) -> None:
         function(message)
 
     def call_in_thread(self, function: Callable[..., Any] | None) -> Self:
@@ -401,7 +434,7 @@ class Subscriber(Handle, Generic[T]):
         self._caller.start()
         return self
 
-    def _serve(self, read: Callable[[float | None], Message | None]) -> None:
+    def _serve(self, read: Callable[[float | None], Message[T] | None]) -> None:
         while True:
             if self._callback is None:  # unset for a while: messages wait
                 if self.closed:
@@ -441,7 +474,7 @@ class Subscriber(Handle, Generic[T]):
 
     # --- loops
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[T]]:
         """Messages as they come, until closed."""
         try:
             while True:
@@ -459,7 +492,7 @@ class Subscriber(Handle, Generic[T]):
     def _end_wait(self) -> None:
         """The task has looked once more."""
 
-    async def read_async(self, timeout: float | None = None) -> Message | None:
+    async def read_async(self, timeout: float | None = None) -> Message[T] | None:
         """``read`` for asyncio: the event loop goes on while this waits."""
         deadline = Deadline(timeout)
         if self._awaited:
@@ -481,14 +514,14 @@ class Subscriber(Handle, Generic[T]):
             self._end_wait()
         return message
 
-    async def receive_async(self, timeout: float | None = None) -> Message:
+    async def receive_async(self, timeout: float | None = None) -> Message[T]:
         """``read_async`` that raises ``TimeoutError`` instead of giving None."""
         message = await self.read_async(timeout)
         if message is None:
             raise TimeoutError(f"no message came within {timeout:g} s" if timeout else "no message is there")
         return message
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Messages as they come, until closed."""
         try:
             while (message := await self.read_async(None)) is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Iterable
+from typing import Any
 
 
 class PenstockError(Exception):
@@ -37,6 +38,14 @@ class CorruptionError(PenstockError):
     def __init__(self, text: str, place: str | None = None) -> None:
         super().__init__(text)
         self.place = place
+
+
+class DecodeError(PenstockError, ValueError):
+    """A message is not of its subscriber's type; the text says where it stands, ``message`` has its bytes."""
+
+    def __init__(self, text: str, message: Any = None) -> None:
+        super().__init__(text)
+        self.message = message
 
 
 class ProtocolError(PenstockError):

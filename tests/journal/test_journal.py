@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,55 @@ def test_transactions_are_whole_or_nothing(tmp_path: Path) -> None:
         journal.snapshot([(1, b"all")])
     with Journal(tmp_path / "j") as journal:
         assert list(journal.state_records()) == [(1, b"all")]
+
+
+def test_a_transaction_that_spills_is_seen_at_once(tmp_path: Path) -> None:
+    """Over several segments; another thread's message is stored with it, and acknowledged with it."""
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal, Journal(tmp_path / "j", mode="read") as reader:
+        journal.append("a", b"before")
+        with ThreadPoolExecutor(1) as pool:
+            with journal.transaction() as transaction:
+                for number in range(8):
+                    transaction.append_many("a", [b"%d" % number + bytes(10_000)] * 3)
+                    transaction.state(1, b"%d" % number)
+                    transaction.spill()
+                    if number == 3:
+                        other = pool.submit(journal.append, "other", b"meanwhile")
+                    assert reader.frontier == 2 and journal.frontier == 2
+                    assert [bytes(message) for message in reader.read_many(1)] == [b"before"]
+                    assert reader.verify() == []
+                assert not other.done()
+            assert len(list((tmp_path / "j").glob("*.log"))) > 3
+            position = other.result(60)
+        assert bytes(reader.read(position)) == b"meanwhile"
+        assert (transaction.first, reader.frontier) == (2, 27)
+        read = [reader.read(position) for position in range(1, 27)]
+        assert [message.ordinal for message in read if message.channel == "a"] == list(range(1, 26))
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        assert journal.frontier == 27 and not journal.recovery.torn_bytes and journal.verify() == []
+        assert [data for _, data in journal.state_records()] == [b"%d" % number for number in range(8)]
+
+
+@pytest.mark.parametrize("ends", ["drop", "close", "frontier lost"])
+def test_a_transaction_that_spilled_and_was_dropped_was_never_there(tmp_path: Path, ends: str) -> None:
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        journal.commit([("a", b"before")], [(1, b"state")])
+        transaction = journal.transaction()
+        for _ in range(8):
+            transaction.append_many("b", [bytes(10_000)] * 3)
+            transaction.spill()
+        if ends == "drop":
+            transaction.drop()
+            with pytest.raises(OSError):
+                journal.append("a", b"not before it is opened again")
+    if ends == "frontier lost":
+        (tmp_path / "j" / "frontier").unlink()
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        assert journal.frontier == 2 and list(journal.state_records()) == [(1, b"state")] and journal.verify() == []
+        assert journal.append_numbered("b", b"after") == (2, 1)
+        assert [bytes(journal.read(position)) for position in (1, 2)] == [b"before", b"after"]
+    with pytest.raises(StateError):
+        transaction.append("a", b"late")
 
 
 def test_state_is_carried_from_segment_to_segment(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""What the cluster test submits: batch, sink and streaming on a standalone cluster, an executor killed during each.
+"""What the cluster tests submit: jobs on a standalone cluster, an executor killed during each.
 
-Arguments: master, journal, working directory. Writes ``batch`` (Parquet), ``copy`` and ``streamed`` (journals) there
-and prints one JSON object.
+Arguments: master, journal, working directory, names of jobs. Each job leaves what it is named by there, ``batch`` as
+Parquet, ``sink`` and ``stream`` as journals. Prints which executors were killed as one JSON object.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Kill:
         self.thread.join()
 
 
-def main(master: str, journal: str, work: str) -> None:
+def main(master: str, journal: str, work: str, *jobs: str) -> None:
     settings = {
         "spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2", "spark.log.level": "OFF",
         "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": False,
@@ -72,22 +72,21 @@ def main(master: str, journal: str, work: str) -> None:
     names = [field.split()[0] for field in COLUMNS.split(", ")]
     reading = {"partitionBytes": 200_000, "batchBytes": 50_000}
     frame = spark.read.format("penstock").options(**reading).load(journal).select(*names)
-    place = Path(work)
-    with Kill(place / "begun-batch") as batch:
-        frame.mapInArrow(batch.slowly(), COLUMNS).write.parquet(str(place / "batch"))
-    with Kill(place / "begun-sink") as sink:
-        rows = frame.mapInArrow(sink.slowly(), COLUMNS)
-        rows.write.format("penstock").mode("append").save(str(place / "copy"))
     stream = spark.readStream.format("penstock").options(**reading, maxMessagesPerTrigger=3000).load(journal)
-    with Kill(place / "begun-stream") as streaming:
-        query = (
-            stream.select(*names).mapInArrow(streaming.slowly(), COLUMNS).writeStream.format("penstock")
-            .option("checkpointLocation", str(place / "checkpoint")).trigger(availableNow=True)
-            .start(str(place / "streamed"))
-        )  # fmt: skip
-        query.awaitTermination()
+    killed = {}
+    for job in jobs:
+        place = str(Path(work) / job)
+        with Kill(Path(work) / f"begun-{job}") as kill:
+            rows = (stream.select(*names) if job == "stream" else frame).mapInArrow(kill.slowly(), COLUMNS)
+            if job == "batch":
+                rows.write.parquet(place)
+            elif job == "sink":
+                rows.write.format("penstock").mode("append").save(place)
+            else:
+                writing = rows.writeStream.format("penstock").option("checkpointLocation", f"{place}-checkpoint")
+                writing.trigger(availableNow=True).start(place).awaitTermination()
+        killed[job] = kill.killed
     spark.stop()
-    killed = {"batch": batch.killed, "sink": sink.killed, "streaming": streaming.killed}
     print(json.dumps(killed), flush=True)
 
 

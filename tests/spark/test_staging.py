@@ -11,6 +11,7 @@ from tests.spark.test_broker import free_port
 from penstock.broker import Client, Server
 from penstock.errors import InvalidArgument
 from penstock.journal import Journal
+from penstock.journal.transaction import Transaction
 from penstock.spark import blocks
 from penstock.spark import staging as staging_module
 from penstock.spark.blocks import SHAPE
@@ -77,7 +78,7 @@ def test_a_brokers_state_and_the_marks_survive_each_others_segments(tmp_path):
         for _ in range(3):
             client.publish_many("b", [bytes(1000)] * 100)
     with Journal(tmp_path / "j") as journal:
-        assert list(committed(journal)) == ["query-1-3"]
+        assert committed(journal) == ["query-1-3"]
     before = messages(tmp_path / "j")
     publish(tmp_path / "j", "query-1-3", [bytes(1000)] * 100)
     assert messages(tmp_path / "j") == before
@@ -94,35 +95,33 @@ def stage(path, payloads, transaction="query-1-0"):
 
 def contents(path):
     with Journal(path, mode="read") as journal:
-        return [bytes(message) for message in journal.read_many(1)]
+        return [bytes(journal.read(position)) for position in range(1, journal.frontier)]
 
 
 @pytest.mark.parametrize("dies_at", [1, 2, 5])
-def test_a_transaction_too_large_for_one_commit_is_gone_on_with(tmp_path, monkeypatch, dies_at):
-    """Killed between two of its commits; then Spark runs the batch again, and its rows come in another order."""
-    monkeypatch.setattr(staging_module, "COMMIT_BYTES", 4000)
+def test_a_large_transaction_is_seen_at_once(tmp_path, monkeypatch, dies_at):
+    """Killed between two of its parts nothing of it is there; then Spark runs the batch again, in another order."""
+    monkeypatch.setattr(staging_module, "SPILL_BYTES", 4000)
     monkeypatch.setattr(blocks, "BLOCK_ROWS", 2)
-    payloads = [b"%03d" % number + bytes(500) for number in range(40)]
-    staging, name = stage(tmp_path / "j", payloads)
-    real, left = Journal.transaction, [dies_at + 1]
+    publish(tmp_path / "j", "query-1-0", [b"before"])
+    payloads = [b"%03d" % number + bytes(5000) for number in range(40)]
+    staging, name = stage(tmp_path / "j", payloads, "query-1-1")
+    real, left, seen = Transaction.spill, [dies_at], []
 
-    def transaction(self, *arguments, **options):
+    def spill(self):
+        real(self)
+        seen.append(messages(tmp_path / "j"))
         left[0] -= 1
         if left[0] == 0:
             raise KeyboardInterrupt
-        return real(self, *arguments, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "transaction", transaction)
-        with pytest.raises(KeyboardInterrupt):
-            staging.commit([name], once=True, batch=0)
+    monkeypatch.setattr(Transaction, "spill", spill)
+    with pytest.raises(KeyboardInterrupt):
+        staging.commit([name], once=True, batch=1)
     staging.abort()  # as Spark does for a batch that failed
-    published = contents(tmp_path / "j")
-    assert 0 < len(published) < 40 and published == payloads[: len(published)]
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 3)  # cut otherwise by another release
-    staging, name = stage(tmp_path / "j", payloads[::-1])
-    staging.commit([name], once=True, batch=0)
-    assert contents(tmp_path / "j") == payloads
-    staging, name = stage(tmp_path / "j", payloads)
-    staging.commit([name], once=True, batch=0)
-    assert contents(tmp_path / "j") == payloads and not (tmp_path / "j.staging").exists()
+    assert seen == [1] * dies_at and contents(tmp_path / "j") == [b"before"]
+    for order in (payloads[::-1], payloads):  # the second time it is there already
+        staging, name = stage(tmp_path / "j", order, "query-1-1")
+        staging.commit([name], once=True, batch=1)
+        assert contents(tmp_path / "j") == [b"before", *payloads[::-1]] and not (tmp_path / "j.staging").exists()
+    assert set(seen) == {1} and len(seen) > 15, "a reader saw a part of it"

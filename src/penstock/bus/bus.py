@@ -37,7 +37,7 @@ from penstock.bus.subscriber import (
     QueueSubscriber,
     _Subscriber,
 )
-from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
 
 if TYPE_CHECKING:
@@ -92,7 +92,18 @@ class Bus(_native.Bus):
         self._executor = executor
         self._thread: threading.Thread | None = None
         self._allocators: list[_native.Allocator] = []
+        self._schemas: dict[int, str] = {}  # what the messages of an id are made of, where somebody has said so
         _buses.add(self)
+
+    def agree(self, id: int, terms: Terms) -> None:
+        """The first to say what an id's messages are made of says it for all; what others bring must go with it."""
+        there = self._schemas.setdefault(id, terms.text)
+        if not terms.check(there, f"id {id} of bus {self.name!r}") and terms.replaces:
+            self._schemas[id] = terms.text
+
+    def schema(self, id: int) -> str | None:
+        """What the id's messages are made of, or None where nobody has said it."""
+        return self._schemas.get(id)
 
     def publish_to(self, subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
         """Publish a draft or static message to one subscriber, past the bus; its id must be private or peer-to-peer."""

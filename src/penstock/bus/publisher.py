@@ -20,6 +20,14 @@ class Publisher(_native.Publisher, channel.Publisher):
     def __init__(self, bus: Bus, id: int = 0, *, allocator: _native.Allocator | None = None, name: str = "") -> None:
         super().__init__(bus, id, allocator, name or f"{bus.name}?id={id}")
 
+    def agree(self, terms: channel.Terms) -> None:
+        self.bus.agree(self.id, terms)
+
+    @property
+    def schema(self) -> str | None:
+        """What this id's messages are made of, or None."""
+        return self.bus.schema(self.id)  # type: ignore[no-any-return]
+
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many subscribers of this id are on the bus."""
         if self.closed:

@@ -188,6 +188,15 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
 
     _kind = 1
 
+    def agree(self, terms: channel.Terms) -> None:
+        for identifier in self.ids:
+            self.bus.agree(identifier, terms)
+
+    @property
+    def schema(self) -> str | None:
+        """What the messages of its first id are made of, or None."""
+        return self.bus.schema(self.ids[0]) if self.bus is not None and self.ids else None
+
     def process_all(self) -> int:
         """Handle every message that is there now: with ``on_message``'s function, else with the handler."""
         if self._callback is not None:

@@ -92,7 +92,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql",
+    "duckdb": "sql", "msgspec": "types",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.

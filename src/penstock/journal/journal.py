@@ -81,6 +81,7 @@ class Journal(Reading):
         self._states: list[segments.State] = []
         self._roll_lock = threading.Lock()
         self._rolling: int | None = None  # the thread that begins a segment
+        self._group: Transaction | None = None  # it has spilled, and holds the roll lock and the writer's lead
         self._sleepers: weakref.WeakSet[Any] = weakref.WeakSet()  # followers and queues: ``close`` wakes them
         self._sleepers_lock = threading.Lock()
         self.queue_lock = threading.RLock()  # held for looking at or changing any queue's state, never while waiting
@@ -371,16 +372,62 @@ class Journal(Reading):
             full = None
             if not self.writer.take_lead(only_if_full):
                 return
-            self._rolling = threading.get_ident()
             try:
-                full = self._begin_segment()
-            except OSError as error:
-                LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
+                full = self._try_to_begin_segment()
             finally:
-                self._rolling = None
                 self.writer.give_lead()
             if full is not None:
                 self._upkeep.begin(full)
+
+    def _try_to_begin_segment(self) -> Full | None:
+        self._rolling = threading.get_ident()
+        try:
+            return self._begin_segment()
+        except OSError as error:
+            LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
+            return None
+        finally:
+            self._rolling = None
+
+    def _open_group(self, transaction: Transaction) -> None:
+        """For ``Transaction.spill``: from here to ``_leave_group`` the roll lock and the lead are the transaction's.
+
+        The group begins in a segment of its own, whose first position is the frontier until the group ends: no reader
+        looks past it.
+        """
+        self._prepare()
+        self._check_not_rolling()
+        self._roll_lock.acquire()
+        self._upkeep.wait()
+        if not self.writer.take_lead():
+            self._roll_lock.release()
+            self.writer.commit_part()  # raises what went wrong
+            raise StateError("the journal failed: open it again")
+        self._group = transaction
+        self._rolling = threading.get_ident()
+        try:
+            full = self._begin_segment()
+        except BaseException:
+            self.writer.give_lead()
+            self._leave_group()
+            raise
+        finally:
+            self._rolling = None
+        self.writer.open_group()
+        if full is not None:
+            self._upkeep.begin(full)
+
+    def _roll_in_group(self) -> None:
+        if self.writer.end >= self.segment_bytes:
+            self._upkeep.wait()
+            full = self._try_to_begin_segment()
+            if full is not None:
+                self._upkeep.begin(full)
+
+    def _leave_group(self) -> None:
+        self._group = None
+        self._roll_lock.release()
+        self._announce()  # what retention took meanwhile
 
     def _check_not_rolling(self) -> None:
         if self._rolling == threading.get_ident():
@@ -486,7 +533,7 @@ class Journal(Reading):
 
     def _announce(self) -> None:
         """Tell readers that files came or went. Only who leads moves the frontier."""
-        if not self.writer.take_lead():
+        if self._group is not None or not self.writer.take_lead():  # the end of a group tells of it
             return
         try:
             self.writer.publish_frontier(self._first_kept(), 1)
@@ -500,7 +547,7 @@ class Journal(Reading):
             with self.queue_lock:
                 passed = min(state.floor for state in self.queue_states.values())
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
-        if limits == Limits():
+        if limits == Limits() or self._group is not None:  # what nobody has seen yet must not go
             return 0
         with self._upkeep.lock:
             return apply(self.directory, limits, self._disk)
@@ -547,6 +594,8 @@ class Journal(Reading):
             sleepers = list(self._sleepers)
         for sleeper in sleepers:
             sleeper.wake()
+        if self._group is not None:
+            self._group.drop()
         if self.mode == "write":
             with self._roll_lock:  # nobody begins a segment, and what was begun for the last one is waited for
                 self.writer.close()

@@ -138,9 +138,9 @@ def check_owner(directory: Path) -> None:
 
 def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
     """Everything a writer needs to go on, with the surviving tail on disk."""
-    segments = tidy(directory, disk)
     result = Recovered(identity, Recovery())
     frontier = read_frontier(directory, identity)
+    segments = tidy(directory, disk, frontier.frontier if frontier else 0)
     if frontier is None and segments and (directory / layout.FRONTIER_NAME).exists():
         place = str(directory / layout.FRONTIER_NAME)
         text = "the frontier was damaged: made anew"
@@ -176,8 +176,8 @@ def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) ->
         seal_from_log(directory, segment, header, first, disk)
 
 
-def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
-    """Remove what a crash left behind: files half made, and revisions that a newer one replaced."""
+def tidy(directory: Path, disk: Disk, durable: int) -> list[tuple[int, int]]:
+    """Remove what a crash left behind: files half made, revisions that a newer one replaced, groups without an end."""
     names = os.listdir(directory)
     segments = layout.latest_segments(names)
     latest = dict(segments)
@@ -188,7 +188,37 @@ def tidy(directory: Path, disk: Disk) -> list[tuple[int, int]]:
         orphan = parsed is not None and suffix != "log" and parsed[1] > latest.get(parsed[0], -1)
         if name.endswith(".new") or replaced or orphan:
             disk.remove(directory / name)
-    return segments
+    return _drop_open_group(directory, segments, durable, disk) if segments else []
+
+
+def _drop_open_group(
+    directory: Path, segments: list[tuple[int, int]], durable: int, disk: Disk
+) -> list[tuple[int, int]]:
+    """Segments of a group whose last batch is missing have nothing that anybody saw: they go, the last one first.
+
+    What the group has in the segment in which it began is a torn tail there.
+    """
+    first, revision = segments[-1]
+    path = directory / layout.segment_name(first, revision)
+    data = read_part(path, 0, layout.SEGMENT_HEADER_BYTES + layout.BATCH.size)
+    if len(data) < layout.SEGMENT_HEADER_BYTES + layout.BATCH.size:
+        return segments
+    group, flags = layout.BATCH.unpack(data[layout.SEGMENT_HEADER_BYTES :])[8:10]
+    if not flags & layout.BATCH_OPEN or not durable <= group < first:
+        return segments
+    try:
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+    except CorruptionError:
+        return segments  # told when it is read
+    if native.scan(read_all(path), header.nonce, first, 2**63, durable, header.gaps)["open_group"] != group:
+        return segments
+    from penstock.journal.rewrite import remove_segment
+
+    for segment in reversed(segments):
+        if segment[0] > group:
+            remove_segment(directory, *segment, disk)
+            disk.sync_directory(directory)
+    return [segment for segment in segments if segment[0] <= group]
 
 
 def _read_last(
@@ -270,6 +300,10 @@ def write_caches(
         old = _old_cache(path)
         if old is not None and not sealed and old[: len(content)] == content and not any(old[len(content) :]):
             continue
+        if suffix == "topics" and len(old or b"") > len(content):  # its size is how many it has: sealed within a group
+            disk.remove(path)
+            disk.sync_directory(directory)
+            old = None
         file = disk.open(path) if old is not None else disk.create(path)
         try:
             disk.write(file, content, max(0, len(old or b"") - len(content)), 0)

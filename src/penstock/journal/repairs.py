@@ -46,7 +46,7 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
     identity, lock, _ = recovery.prepare(path, disk)
     try:
         words = recovery.read_frontier(path, identity)
-        segments = recovery.tidy(path, disk)
+        segments = recovery.tidy(path, disk, words.frontier if words else 0)
         report.segments = len(segments)
         for number, segment in enumerate(segments):
             following = segments[number + 1][0] if number + 1 < len(segments) else None

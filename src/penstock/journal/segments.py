@@ -100,6 +100,7 @@ def begin(
         replaced = True
         flag = layout.BATCH_SNAPSHOT | (layout.BATCH_TOPICS if writer.topics() else 0)
         writer.commit_records(b"".join(records), len(records), flag)
+        disk.remove(segment.path("topics"))  # of one that began here and was closed off without a message
         disk.rename(temporary, segment.path())
         disk.sync_directory(directory)
     except BaseException as error:

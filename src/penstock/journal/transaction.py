@@ -1,6 +1,8 @@
-"""Transaction: messages of many topics and state records, gathered in memory and stored as one atomic batch.
+"""Transaction: messages of many topics and state records, stored together or not at all.
 
-A transaction is used by one thread; several may be open at a time.
+They are gathered in memory and stored as one batch. Where that would be too much, ``spill`` stores what was gathered so
+far out of sight: the batches of such a transaction are a group that ends with ``commit`` and is nothing without its
+end. A transaction is used by one thread; several may be open at a time, of which one has spilled.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Transaction:
         self._journal = journal
         self._messages: list[tuple[int, Buffer, bytes, bytes, bytes, int] | tuple[Batch, bytes]] = []
         self._states: list[tuple[int, int, Buffer]] = []
-        self._done = False
+        self._done = self._spilled = False
         self.first: int | None = None
         self.last: int | None = None
 
@@ -85,9 +87,55 @@ class Transaction:
             self._journal.note_kind(kind)
         self._states.append((kind, layout.FLAG_INTERNAL if internal else 0, data))
 
+    def spill(self) -> None:
+        """Store the messages added so far; nobody sees them before ``commit``, which makes all of it visible at once.
+
+        Until then other commits to this journal wait. A transaction that is dropped after it has spilled fails the
+        journal: opened again, it has nothing of it.
+        """
+        self._check_open()
+        if not self._spilled:
+            self._journal._open_group(self)
+            self._spilled = True
+        try:
+            # states go with the end: the head of a segment that begins before it is asked for what is committed
+            first, last, _ = self._journal.writer.stage_all(self._messages, [])
+            self._journal.writer.commit_part()
+            self._journal._roll_in_group()
+        except BaseException:
+            self.drop()
+            raise
+        self._messages = []
+        self._note(first, last)
+
+    def drop(self) -> None:
+        """Nothing of it is stored. Twice does nothing."""
+        spilled, self._done, self._spilled = self._spilled, True, False
+        if spilled:
+            self._journal.writer.drop_group()
+            self._journal._leave_group()
+
+    def _note(self, first: int, last: int) -> None:
+        if last >= first:
+            self.first = first if self.first is None else self.first
+            self.last = last
+
+    def _end_group(self) -> None:
+        try:
+            first, last, _ = self._journal.writer.stage_all(self._messages, self._states)
+            self._journal.writer.close_group()
+        except BaseException:
+            self.drop()
+            raise
+        self._done, self._spilled = True, False
+        self._journal._leave_group()
+        self._note(first, last)
+
     def commit(self) -> None:
         """Store everything now; on disk when this returns."""
         self._check_open()
+        if self._spilled:
+            return self._end_group()
         self._done = True
         if not self._messages and not self._states:
             return
@@ -95,8 +143,7 @@ class Transaction:
         self._journal._prepare()  # before, not after: whoever gives the state has applied all that was committed
         first, last, ticket = writer.stage_all(self._messages, self._states)
         writer.commit(ticket)
-        if last >= first:
-            self.first, self.last = first, last
+        self._note(first, last)
 
     def _check_open(self) -> None:
         if self._done:
@@ -108,4 +155,4 @@ class Transaction:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and not self._done:
             self.commit()
-        self._done = True
+        self.drop()

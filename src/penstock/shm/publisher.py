@@ -70,6 +70,14 @@ class Publisher(native.Publisher, channel.Publisher):
         if activation and not self.activated:
             warnings.warn(f"channel {name!r}: the activation message found no slot and was not published", stacklevel=2)
 
+    def agree(self, terms: channel.Terms) -> None:
+        agree_on_schema(self, terms)
+
+    @property
+    def schema(self) -> str | None:
+        """What describes the channel's type, or None."""
+        return self._agree_on_schema("", "", False)[1] or None
+
     def forward(self, batch: Any) -> int:
         """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
         size = len(batch[0].metadata or b"") if len(batch) else 0  # of all of them: they come from one channel
@@ -118,6 +126,19 @@ class Publisher(native.Publisher, channel.Publisher):
 
     def __repr__(self) -> str:
         return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def agree_on_schema(handle: Any, terms: channel.Terms) -> None:
+    """Under the channel's lock: the first to say a type says it for all; what others bring must go with it."""
+    where = f"channel {handle.name!r}"
+    there, text = handle._agree_on_schema(terms.name, terms.text, False)
+    if text:
+        same = terms.check(text, where)
+    else:
+        same = there in ("", terms.name)
+        terms.check_name(there, where)
+    if not same and terms.replaces and isinstance(handle, Publisher):
+        handle._agree_on_schema(terms.name, terms.text, True)
 
 
 def is_reliable(name: str, overflow: str | Overflow | None, reliable: bool | None) -> bool:

@@ -16,7 +16,7 @@ from penstock._core import shm as native
 from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.shm.handles import remember
-from penstock.shm.publisher import group_id, is_reliable
+from penstock.shm.publisher import agree_on_schema, group_id, is_reliable
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -81,6 +81,14 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         )  # fmt: skip
         remember(self)
         self.call_in_thread(on_message)
+
+    def agree(self, terms: channel.Terms) -> None:
+        agree_on_schema(self, terms)
+
+    @property
+    def schema(self) -> str | None:
+        """What describes the channel's type, or None."""
+        return self._agree_on_schema("", "", False)[1] or None
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""

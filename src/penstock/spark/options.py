@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from penstock.errors import InvalidArgument, nearest
@@ -16,8 +17,9 @@ OPTIONS = (
 
 SPARKS_OWN = (
     "checkpointLocation", "queryName", "outputMode",
-    "owner", "provider", "comment", "external", "is_managed_location", "serialization.format",
+    "owner", "provider", "comment", "external", "is_managed_location", "serialization.format", "location", "collation",
 )  # fmt: skip
+_MADE_BY_SPARK = ("option.",)  # of tables: each option once more
 #: Names that another source has for the same thing.
 ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMessagesPerTrigger"}
 
@@ -26,7 +28,7 @@ def check_options(options: Mapping[str, str]) -> None:
     """``InvalidArgument`` for an option that is not one, with the nearest that is."""
     known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN, *ALIASES)}
     for name in options:
-        if name.lower() not in known:
+        if name.lower() not in known and not name.lower().startswith(_MADE_BY_SPARK):
             raise InvalidArgument(f"the penstock source has no option {name!r}; {nearest(name, OPTIONS)}")
 
 
@@ -41,6 +43,9 @@ def folded(options: Mapping[str, str]) -> dict[str, str]:
             found.setdefault(spelling.get(name.lower(), name), value)
         elif found.setdefault(meant, value) != value:
             raise InvalidArgument(f"{name}={value!r} and {meant}={found[meant]!r} name the same thing: give one")
+    place = next((value for name, value in options.items() if name.lower() == "location"), None)
+    if place is not None:  # of a table: CREATE TABLE ... LOCATION, or its own for what OPTIONS (path ...) said
+        found.setdefault("path", re.sub("^file:/+", "/", place))
     return found
 
 

@@ -3,11 +3,15 @@
 Why: Spark 4.3 keeps one Python source per loaded frame and in it the plan that the last push-down made. The filters of
 one query would stay for the next one over the same frame, and of two scans in one query the last one's filters would
 count for both: rows would go missing. And it never tells a Python source which columns a query uses. Here the frame's
-table is replaced by one that makes a new source for each scan, for the columns asked for (forty lines of Java,
-compiled in the driver's JVM by the compiler that Spark itself compiles queries with). Filters are all given back to
-Spark, which looks at every row again. Since every scan plans anew, where each journal ends is noted when the frame is
-loaded: all scans of a frame see the same messages. A frame that cannot be treated so stays as it is, without
-push-down. Driver only; any thread may load.
+table is replaced by one that makes a new source for each scan, for the columns asked for (``scans``, Java that is
+compiled in the driver's JVM). Filters are all given back to Spark, which looks at every row again. Since every scan
+plans anew, where each journal ends is noted when the frame is loaded: all scans of a frame see the same messages.
+
+In SQL the same is done by two rules among a session's extensions, which also give a table of the catalog the options
+that it was created with (Spark forgets them) and know ``penstock.`/path` ``.
+
+With a Spark where this cannot be done, and with one that it was not tried with, a warning says so and what is lost:
+frames and views are right all the same, without push-down. Driver only; any thread may load.
 """
 
 from __future__ import annotations
@@ -19,82 +23,15 @@ import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock.spark import scans
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOG = logging.getLogger("penstock.spark")
-_CLASS = "penstock.spark.TableOfScans"
-_JAVA = """
-package penstock.spark;
-
-import org.apache.spark.sql.connector.read.Scan;
-import org.apache.spark.sql.connector.read.ScanBuilder;
-import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
-import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
-import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
-import org.apache.spark.sql.sources.Filter;
-import org.apache.spark.sql.types.StructField;
-import org.apache.spark.sql.types.StructType;
-import org.apache.spark.sql.util.CaseInsensitiveStringMap;
-
-public class TableOfScans extends PythonTable {
-  public TableOfScans(PythonDataSourceV2 source, String name, StructType schema) {
-    super(source, name, schema);
-  }
-
-  public ScanBuilder newScanBuilder(CaseInsensitiveStringMap options) {
-    return new Builder(name(), schema(), options);
-  }
-
-  public static class Builder implements SupportsPushDownFilters, SupportsPushDownRequiredColumns {
-    private final String name;
-    private final CaseInsensitiveStringMap options;
-    private StructType schema;
-    private Filter[] filters = new Filter[0];
-
-    public Builder(String name, StructType schema, CaseInsensitiveStringMap options) {
-      this.name = name;
-      this.schema = schema;
-      this.options = options;
-    }
-
-    public Filter[] pushFilters(Filter[] filters) {
-      this.filters = filters;
-      return filters;
-    }
-
-    public Filter[] pushedFilters() {
-      return new Filter[0];
-    }
-
-    public void pruneColumns(StructType wanted) {
-      if (wanted.length() > 0) {
-        schema = wanted;
-      } else {
-        schema = new StructType(new StructField[] {narrowest()});
-      }
-    }
-
-    private StructField narrowest() {
-      StructField[] fields = schema.fields();
-      for (int i = 0; i < fields.length; i++) {
-        if (fields[i].name().equals("position") || fields[i].name().equals("ordinal")) return fields[i];
-      }
-      return fields[0];
-    }
-
-    public Scan build() {
-      PythonDataSourceV2 source = new PythonDataSourceV2();
-      source.setShortName(name);
-      ScanBuilder builder = new PythonTable(source, name, schema).newScanBuilder(options);
-      if (filters.length > 0) ((SupportsPushDownFilters) builder).pushFilters(filters);
-      return builder.build();
-    }
-  }
-}
-"""
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_with_rules: weakref.WeakSet[Any] = weakref.WeakSet()  # contexts
+TRIED = ("4.3.",)  # versions of Spark, each by tests/spark/test_relation.py
 _ENABLED = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -104,11 +41,41 @@ def push_down(spark: SparkSession) -> None:
     It holds for frames loaded afterwards, and for classic sessions: frames of Spark Connect are read whole.
     """
     spark.conf.set(_ENABLED, "true")
-    install()
+    install(spark)
 
 
-def install() -> None:
-    """From now on ``spark.read.format("penstock").load(...)`` gives such frames; other formats are not touched."""
+def install(spark: SparkSession) -> None:
+    """From now on ``spark.read.format("penstock").load(...)`` gives such frames; other formats are not touched.
+
+    Tables and paths in SQL are known where ``spark`` has not run a query yet.
+    """
+    _add_rules(spark)
+    _wrap_load()
+
+
+def _add_rules(spark: SparkSession) -> None:
+    context = getattr(spark, "_sc", None)
+    if context is None or context in _with_rules:  # Spark Connect has no JVM here
+        return
+    _with_rules.add(context)
+    version = context.version
+    if not version.startswith(TRIED):
+        LOG.warning("Penstock was tried with Spark %s, not with %s: compare what you read", ", ".join(TRIED), version)
+    try:
+        gateway = context._gateway
+        made = _table_class(gateway).getClasses()
+        queries = next(item for item in made if item.getSimpleName() == "Queries").getConstructors()[0]
+        for paths in (True, False):
+            arguments = gateway.new_array(gateway.jvm.java.lang.Object, 1)
+            arguments[0] = paths
+            rule, extensions = queries.newInstance(arguments), spark._jsparkSession.extensions()
+            (extensions.injectHintResolutionRule if paths else extensions.injectResolutionRule)(rule)
+    except Exception as error:  # whatever another version of Spark does here
+        what = "tables and paths of journals cannot be used in SQL (views can), and filters are not pushed down"
+        LOG.warning("with Spark %s %s: %s", version, what, _reason(error))
+
+
+def _wrap_load() -> None:
     from pyspark.sql.readwriter import DataFrameReader
 
     original = DataFrameReader.load
@@ -140,8 +107,14 @@ def separated(frame: DataFrame) -> DataFrame:
     try:
         return _with_own_sources(frame, relation, given | more)
     except Exception as error:  # whatever another version of Spark does here: correct, only without push-down
-        LOG.warning("filters are not pushed down to journals with this Spark: %s", str(error).splitlines()[0])
+        text = "with Spark %s filters are not pushed down to journals, which are read whole: %s"
+        LOG.warning(text, frame.sparkSession.version, _reason(error))
         return frame
+
+
+def _reason(error: Exception) -> str:
+    java = getattr(error, "java_exception", None)
+    return str(error if java is None else java.toString()).splitlines()[0]
 
 
 def _relation(frame: DataFrame) -> Any:
@@ -180,14 +153,14 @@ def _with_own_sources(frame: DataFrame, relation: Any, options: Mapping[str, str
 
 
 def _table_class(gateway: Any) -> Any:
-    """The Java class above, compiled once for each JVM."""
+    """The Java class of ``scans``, compiled once for each JVM."""
     known = _compiled.get(gateway)
     if known is None:
         jvm = gateway.jvm
         compiler = jvm.org.codehaus.janino.SimpleCompiler()
         compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
-        compiler.cook(_JAVA)
-        known = compiler.getClassLoader().loadClass(_CLASS)
+        compiler.cook(scans.JAVA)
+        known = compiler.getClassLoader().loadClass(scans.CLASS)
         _compiled[gateway] = known
     return known
 

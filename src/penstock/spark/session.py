@@ -50,8 +50,9 @@ def session(
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():
         builder = builder.config(key, _text(value))
-    relation.install()
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    relation.install(spark)
+    return spark
 
 
 def defaults(master: str, java: Java, class_cache: bool = True) -> dict[str, Any]:

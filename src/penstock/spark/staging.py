@@ -5,9 +5,8 @@ files whose task succeeded are named to ``commit``. The marks of what was commit
 in the same atomic batch as the messages. ``write`` runs on executors and needs no native code; ``commit`` runs on the
 driver.
 
-A transaction of more than ``COMMIT_BYTES`` is published in several commits, since one is held in memory and bounded.
-Each of them but the last marks how far it came, and in which files: whoever commits the transaction again goes on
-there, with those files, whatever was staged anew. They are synced before the first such mark and kept until the last.
+A transaction of any size is seen at once: every ``SPILL_BYTES`` go into the journal out of sight, and the last batch,
+which has the mark, makes all of them visible. Whoever dies before leaves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,17 +31,8 @@ if TYPE_CHECKING:
 
 STATE_KIND = 0x5350  # marks of Spark commits among a journal's state records
 MAX_MARKS = 1000
-COMMIT_BYTES = 256 << 20
-_PARTIAL = "partial"  # in the folder of a transaction: some of it is published, its files must stay
+SPILL_BYTES = 64 << 20
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a transaction is published: so many rows of these files, in this order."""
-
-    files: tuple[str, ...]
-    rows: int
 
 
 class Staging(Protocol):
@@ -121,54 +110,21 @@ class DirectoryStaging:
         from penstock._core.broker import batch_names, range_batch
 
         marks = committed(journal)
-        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(*mark)) for mark in marks.items()), (STATE_KIND,))
-        known = marks.get(self.transaction)
-        if once and self.transaction in marks and known is None:
+        journal.on_snapshot(lambda: ((STATE_KIND, encode_mark(mark)) for mark in marks), (STATE_KIND,))
+        if once and self.transaction in marks:
             return
-        progress = Progress(tuple(names), 0) if known is None else known
-        waiting = self._blocks(progress)
-        block = next(waiting, None)
-        while True:
-            held = rows = 0
-            with journal.transaction() as transaction:
-                while block is not None and (not held or held + len(block.data) <= COMMIT_BYTES):
-                    batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
-                    transaction.append_batch(batch, batch_names(batch))
-                    held, rows = held + len(block.data) + len(block.index), rows + len(batch)
-                    block = next(waiting, None)
-                progress = Progress(progress.files, progress.rows + rows)
-                left = None if block is None else progress
-                if once:
-                    if left is not None:
-                        self._keep(progress.files)
-                    transaction.state(STATE_KIND, encode_mark(self.transaction, left))
+        held = 0
+        with journal.transaction() as transaction:
+            for block in (block for name in names for batch in self._batches(name) for block in blocks.encode(batch)):
+                size = len(block.data) + len(block.index)
+                if held and held + size > SPILL_BYTES:
+                    transaction.spill()
+                    held = 0
+                batch = range_batch(block.index, block.data, dict(enumerate(block.topics)), foreign=False)
+                transaction.append_batch(batch, batch_names(batch))
+                held += size
             if once:
-                marks[self.transaction] = left  # not before: a segment that the commit begins is headed by them
-            if block is None:
-                (self.directory / _PARTIAL).unlink(missing_ok=True)
-                return
-
-    def _keep(self, names: Sequence[str]) -> None:
-        """From the first mark of a part on the files are what the rest comes from: on the disk, and kept by abort."""
-        if (self.directory / _PARTIAL).exists():
-            return
-        (self.directory / _PARTIAL).touch()
-        for path in (*(self.directory / name for name in (*names, _PARTIAL)), self.directory, self.root):
-            handle = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
-
-    def _blocks(self, progress: Progress) -> Iterator[blocks.Block]:
-        """What the files hold after the rows that are published."""
-        skip = progress.rows
-        for name in progress.files:
-            for batch in self._batches(name):
-                taken = min(skip, batch.num_rows)
-                skip -= taken
-                if taken < batch.num_rows:
-                    yield from blocks.encode(batch.slice(taken))
+                transaction.state(STATE_KIND, encode_mark(self.transaction))
 
     def _batches(self, name: str) -> Iterator[pyarrow.RecordBatch]:
         place = str(self.directory / Path(name).name)
@@ -185,25 +141,20 @@ class DirectoryStaging:
             raise CorruptionError(f"{place} has {rows} rows, not as many as its name says; run the job again", place)
 
     def abort(self) -> None:
-        if (self.directory / _PARTIAL).exists():
-            return
         shutil.rmtree(self.directory, ignore_errors=True)
         with contextlib.suppress(OSError):  # another transaction may be under way
             self.root.rmdir()
 
 
-def committed(journal: Journal) -> dict[str, Progress | None]:
-    """The transactions that a journal has marks of, oldest first: the last of each query, and named batch jobs.
-
-    One of which only a part is published has its progress, the others None.
-    """
-    latest: dict[str, tuple[str, Progress | None]] = {}
+def committed(journal: Journal) -> list[str]:
+    """The transactions that a journal has marks of, oldest first: the last of each query, and named batch jobs."""
+    latest: dict[str, str] = {}
     for kind, data in journal.state_records():
         if kind == STATE_KIND:
-            name, progress = decode_mark(data)
+            name = str(json.loads(data)["transaction"])
             latest.pop(_owner(name), None)
-            latest[_owner(name)] = name, progress
-    return dict(list(latest.values())[-MAX_MARKS:])
+            latest[_owner(name)] = name
+    return list(latest.values())[-MAX_MARKS:]
 
 
 def _owner(transaction: str) -> str:
@@ -211,17 +162,9 @@ def _owner(transaction: str) -> str:
     return transaction.rpartition("-")[0] if transaction.startswith("query-") else transaction
 
 
-def encode_mark(transaction: str, progress: Progress | None = None) -> bytes:
+def encode_mark(transaction: str) -> bytes:
     """A mark as a state record's bytes."""
-    part = {} if progress is None else {"files": progress.files, "rows": progress.rows}
-    return json.dumps({"transaction": transaction, **part}).encode()
-
-
-def decode_mark(data: bytes) -> tuple[str, Progress | None]:
-    """The transaction that a mark names, and how far it came where it is not complete."""
-    fields = json.loads(data)
-    part = Progress(tuple(map(str, fields["files"])), int(fields["rows"])) if "files" in fields else None
-    return str(fields["transaction"]), part
+    return json.dumps({"transaction": transaction}).encode()
 
 
 def _chain(first: pyarrow.RecordBatch, rest: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:

@@ -69,6 +69,7 @@ def open_publisher(
         close_timeout=close_timeout,
         keepalive=keepalive,
         executor=executor,
+        schema=address.schema,
     )
 
 

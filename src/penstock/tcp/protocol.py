@@ -30,6 +30,8 @@ HEADER = struct.Struct("<HBBQ")
 MAGIC = b"PNSK"
 FIELD = struct.Struct("<HH")  # tag and size of the value that follows
 MAX_HANDSHAKE_DATA = 1024
+MAX_SCHEMA_BYTES = 49_152
+MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
 PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
@@ -57,6 +59,7 @@ class Tag(enum.IntEnum):
     WANTS_TOKEN = 5
     PROOF = 6
     CALLS = 7
+    SCHEMA = 8
 
 
 SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE, Tag.CALLS: 0}
@@ -71,6 +74,7 @@ class Agreed:
     peer_identity: bytes = NO_NONCE
     next_ordinal: int = 0
     peer_clock_ns: int = 0
+    schema: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class Extension:
     clock_ns: int = 0
     proof: bytes = b""
     calls: bool = False  # requests and answers follow, not messages
+    schema: str = ""
 
     def encode(self) -> bytes:
         """The list of fields, the next ordinal first."""
@@ -99,6 +104,8 @@ class Extension:
             fields.append((Tag.PROOF, self.proof))
         if self.calls:
             fields.append((Tag.CALLS, b""))
+        if self.schema:
+            fields.append((Tag.SCHEMA, self.schema.encode()))
         return MAGIC + b"".join(FIELD.pack(tag, len(value)) + value for tag, value in fields)
 
     @classmethod
@@ -126,6 +133,7 @@ class Extension:
             int.from_bytes(fields.get(Tag.CLOCK_NS, b""), "little", signed=True),
             fields.get(Tag.PROOF, b""),
             Tag.CALLS in fields,
+            fields.get(Tag.SCHEMA, b"").decode("utf-8", "replace"),
         )
 
 
@@ -203,8 +211,14 @@ class FrameReader:
 class Negotiation:
     """What both sides share: frames come in, bytes go out, in the end there is an agreement."""
 
-    def __init__(self, token: bytes | None, identity: bytes = NO_NONCE, calls: bool = False) -> None:
-        self._reader = FrameReader()
+    def __init__(
+        self,
+        token: bytes | None,
+        identity: bytes = NO_NONCE,
+        calls: bool = False,
+        max_data: int = MAX_HANDSHAKE_DATA,
+    ) -> None:
+        self._reader = FrameReader(max_data)
         self._token = token
         self._calls = calls
         self._asking, self._answering = ("client", "server") if calls else ("subscriber", "publisher")
@@ -244,7 +258,7 @@ class Request(Negotiation):
         clock_ns: int = 0,
         calls: bool = False,
     ) -> None:
-        super().__init__(token, identity, calls)
+        super().__init__(token, identity, calls, MAX_ANSWER_DATA)
         if token is not None and not extended:
             raise ValueError("a token needs the extended handshake")
         ours = Extension(token is not None, self._nonce, identity, 0, clock_ns, calls=calls) if extended else None
@@ -282,7 +296,8 @@ class Request(Negotiation):
             self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
             return Agreed(whole.version, False)
-        return Agreed(whole.version, True, extension.identity, extension.next_ordinal, extension.clock_ns)
+        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema)
+        return Agreed(whole.version, True, *told)
 
     def _check_publisher(self, proof: bytes) -> None:
         challenge = getattr(self, "_challenge", NO_NONCE)
@@ -295,8 +310,11 @@ class Request(Negotiation):
 class Answer(Negotiation):
     """The publisher's side."""
 
-    def __init__(self, token: bytes | None = None, *, identity: bytes = NO_NONCE, calls: bool = False) -> None:
+    def __init__(
+        self, token: bytes | None = None, *, identity: bytes = NO_NONCE, calls: bool = False, schema: str = ""
+    ) -> None:
         super().__init__(token, identity, calls)
+        self._schema = schema
         self._asked: Frame | None = None
         self._proof = b""
 
@@ -352,5 +370,6 @@ class Answer(Negotiation):
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        ours = Extension(False, self._nonce, self._identity, next_ordinal, clock_ns, self._proof, self._calls)
+        told = (next_ordinal, clock_ns, self._proof, self._calls, self._schema)
+        ours = Extension(False, self._nonce, self._identity, *told)
         return handshake(agreed.version, ours)

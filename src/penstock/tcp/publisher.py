@@ -81,7 +81,9 @@ class Publisher(PublisherContract):
         close_timeout: float = 5.0,
         keepalive: float | None = 15.0,
         executor: Executor | None = None,
+        schema: str = "",
     ) -> None:
+        self._schema = schema
         self.overflow = choose(Overflow, overflow, "overflow")
         if depth < 1 or depth_bytes < 1:
             raise InvalidArgument(f"depth={depth} and depth_bytes={depth_bytes} must be 1 or more")
@@ -304,7 +306,12 @@ class Publisher(PublisherContract):
 
     def new_answer(self) -> Answer:
         """The protocol's side of a new connection."""
-        return Answer(self._token, identity=self._identity)
+        return Answer(self._token, identity=self._identity, schema=self._schema)
+
+    @property
+    def schema(self) -> str | None:
+        """What its greeting says of the messages, or None."""
+        return self._schema or None
 
     def joined(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
         """A handshake has ended well: the native core takes over."""
@@ -319,11 +326,11 @@ class Publisher(PublisherContract):
 
     def failed(self, joining: Joining, error: BaseException) -> None:
         """A handshake has not: the offender is closed, everybody else goes on."""
-        with self._changed:
-            self._joining.pop(joining, None)
-        if not self._closing:
+        if not self._closing or isinstance(error, RefusedError):  # who was refused may know it before `close` began
+            self._outlet.error()
             self._warnings.tell("%s: %s closed: %s", self.address, joining.name, error)
-            self._outlet.error()  # last: whoever sees it counted finds it in the log
+        with self._changed:
+            self._joining.pop(joining, None)  # last: `close` waits for those that are here
 
     def _note_gone(self) -> None:
         with self._changed:

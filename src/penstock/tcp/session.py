@@ -58,6 +58,7 @@ class Session:
         self.last_error: str | None = None
         self.connections = 0
         self.clock_offset_ns: int | None = None
+        self.schema = ""  #: what the publisher's greeting said of its messages
         self._subscriber = subscriber
         self._executor = subscriber.executor
         self._lock = threading.RLock()
@@ -150,6 +151,11 @@ class Session:
                 return
             self._attempt = None
             self._address = self._name(attempt.target)
+            self.schema = agreement.schema
+            if not self._subscriber._goes_with(agreement.schema, self):
+                connection.close()
+                self._refuse(str(self._subscriber.refusal))
+                return
             fresh = agreement.peer_identity != self._identity or not agreement.extended
             self._identity = agreement.peer_identity
             if agreement.extended:
@@ -162,6 +168,16 @@ class Session:
             self._set(SessionState.CONNECTED)
             self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
+
+    def refuse(self, why: str) -> None:
+        """What the publisher sends is not what the subscriber is for: no use in trying again."""
+        with self._lock:
+            self._refuse(why)
+
+    def _refuse(self, why: str) -> None:
+        self.last_error = why
+        self._end(why)
+        self._subscriber.ended(self)
 
     # -- the end of a connection
 

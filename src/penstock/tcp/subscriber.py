@@ -21,9 +21,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
-from penstock.channel import Ledger, check_timeout, choose, refuse_read
+from penstock.channel import Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
-from penstock.errors import CapacityError, ClosedError, InvalidArgument
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
@@ -91,6 +91,8 @@ class Subscriber(SubscriberContract):
         self._delivery = Delivery.PROCESS_ALL
         self._closing = False
         self._told_full = False
+        self._terms: Terms | None = None
+        self.refusal: PenstockError | None = None  #: its publisher's type does not go with ours: a session ended
         self._owner_pid = os.getpid()
         self._inlet.on_lost(_lost_of(weakref.ref(self)))
         self._use_native_read()
@@ -130,6 +132,34 @@ class Subscriber(SubscriberContract):
         """All that have not been cancelled."""
         with self._lock:
             return list(self._sessions.values())
+
+    def agree(self, terms: Terms) -> None:
+        """A publisher tells its schema when it greets: whoever has done so is looked at now, the others then.
+
+        One that does not go with it ends its session; when no session is left reading ends with ``refusal``.
+        """
+        with self._lock:
+            self._terms = terms
+            refused = [session for session in self._sessions.values() if not self._goes_with(session.schema, session)]
+        for session in refused:
+            session.refuse(str(self.refusal))
+            self._inlet.detach(session.number)
+            session.close_sockets()
+
+    def _goes_with(self, schema: str, session: Session) -> bool:
+        if self._terms is None:
+            return True
+        try:
+            self._terms.check(schema, session.publisher)
+        except (RefusedError, ProtocolError) as error:
+            self.refusal = error
+            return False
+        return True
+
+    @property
+    def schema(self) -> str | None:
+        """What the greeting of its publisher said of the messages; None where nothing was said, or nobody is there."""
+        return next((session.schema for session in self.sessions if session.schema), None)
 
     def forget(self, session: Session) -> None:
         """A session was cancelled; wait for a callback that runs, unless this is called inside it."""

@@ -1,0 +1,83 @@
+"""Codec: how objects of one type become bytes and bytes objects. Users add their own by ``add`` or an entry point."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from penstock.errors import InvalidArgument
+from penstock.types.schema import Schema
+
+T = TypeVar("T")
+Maker = Callable[[Any], "Codec[Any] | None"]
+
+ENTRY_POINTS = "penstock.codecs"  #: the group of entry points; each names a function as ``add`` takes
+
+
+@dataclass(frozen=True, slots=True)
+class Codec(Generic[T]):
+    """What a typed handle needs to know of a type.
+
+    ``schema`` is a definition as ``Schema.definition`` has it; empty: only the name is known to others. ``decode`` gets
+    the message itself, which has a buffer. ``dtype`` makes ``reserve`` give an array.
+    """
+
+    name: str
+    encoding: str
+    schema: Mapping[str, Any]
+    encode: Callable[[T], Any]
+    decode: Callable[[Any], T]
+    dtype: Any = field(default=None, compare=False)
+
+    def described(self) -> Schema:
+        """The schema that travels; ``InvalidArgument`` where it is too large."""
+        return Schema(self.name, self.encoding, self.schema).checked()
+
+
+_makers: list[Maker] = []
+_loaded: list[Maker] | None = None
+_loading = threading.Lock()
+
+
+def add(maker: Maker) -> Maker:
+    """Have ``maker(type)`` asked for a codec before all others; it gives None for types that are not its own."""
+    if not callable(maker):
+        raise TypeError(f"a function from a type to its codec is wanted, not {type(maker).__name__}")
+    _makers.insert(0, maker)
+    return maker
+
+
+def remove(maker: Maker) -> None:
+    """Take back what ``add`` took."""
+    _makers.remove(maker)
+
+
+def codec_of(kind: Any) -> Codec[Any]:
+    """The codec of a type, or ``kind`` itself where it is one. ``InvalidArgument`` says which types there are."""
+    if isinstance(kind, Codec):
+        return kind
+    from penstock.types.builtin import make
+
+    for maker in (*_makers, make, *_entry_points()):
+        found = maker(kind)
+        if found is not None:
+            if not isinstance(found, Codec):
+                raise TypeError(f"{maker!r} gave {found!r} for {kind!r}, which is no Codec")
+            return found
+    raise InvalidArgument(
+        f"type={kind!r} has no codec: a msgspec.Struct, dataclass, TypedDict, pydantic model, protobuf message, numpy "
+        "dtype, pyarrow schema, str, dict or penstock.types.Codec is wanted (penstock.types.add makes others known)"
+    )
+
+
+def _entry_points() -> list[Maker]:
+    """Looked for once, and only for a type that nobody else knows."""
+    global _loaded  # noqa: PLW0603
+    with _loading:
+        if _loaded is None:
+            from importlib.metadata import entry_points
+
+            _loaded = [entry.load() for entry in entry_points(group=ENTRY_POINTS)]
+        return _loaded

@@ -1,0 +1,298 @@
+"""Which schemas go together: the rules of docs/types.md, in one place.
+
+``first_difference(writer, reader)`` says why a reader cannot read all that a writer may write, or None where it can. It
+looks at texts alone, so that anybody can ask, whatever is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.types.schema import Schema
+
+MAX_STEPS = 20_000  # of one comparison: choices within choices multiply
+MAX_DEPTH = 64  # of types within types; a type that holds itself is compared once
+# Words of JSON Schema that a message does not depend on.
+_SILENT = {"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "$schema", "readOnly"}
+_SILENT |= {"writeOnly", "contentEncoding", "discriminator"}
+_STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
+_STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf"}
+_ANYTHING: Mapping[str, Any] = {}
+
+
+def first_difference(writer: Schema, reader: Schema) -> str | None:
+    """Why ``reader`` cannot read everything that ``writer`` writes, the first such field named; None: it can."""
+    if writer.encoding != reader.encoding:
+        return f"it is written as {writer.encoding} and read as {reader.encoding}"
+    mine, theirs = dict(writer.definition), dict(reader.definition)
+    if mine == theirs or not mine or not theirs:
+        return None if mine or theirs or writer.name == reader.name else "nothing is known but two names"
+    if writer.language != reader.language:
+        return f"one is described by {writer.language}, the other by {reader.language}"
+    compare = _LANGUAGES.get(writer.language)
+    if compare is None:
+        return f"the two differ, and schemas of {writer.language!r} are compared as a whole"
+    try:
+        return next(compare(mine[writer.language], theirs[writer.language]), None)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        return f"a schema cannot be understood ({type(error).__name__}: {error})"
+
+
+def _place(path: str) -> str:
+    return f"field {path!r}" if path else "the message"
+
+
+# --- JSON Schema: msgspec, dataclasses, TypedDict, pydantic, dict
+
+
+class _Document:
+    """A JSON Schema with its named parts."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._names: Mapping[str, Any] = root.get("$defs", {})
+        self.root = root
+
+    def follow(self, node: Any) -> Mapping[str, Any]:
+        """The node itself, whatever refers to it."""
+        for _ in range(MAX_DEPTH):
+            if node is True:
+                return _ANYTHING
+            if not isinstance(node, Mapping):
+                raise ValueError(f"{node!r} is no schema")
+            whole = node.get("allOf")
+            if isinstance(whole, list) and len(whole) == 1:  # pydantic's way to write words beside a reference
+                node = whole[0]
+            elif "$ref" in node:
+                node = self._names[str(node["$ref"]).rpartition("/")[2]]
+            else:
+                return node
+        raise ValueError("references that refer to each other")
+
+
+def _json(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> Iterator[str]:
+    yield from _Comparison(_Document(writer), _Document(reader)).node(writer, reader, "")
+
+
+class _Comparison:
+    def __init__(self, writer: _Document, reader: _Document) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._open: set[tuple[int, int]] = set()  # pairs that are being compared: a type may hold itself
+        self._steps = 0
+
+    def node(self, writer: Any, reader: Any, path: str) -> Iterator[str]:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise ValueError(f"more than {MAX_STEPS} steps to compare them")
+        mine, theirs = self._writer.follow(writer), self._reader.follow(reader)
+        pair = (id(mine), id(theirs))
+        if pair in self._open or _spoken(theirs) == {}:
+            return
+        if len(self._open) >= MAX_DEPTH:
+            raise ValueError(f"more than {MAX_DEPTH} types within types")
+        self._open.add(pair)
+        try:
+            yield from self._compare(mine, theirs, path)
+        finally:
+            self._open.discard(pair)
+
+    def _compare(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+        written, readable = _choices(mine), _choices(theirs)
+        if len(written) > 1 or len(readable) > 1:
+            for one in written:
+                if not any(next(self.node(one, other, path), None) is None for other in readable):
+                    yield f"{_place(path)} may be {_said(one)}, which is read as {_said(theirs)}"
+            return
+        mine, theirs = self._writer.follow(written[0]), self._reader.follow(readable[0])
+        yield from _values(mine, theirs, path)
+        kind = theirs.get("type")
+        if kind is not None and kind != mine.get("type") and (mine.get("type"), kind) != ("integer", "number"):
+            yield f"{_place(path)} is {_said(mine)}, and is read as {_said(theirs)}"
+            return
+        yield from _constraints(mine, theirs, path)
+        if kind == "object":
+            yield from self._object(mine, theirs, path)
+        elif kind == "array":
+            yield from self._array(mine, theirs, path)
+
+    def _object(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+        written, readable = mine.get("properties", {}), theirs.get("properties", {})
+        sure, needed = set(mine.get("required", ())), theirs.get("required", ())
+        rest = theirs.get("additionalProperties", True)
+        # Who lists its fields writes no others, though it may be asked to read them.
+        others = mine.get("additionalProperties", "properties" not in mine)
+        for name in needed:
+            where = f"{path}.{name}".lstrip(".")
+            if name not in written:
+                yield f"field {where!r} is needed and not written"
+            elif name not in sure:
+                yield f"field {where!r} is needed and may be left out"
+        for name, node in written.items():
+            where = f"{path}.{name}".lstrip(".")
+            if name in readable:
+                yield from self.node(node, readable[name], where)
+            elif rest is False:
+                yield f"field {where!r} is written, and other fields than its own are not read"
+            elif isinstance(rest, Mapping):
+                yield from self.node(node, rest, where)
+        if isinstance(rest, Mapping) and others is not False:
+            yield from self.node(others, rest, f"{path}.*".lstrip("."))
+        for name, node in readable.items() if others is not False else ():  # a mapping may hold any name
+            if name not in written:
+                yield from self.node(others, node, f"{path}.{name}".lstrip("."))
+
+    def _array(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+        written, readable = mine.get("prefixItems", []), theirs.get("prefixItems", [])
+        rest, others = theirs.get("items", True), mine.get("items", "prefixItems" not in mine)
+        least = theirs.get("minItems", 0)
+        if least > mine.get("minItems", 0):
+            yield f"{_place(path)} may have {mine.get('minItems', 0)} parts, and {least} are needed"
+        for index, node in enumerate(written):
+            where = f"{path}[{index}]"
+            other = readable[index] if index < len(readable) else rest
+            if other is False:
+                yield f"field {where!r} is written and not read"
+            else:
+                yield from self.node(node, other, where)
+        if others is not False:
+            for index, node in enumerate(readable[len(written) :], len(written)):
+                yield from self.node(others, node, f"{path}[{index}]")
+            if rest is not False:
+                yield from self.node(others, rest, f"{path}[]")
+
+
+def _spoken(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What of it a message depends on."""
+    return {word: value for word, value in node.items() if word not in _SILENT}
+
+
+def _choices(node: Mapping[str, Any]) -> list[Any]:
+    for word in ("anyOf", "oneOf"):
+        if isinstance(node.get(word), list):
+            return list(node[word])
+    kinds = node.get("type")
+    if isinstance(kinds, list):
+        return [{**node, "type": kind} for kind in kinds]
+    return [node]
+
+
+def _values(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Where only some values can be read, only those may be written."""
+    readable = _listed(theirs)
+    if readable is None:
+        return
+    written = _listed(mine)
+    if written is None:
+        yield f"{_place(path)} may be any {_said(mine)}, and only {readable} are read"
+        return
+    for value in written:
+        if not any(value == other and type(value) is type(other) for other in readable):
+            yield f"{_place(path)} may be {value!r}, and only {readable} are read"
+
+
+def _listed(node: Mapping[str, Any]) -> list[Any] | None:
+    if "const" in node:
+        return [node["const"]]
+    values = node.get("enum")
+    return values if isinstance(values, list) else None
+
+
+def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Bounds and formats: what is read asks for no more than what is written promises."""
+    for word, value in theirs.items():
+        if word in _SILENT or word in _STRUCTURE or word == "minItems" or mine.get(word) == value:
+            continue
+        if word == "maxItems" and mine.get("maxItems", value + 1) <= value:
+            continue
+        yield f"{_place(path)} is read with {word} {value!r}, and written with {mine.get(word, 'none')!r}"
+
+
+def _said(node: Mapping[str, Any]) -> str:
+    """A few words for people."""
+    if "$ref" in node:
+        return str(node["$ref"]).rpartition("/")[2]
+    choices = _choices(node)
+    if len(choices) > 1:
+        return " or ".join(dict.fromkeys(_said(one) for one in choices))
+    listed = _listed(node)
+    kind = str(node.get("type") or (f"one of {listed}" if listed else node.get("title") or "anything"))
+    return f"{kind} ({node['format']})" if "format" in node else kind
+
+
+# --- protobuf: fields by number
+
+
+def _protobuf(writer: Mapping[str, Any], reader: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} messages within messages")
+    mine, theirs = writer["fields"], reader["fields"]
+    for number, field in theirs.items():
+        where = f"{path}.{field['name']}".lstrip(".")
+        other = mine.get(number)
+        if other is None:
+            if field["label"] == "required":
+                yield f"field {where!r} ({number}) is needed and not written"
+            continue
+        if field["label"] == "required" != other["label"]:
+            yield f"field {where!r} ({number}) is needed and may be left out"
+        if (other["type"], other["label"] == "repeated") != (field["type"], field["label"] == "repeated"):
+            told, wanted = (f"{one['label']} {one['type']}" for one in (other, field))
+            yield f"field {where!r} ({number}) is {told}, and is read as {wanted}"
+        elif "message" in field:
+            inner, outer = _message(writer, other), _message(reader, field)
+            if inner is not None and outer is not None:
+                yield from _protobuf({**writer, **inner}, {**reader, **outer}, where, depth + 1)
+
+
+def _message(schema: Mapping[str, Any], field: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The message that a field holds; None where it is compared already (it holds itself)."""
+    found: Mapping[str, Any] | None = schema.get("messages", {}).get(field["message"])
+    seen = schema.get("seen", ())
+    if found is None or field["message"] in seen:
+        return None
+    return {"fields": found["fields"], "seen": (*seen, field["message"])}
+
+
+# --- Arrow: columns by name; numpy: bytes by place
+
+
+def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> Iterator[str]:
+    written = {name: (kind, nullable) for name, kind, nullable in writer["fields"]}
+    for name, kind, nullable in reader["fields"]:
+        found = written.get(name)
+        if found is None:
+            if not nullable:
+                yield f"field {name!r} is needed and not written"
+        elif found[0] != kind:
+            yield f"field {name!r} is {found[0]}, and is read as {kind}"
+        elif found[1] and not nullable:
+            yield f"field {name!r} is needed and may be null"
+
+
+def _dtype(writer: Any, reader: Any) -> Iterator[str]:
+    if isinstance(writer, str) or isinstance(reader, str):
+        yield f"its items are {_said_dtype(writer)}, and are read as {_said_dtype(reader)}"
+        return
+    for mine, theirs in zip(writer, reader, strict=False):
+        if mine != theirs:
+            told, wanted = _said_dtype(mine[1:]), _said_dtype(theirs[1:])
+            yield f"field {mine[0]!r} is {told}, and field {theirs[0]!r} {wanted} is read there"
+    longer = writer if len(writer) > len(reader) else reader
+    for field in longer[min(len(writer), len(reader)) :]:
+        yield f"field {field[0]!r} is {'written and not read' if longer is writer else 'read and not written'}"
+
+
+def _said_dtype(parts: Any) -> str:
+    if isinstance(parts, list) and len(parts) == 1:
+        parts = parts[0]
+    return parts if isinstance(parts, str) else str(parts)
+
+
+def _text(writer: Any, reader: Any) -> Iterator[str]:
+    if writer != reader:
+        yield f"it is written as {writer}, and is read as {reader}"
+
+
+_LANGUAGES = {"jsonschema": _json, "protobuf": _protobuf, "arrow": _arrow, "dtype": _dtype, "text": _text}

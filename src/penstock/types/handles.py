@@ -1,0 +1,350 @@
+"""TypedPublisher and TypedSubscriber: one wrapper over the contract, the same at every reach.
+
+Rules: what a handle can do beyond the contract (``port``, ``ack``, ``flush``) is the inner handle's and reached through
+this one. Messages are the reach's own; their ``value`` decodes when asked. Threads: as the inner handle.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.channel import LOG_FAILURES_S, Ledger, Publisher, Subscriber
+from penstock.errors import ClosedError, DecodeError, InvalidArgument
+from penstock.types.codec import Codec, codec_of
+from penstock.types.schema import Terms
+
+if TYPE_CHECKING:
+    from penstock._core import Batch, Draft, Message
+
+T = TypeVar("T")
+logger = logging.getLogger("penstock")
+
+
+class TypedPublisher(Publisher[T]):
+    """A publisher of objects."""
+
+    def __init__(self, inner: Publisher, codec: Codec[T]) -> None:
+        self.inner = inner
+        self.codec = codec
+        self._encode = codec.encode
+        words = ("carries_properties", "carries_properties_of_many")
+        vars(self).update({word: getattr(inner, word) for word in words})
+
+    def publish(self, value: T, **options: Any) -> int | None:  # type: ignore[override]  # bytes are for forward()
+        """Publish an object; gives its ordinal where the reach knows it. The options are the reach's."""
+        publish: Callable[..., int | None] = self.inner.publish
+        return publish(self._encode(value), **options) if options else publish(self._encode(value))
+
+    def publish_many(self, batch: Iterable[T], **options: Any) -> int:  # type: ignore[override]
+        """Publish each of them, in order; gives how many. One that cannot be encoded: none is published."""
+        many: Callable[..., int] = self.inner.publish_many
+        return many([self._encode(value) for value in batch], **options)
+
+    def reserve(self, size: int = 1, **options: Any) -> Any:
+        """With a numpy dtype, an array of ``size`` items in the reach's own memory, else a draft of ``size`` bytes.
+
+        ``with publisher.reserve(10) as array`` publishes at its end.
+        """
+        reserve: Callable[..., Draft] = self.inner.reserve
+        if self.codec.dtype is None:
+            return reserve(size, **options)
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidArgument(f"size={size!r} must be 1 or more items")
+        return ArrayDraft(reserve(size * self.codec.dtype.itemsize, **options), size, self.codec.dtype)
+
+    def reserve_async(self, size: int, **options: Any) -> Any:
+        """As the reach's own, by bytes."""
+        return self.inner.reserve_async(size, **options)
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many subscribers are there."""
+        return self.inner.wait_ready(subscribers, timeout)
+
+    def forward(self, batch: Batch | Sequence[Message]) -> int:
+        """Publish messages of any reach as they are, without a look inside."""
+        return self.inner.forward(batch)
+
+    def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int | None:
+        return self.inner._publish_now(self._encode(data), options)
+
+    @property
+    def schema(self) -> str | None:
+        """What is said at the channel of its messages, or None."""
+        return self.inner.schema
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts."""
+        return self.inner.ledger
+
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing."""
+        self.inner.close()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.inner.closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_inner(self, name), name)
+
+    def __repr__(self) -> str:
+        return f"<{self.codec.name} to {self.inner!r}>"
+
+
+class ArrayDraft:
+    """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
+
+    __slots__ = ("_draft", "array")
+
+    def __init__(self, draft: Draft, count: int, dtype: Any) -> None:
+        self._draft = draft
+        self.array = draft.array(count, dtype)
+
+    def publish(self) -> int | None:
+        """Publish it; gives its ordinal where the reach knows it."""
+        return self._draft.publish()
+
+    def cancel(self) -> None:
+        """Give the memory back unpublished."""
+        self._draft.cancel()
+
+    def __enter__(self) -> Any:
+        return self.array
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if not self._draft.open:
+            return
+        if kind is not None:
+            self._draft.cancel()
+        else:
+            self._draft.publish()
+
+
+class _Decoding(Generic[T]):
+    """Makes values of messages and counts what does not decode. It knows nothing of the handle, which may go first."""
+
+    def __init__(self, codec: Codec[T]) -> None:
+        self.errors = 0
+        self.told = 0.0
+
+        def decode(message: Any, make: Callable[[Any], T] = codec.decode) -> T:
+            try:
+                return make(message)
+            except Exception as error:
+                if message.released:
+                    raise
+                self.errors += 1
+                raise _undecodable(codec.name, message, error) from error
+
+        self.decode = decode
+
+
+def _undecodable(name: str, message: Any, error: Exception) -> DecodeError:
+    place = f"message {message.ordinal} of {message.channel}"
+    if message.position is not None:
+        place += f" (position {message.position})"
+    reason = str(error).partition("\n")[0] or type(error).__name__
+    return DecodeError(f"{place}, {message.size} bytes, is not {name}: {reason}", message)
+
+
+class TypedSubscriber(Subscriber[T]):
+    """A subscriber whose messages have a ``value``."""
+
+    def __init__(self, inner: Subscriber, codec: Codec[T]) -> None:
+        self.inner = inner
+        self.codec = codec
+        self._decoding = _Decoding(codec)
+        self._decode = self._decoding.decode
+
+    def read(self, timeout: float | None = None) -> Message[T] | None:
+        """The next message, or None when the time is over."""
+        try:
+            message: Any = self.inner.read(timeout)
+        except ClosedError:
+            self._tell_refusal()
+            raise
+        if message is not None:
+            message._decoder = self._decode
+        return message  # type: ignore[no-any-return]
+
+    def read_newest(self, timeout: float | None = None) -> Message[T] | None:
+        """The newest message, where the reach can pass over the others."""
+        message: Any = _inner(self, "read_newest").read_newest(timeout)
+        if message is not None:
+            message._decoder = self._decode
+        return message  # type: ignore[no-any-return]
+
+    def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch[T] | list[Message[T]]:
+        """Up to ``most`` messages that are there; waits for the first one only. Empty when the time is over."""
+        try:
+            batch: Any = self.inner.read_many(most, timeout)
+        except ClosedError:
+            self._tell_refusal()
+            raise
+        if isinstance(batch, list):
+            for message in batch:
+                message._decoder = self._decode
+        else:
+            batch._decoder = self._decode
+        return batch  # type: ignore[no-any-return]
+
+    def _tell_refusal(self) -> None:
+        """A reach that learns only later that the types differ has ended, and keeps why."""
+        refusal = getattr(self.inner, "refusal", None)
+        if refusal is not None:
+            raise refusal
+
+    # --- objects
+
+    def values(self, timeout: float | None = None, errors: str = "skip") -> Iterator[T]:
+        """Objects as they come, until closed or nothing comes for ``timeout`` seconds.
+
+        What does not decode is counted in ``decode_errors``, logged now and then and passed over; with
+        ``errors="raise"`` it is raised, and the loop may be begun again after it.
+        """
+        raises = _raises(errors)
+        try:
+            while (message := self.read(timeout)) is not None:
+                try:
+                    value = self._decode(message)
+                except DecodeError as error:
+                    if raises:
+                        raise
+                    self._note(error)
+                    continue
+                finally:
+                    del message  # the value may hold it; nothing else does
+                yield value
+                del value
+        except ClosedError:
+            if not self.closed:
+                raise
+
+    async def values_async(self, timeout: float | None = None, errors: str = "skip") -> AsyncIterator[T]:
+        """``values`` for asyncio."""
+        raises = _raises(errors)
+        try:
+            while (message := await self.read_async(timeout)) is not None:
+                try:
+                    value = self._decode(message)
+                except DecodeError as error:
+                    if raises:
+                        raise
+                    self._note(error)
+                    continue
+                finally:
+                    del message
+                yield value
+                del value
+        except ClosedError:
+            if not self.closed:
+                raise
+
+    @property
+    def decode_errors(self) -> int:
+        """How often a message did not decode when its value was asked for."""
+        return self._decoding.errors
+
+    def _note(self, error: DecodeError) -> None:
+        now = time.monotonic()
+        if not self._decoding.told or now - self._decoding.told >= LOG_FAILURES_S:
+            self._decoding.told = now
+            logger.warning("%r: %s (%d so far)", self, error, self._decoding.errors)
+
+    # --- the contract, by the inner handle
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until there is something to read; False when the time is over."""
+        return self.inner.wait(timeout)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when a message may be there."""
+        return self.inner.fileno()
+
+    def _there(self) -> Iterator[Message[T]]:
+        for message in self.inner._there():
+            message._decoder = self._decode
+            yield message  # type: ignore[misc]
+
+    def _begin_wait(self) -> None:
+        self.inner._begin_wait()
+
+    def _end_wait(self) -> None:
+        self.inner._end_wait()
+
+    @property
+    def schema(self) -> str | None:
+        """What is said at the channel of its messages, or None."""
+        return self.inner.schema
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts."""
+        return self.inner.ledger
+
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing."""
+        self.inner.close()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.inner.closed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_inner(self, name), name)
+
+    def __repr__(self) -> str:
+        return f"<{self.codec.name} of {self.inner!r}>"
+
+
+def terms_of(kind: Any, evolve: str, writes: bool) -> tuple[Codec[Any], Terms]:
+    """The codec of a type, and with what a handle of it joins a channel."""
+    if evolve not in ("compatible", "any"):
+        raise InvalidArgument(f"evolve={evolve!r} is not a choice; valid: any, compatible")
+    codec = codec_of(kind)
+    return codec, Terms(codec.described(), writes, evolve == "any")
+
+
+def wrap(inner: Any, codec: Codec[Any], terms: Terms, on_message: Callable[..., Any] | None = None) -> Any:
+    """The typed handle over ``inner``, which is closed where the types do not go together."""
+    try:
+        inner.agree(terms)
+    except BaseException:
+        inner.close()
+        raise
+    if terms.writes:
+        return TypedPublisher(inner, codec)
+    return TypedSubscriber(inner, codec).call_in_thread(on_message)
+
+
+def _inner(handle: Any, name: str) -> Any:
+    try:
+        return vars(handle)["inner"]
+    except KeyError:  # while it is being made or copied
+        raise AttributeError(name) from None
+
+
+def _raises(errors: str) -> bool:
+    if errors not in ("skip", "raise"):
+        raise InvalidArgument(f"errors={errors!r} is not a choice; valid: skip, raise")
+    return errors == "raise"

@@ -1,0 +1,113 @@
+"""What messages are made of, as one short text that any reach can carry.
+
+A schema is a name, an encoding and a definition: one entry whose key says the language (``jsonschema``, ``protobuf``,
+``arrow``, ``dtype``, ``text``), or none where nothing is known but the name. Equal schemas have equal texts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import InvalidArgument, ProtocolError, RefusedError
+from penstock.types.compatibility import first_difference
+
+MAX_TEXT_BYTES = 49_152  # fits into one line of a broker, one field of a greeting, one file of a channel
+MAX_NAME_BYTES = 112
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What the messages of a channel or topic are made of."""
+
+    name: str
+    encoding: str
+    definition: Mapping[str, Any]
+
+    @property
+    def text(self) -> str:
+        """The whole as JSON, always the same for the same schema."""
+        whole = {"name": self.name, "encoding": self.encoding, "definition": self.definition}
+        return json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+    @property
+    def language(self) -> str:
+        """Which language the definition is written in; empty where there is none."""
+        return next(iter(self.definition), "")
+
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that stand for the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def checked(self) -> Schema:
+        """This schema; ``InvalidArgument`` where it is too large to travel."""
+        size, name_size = len(self.text.encode()), len(self.name.encode())
+        if not 0 < name_size <= MAX_NAME_BYTES or not self.name.isprintable():
+            raise InvalidArgument(f"a type's name has 1 to {MAX_NAME_BYTES} printable bytes: {self.name!r}")
+        if size > MAX_TEXT_BYTES:
+            raise InvalidArgument(f"the schema of {self.name} has {size} bytes, and {MAX_TEXT_BYTES} can travel")
+        return self
+
+    @classmethod
+    def parse(cls, text: str) -> Schema:
+        """From ``text``, which somebody else may have written; ``ProtocolError`` where it cannot be one."""
+        try:
+            if len(text) > MAX_TEXT_BYTES:
+                raise ValueError(f"{len(text)} bytes are too many")
+            found = json.loads(text)
+            name, encoding, definition = found["name"], found["encoding"], found["definition"]
+            if not (isinstance(name, str) and isinstance(encoding, str) and isinstance(definition, dict)):
+                raise ValueError("its parts are of the wrong kind")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ProtocolError(f"this is not a schema: {error}") from None
+        return cls(name, encoding, definition)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """With what a typed handle joins a channel: its schema, and whether another one there is taken.
+
+    A reader must be able to read what is written. A writer's messages must be readable by who knows the schema that is
+    there, and the other way round, or ``replaces`` says that it does not matter.
+    """
+
+    schema: Schema
+    writes: bool
+    replaces: bool = False
+
+    @property
+    def name(self) -> str:
+        """The type's name."""
+        return self.schema.name
+
+    @property
+    def text(self) -> str:
+        """The schema as it travels."""
+        return self.schema.text
+
+    def check(self, there: str, where: str) -> bool:
+        """Whether ``there`` is this very schema; ``RefusedError`` names both where the two do not go together."""
+        mine = self.text
+        if there == mine:
+            return True
+        if self.replaces or not there:
+            return False
+        other = Schema.parse(there)
+        ways = ((self.schema, other), (other, self.schema)) if self.writes else ((other, self.schema),)
+        for writer, reader in ways:
+            difference = first_difference(writer, reader)
+            if difference is not None:
+                raise RefusedError(
+                    f"{where} carries {other.name} ({other.encoding}), not this {self.name} ({self.schema.encoding}): "
+                    f"{difference}"
+                )
+        return False
+
+    def check_name(self, there: str, where: str) -> None:
+        """The same where only the name of what is there is known."""
+        if there and there != self.name and not self.replaces:
+            raise RefusedError(f"{where} carries type {there!r}, not {self.name!r}")

@@ -1,0 +1,250 @@
+"""Typed handles: objects in, objects out, the same at every reach."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from typing import Any, TypedDict
+
+import msgspec
+import numpy
+import pydantic
+import pytest
+
+import penstock
+from penstock import types
+
+from .reaches import Reach
+from .reading import LONG
+
+
+class Pose(msgspec.Struct):
+    x: float
+    y: float = 0.0
+    name: str = ""
+
+
+class PoseWithTime(msgspec.Struct):
+    """The same with a field that may be left out."""
+
+    x: float
+    y: float = 0.0
+    name: str = ""
+    stamp: int | None = None
+
+
+class Angle(msgspec.Struct):
+    x: str
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: list[str] = dataclasses.field(default_factory=list)
+
+
+class Reading(TypedDict):
+    sensor: str
+    value: float
+
+
+class Model(pydantic.BaseModel):
+    x: int
+    deep: dict[str, float] = {}
+
+
+RECORD = numpy.dtype([("t", "<i8"), ("xyz", "<f4", (3,))])
+MSGPACK: types.Codec[Pose] = types.plain(Pose, "msgpack")
+
+VALUES: list[tuple[Any, Any]] = [
+    (str, "grüße\n"),
+    (dict, {"a": [1, 2.5, None], "b": {"c": "d"}}),
+    (Pose, Pose(1.5, -2.0, "left")),
+    (MSGPACK, Pose(1.5, -2.0, "left")),
+    (Point, Point(7, ["a", "b"])),
+    (Reading, {"sensor": "a", "value": 0.25}),
+    (Model, Model(x=3, deep={"k": 1.0})),
+    (list[int], [1, 2, 3]),
+]
+
+
+def pair(reach: Reach, kind: Any, **options: Any) -> tuple[Any, Any]:
+    """A typed publisher and a typed subscriber that are connected."""
+    for_publisher, for_subscriber = reach.lossless()
+    return reach.pair(({**for_publisher, "type": kind, **options}, {**for_subscriber, "type": kind, **options}))
+
+
+@pytest.mark.parametrize(("kind", "value"), VALUES, ids=[str(getattr(kind, "__name__", "codec")) for kind, _ in VALUES])
+def test_an_object_arrives(reach: Reach, kind: Any, value: Any) -> None:
+    publisher, subscriber = pair(reach, kind)
+    publisher.publish(value)
+    message = subscriber.read(LONG)
+    assert message is not None
+    assert message.value == value
+    assert type(message.value) is type(value)
+    assert len(bytes(message)) == message.size > 0  # the bytes stay reachable
+
+
+def test_records_are_views(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    sent = numpy.zeros(4, RECORD)
+    sent["t"] = [1, 2, 3, 4]
+    sent["xyz"][2] = [0.5, 1.5, 2.5]
+    publisher.publish(sent)
+    with publisher.reserve(2) as array:
+        assert array.dtype == RECORD and array.shape == (2,)
+        array["t"] = [5, 6]
+        array["xyz"] = 9.0
+    del array
+    message = subscriber.read(LONG)
+    assert message is not None
+    assert numpy.array_equal(message.value, sent)
+    assert not message.value.flags.writeable
+    assert message.value.ctypes.data == message.address  # no copy
+    message = subscriber.read(LONG)
+    assert message is not None
+    assert message.value["t"].tolist() == [5, 6] and (message.value["xyz"] == 9.0).all()
+
+
+def test_values_and_batches(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    sent = [Pose(float(i)) for i in range(20)]
+    assert publisher.publish_many(sent[:10]) == 10
+    found: list[Pose] = []
+    while len(found) < 10:
+        found += [message.value for message in subscriber.read_many(4, LONG)]
+    assert found == sent[:10]
+    for value in sent[10:]:
+        publisher.publish(value)
+    for value in subscriber.values(LONG):
+        found.append(value)
+        if len(found) == 20:
+            break
+    assert found == sent
+
+
+def test_iteration_ends_with_close(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    publisher.publish(Pose(1.0))
+    found = []
+    for value in subscriber.values():
+        found.append(value)
+        subscriber.close()
+    assert found == [Pose(1.0)]
+
+
+def test_what_does_not_decode_has_a_place_and_does_not_end_the_loop(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    publisher.inner.publish(b"not json")
+    publisher.publish(Pose(2.0))
+    message = subscriber.read(LONG)
+    assert message is not None
+    with pytest.raises(penstock.DecodeError, match=rf"message {message.ordinal} of .*8 bytes, is not Pose"):
+        message.value
+    assert bytes(message) == b"not json"
+    assert subscriber.decode_errors == 1
+    publisher.inner.publish(b"[]")
+    publisher.publish(Pose(3.0))
+    found = []
+    for value in subscriber.values(LONG):
+        found.append(value.x)
+        if len(found) == 2:
+            break
+    assert found == [2.0, 3.0]
+    assert subscriber.decode_errors == 2
+    publisher.inner.publish(b"{}")
+    with pytest.raises(penstock.DecodeError):
+        next(subscriber.values(LONG, errors="raise"))
+    with pytest.raises(penstock.InvalidArgument, match="valid: skip, raise"):
+        next(subscriber.values(0, errors="never"))
+
+
+def test_another_object_is_not_published(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    with pytest.raises(TypeError, match="publish takes a Pose here, not Angle"):
+        publisher.publish(Angle("1"))
+    with pytest.raises(TypeError):
+        publisher.publish_many([Pose(1.0), b"bytes"])
+    assert subscriber.read(0) is None
+
+
+def test_a_subscriber_without_a_type_is_admitted(reach: Reach) -> None:
+    for_publisher, for_subscriber = reach.lossless()
+    publisher, subscriber = reach.pair(({**for_publisher, "type": Pose}, for_subscriber))
+    publisher.publish(Pose(1.0))
+    message = subscriber.read(LONG)
+    assert message is not None
+    assert message.value == bytes(message) == b'{"x":1.0,"y":0.0,"name":""}'
+
+
+def test_functions_get_messages_with_values(reach: Reach) -> None:
+    found: list[Pose] = []
+    done = threading.Event()
+
+    def take(message: Any) -> None:
+        found.append(message.value)
+        if len(found) == 3:
+            done.set()
+
+    for_publisher, for_subscriber = reach.lossless()
+    options = {**for_publisher, "type": Pose}, {**for_subscriber, "type": Pose, "on_message": take}
+    publisher, _ = reach.pair(options)
+    for i in range(3):
+        publisher.publish(Pose(float(i)))
+    assert done.wait(LONG)
+    assert [pose.x for pose in found] == [0.0, 1.0, 2.0]
+
+
+def test_process_all_too(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    found: list[float] = []
+    subscriber.on_message(lambda message: found.append(message.value.x))
+    publisher.publish(Pose(4.0))
+    deadline = time.monotonic() + LONG
+    while not found and time.monotonic() < deadline:
+        subscriber.wait(1)
+        subscriber.process_all()
+    assert found == [4.0]
+
+
+def test_in_an_event_loop(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+
+    async def talk() -> list[Pose]:
+        found = []
+        for i in range(3):
+            await publisher.publish_async(Pose(float(i)))
+        await publisher.publish_many_async([Pose(3.0)])
+        message = await subscriber.receive_async(LONG)
+        found.append(message.value)
+        async for value in subscriber.values_async(LONG):
+            found.append(value)
+            if len(found) == 4:
+                break
+        return found
+
+    assert [pose.x for pose in asyncio.run(talk())] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_value_outlives_its_message_and_handle(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    sent = numpy.zeros(1, RECORD)
+    sent["t"] = 77
+    publisher.publish(sent)
+    value = subscriber.receive(LONG).value
+    subscriber.close()
+    publisher.close()
+    assert value["t"][0] == 77
+
+
+def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="valid: any, compatible"):
+        reach.publisher(type=Pose, evolve="never")
+    with pytest.raises(penstock.InvalidArgument, match="evolve= is for handles with a type"):
+        reach.publisher(evolve="any")
+    with pytest.raises(penstock.InvalidArgument, match="has no codec"):
+        reach.publisher(type=object)
+    with pytest.raises(penstock.InvalidArgument, match="has no option 'typ'"):
+        reach.publisher(typ=Pose)

@@ -1,0 +1,85 @@
+"""The seam to Spark: journals in SQL, push-down, and what is left where a Spark does not have what it needs."""
+
+from __future__ import annotations
+
+import collections
+import logging
+
+import pytest
+from tests.spark.journals import make
+
+from penstock.spark import relation
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory):
+    """A path with a blank in it, and how many messages each topic has."""
+    path = tmp_path_factory.mktemp("with blank") / "a b"
+    rows = make(path, ROWS)
+    return path, collections.Counter(row[0] for row in rows)
+
+
+@pytest.fixture
+def table(spark):
+    """A name that is free, and is again afterwards."""
+    spark.sql("DROP TABLE IF EXISTS measurements")
+    yield "measurements"
+    spark.sql("DROP TABLE IF EXISTS measurements")
+
+
+def counts(spark, query):
+    return {row[0]: row[1] for row in spark.sql(query).collect()}
+
+
+@pytest.mark.parametrize("how", ["options", "location", "catalog"])
+def test_a_table_of_the_catalog(spark, journal, table, how):
+    path, expected = journal
+    if how == "catalog":
+        spark.catalog.createTable(table, source="penstock", path=str(path))
+    else:
+        place = f"OPTIONS (path '{path}')" if how == "options" else f"LOCATION '{path}'"
+        spark.sql(f"CREATE TABLE {table} USING penstock {place}")
+    assert counts(spark, f"SELECT topic, count(*) FROM {table} GROUP BY topic") == expected
+    assert spark.sql(f"SELECT position FROM {table} WHERE topic = 'b' AND position > 290").count() == 3
+    both = f"SELECT (SELECT max(position) FROM {table} WHERE topic = 'b') - min(position) FROM {table}"
+    assert spark.sql(both).first()[0] == 299 - 1, "each scan has its own filters"
+    assert spark.table(table).count() == ROWS
+
+
+def test_a_table_keeps_its_options(spark, journal, table):
+    path, expected = journal
+    spark.sql(f"CREATE TABLE {table} USING penstock OPTIONS (path '{path}', topics 'a.*', startPosition '11')")
+    found = counts(spark, f"SELECT topic, count(*) FROM {table} GROUP BY topic")
+    assert found.keys() == {"a.x", "a.y"} and sum(found.values()) == expected["a.x"] + expected["a.y"] - 7
+
+
+def test_a_path_in_a_query(spark, journal):
+    path, expected = journal
+    assert counts(spark, f"SELECT topic, count(*) FROM penstock.`{path}` GROUP BY topic") == expected
+    joined = f"SELECT count(*) FROM penstock.`{path}` a JOIN PENSTOCK.`{path}` b ON a.position = b.position WHERE b.topic = 'b'"
+    assert spark.sql(joined).first()[0] == expected["b"]
+    scan = spark.sql(f"SELECT ordinal FROM penstock.`{path}` WHERE position = 7")
+    assert scan.count() == 1 and "payload" not in scan._jdf.queryExecution().executedPlan().toString()
+
+
+def test_this_spark_is_one_that_was_tried(spark):
+    """A new Spark fails here first: run tests/spark with it, then add it to ``TRIED``."""
+    assert spark.version.startswith(relation.TRIED)
+
+
+def test_another_spark_reads_right_and_says_what_is_lost(spark, journal, monkeypatch, caplog):
+    path, expected = journal
+    monkeypatch.setattr(relation.scans, "JAVA", "package penstock.spark; class TableOfScans extends Nothing {}")
+    monkeypatch.setattr(relation, "_compiled", {})
+    monkeypatch.setattr(relation, "_with_rules", set())
+    monkeypatch.setattr(relation, "TRIED", ("1.",))
+    with caplog.at_level(logging.WARNING, "penstock.spark"):
+        relation.install(spark)
+        frame = spark.read.format("penstock").load(str(path))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 3 and all(spark.version in text for text in told), told
+    assert frame.filter("topic = 'b'").count() == expected["b"]
+    assert frame.filter("topic = 'a.x'").union(frame.filter("topic = 'b'")).count() == expected["a.x"] + expected["b"]
+    assert frame.count() == ROWS

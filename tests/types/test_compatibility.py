@@ -1,0 +1,330 @@
+"""The rules of docs/types.md: whoever is let in can read what is written, and a refusal names the field."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from typing import Any, Literal, NotRequired, Optional, TypedDict
+
+import msgspec
+import numpy
+import pyarrow
+import pydantic
+import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock import types
+from penstock.errors import InvalidArgument, ProtocolError, RefusedError
+from penstock.types import Schema, Terms, codec_of, first_difference
+
+# --- generated schemas
+
+SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
+    (int, st.integers(-(2**53), 2**53)),
+    (float, st.floats(allow_nan=False, allow_infinity=False, width=32)),
+    (str, st.text(max_size=5)),
+    (bool, st.booleans()),
+    (bytes, st.binary(max_size=5)),
+    (Literal["a", "b"], st.sampled_from(["a", "b"])),
+    (Literal["a"], st.just("a")),
+    (Literal[1, 2], st.sampled_from([1, 2])),
+]
+
+
+@st.composite
+def kinds(draw: Any, depth: int = 2) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A type, and the values that it has."""
+    shape = draw(st.sampled_from(["scalar", "scalar", "optional", "list", "dict", "tuple", "struct", "union"]))
+    if depth == 0 or shape == "scalar":
+        return draw(st.sampled_from(SCALARS))  # type: ignore[no-any-return]
+    kind, values = draw(kinds(depth - 1))
+    if shape == "optional":
+        return Optional[kind], st.none() | values  # noqa: UP045 - made at run time
+    if shape == "list":
+        return list[kind], st.lists(values, max_size=3)
+    if shape == "dict":
+        return dict[str, kind], st.dictionaries(st.text(max_size=2), values, max_size=3)
+    if shape == "tuple":
+        return tuple[kind, int], st.tuples(values, st.integers(0, 9))
+    if shape == "union":
+        return int | str, st.integers(0, 9) | st.text(max_size=3)
+    return build(draw(fields(depth - 1)))
+
+
+@st.composite
+def fields(draw: Any, depth: int = 2) -> dict[str, tuple[Any, st.SearchStrategy[Any], bool]]:
+    """Fields of a struct: type, values, and whether it may be left out."""
+    names = draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4))
+    return {name: (*draw(kinds(depth)), draw(st.booleans())) for name in names}
+
+
+_numbers = itertools.count()
+
+
+def build(parts: dict[str, tuple[Any, st.SearchStrategy[Any], bool]]) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A struct of these fields, and its values. What may be left out is sometimes left out."""
+    wanted = sorted(parts, key=lambda name: parts[name][2])
+    entries = [(name, kind | msgspec.UnsetType, msgspec.UNSET) if optional else (name, kind)
+               for name in wanted for kind, _, optional in [parts[name]]]  # fmt: skip
+    struct = msgspec.defstruct(f"S{next(_numbers)}", entries)
+    given_values = {name: values for name, (_, values, optional) in parts.items() if not optional}
+    maybe = {name: values for name, (_, values, optional) in parts.items() if optional}
+    made = st.fixed_dictionaries(given_values, optional=maybe).map(lambda found: struct(**found))
+    return struct, made
+
+
+@st.composite
+def changes(draw: Any) -> tuple[Any, st.SearchStrategy[Any], Any]:
+    """A writer's struct with its values, and a reader's that came of it by a few changes."""
+    before = draw(fields())
+    after = dict(before)
+    for _ in range(draw(st.integers(0, 2))):
+        name = draw(st.sampled_from("abcde"))
+        what = draw(st.sampled_from(["remove", "replace", "optional", "required"]))
+        if what == "remove":
+            after.pop(name, None)
+        elif what == "replace":
+            after[name] = (*draw(kinds()), draw(st.booleans()))
+        elif name in after:
+            after[name] = (*after[name][:2], what == "optional")
+    writer, values = build(before)
+    return writer, values, build(after)[0]
+
+
+@given(changes(), st.data(), st.sampled_from(["json", "msgpack"]))
+@settings(max_examples=150, deadline=None)
+def test_who_is_let_in_can_read(change: Any, data: Any, encoding: str) -> None:
+    writer, values, reader = change
+    mine, theirs = types.plain(writer, encoding), types.plain(reader, encoding)
+    if first_difference(mine.described(), theirs.described()) is None:
+        theirs.decode(mine.encode(data.draw(values)))
+
+
+@given(fields())
+@settings(max_examples=40, deadline=None)
+def test_a_field_that_may_be_left_out_may_come_and_go(parts: Any) -> None:
+    before = types.plain(build(parts)[0]).described()
+    more = {**parts, "new": (int, st.integers(), True)}
+    after = types.plain(build(more)[0]).described()
+    assert first_difference(before, after) is None
+    assert first_difference(after, before) is None
+    needed = types.plain(build({**parts, "new": (int, st.integers(), False)})[0]).described()
+    assert "'new' is needed and not written" in str(first_difference(before, needed))
+    assert first_difference(needed, before) is None
+
+
+# --- the table
+
+
+class Base(msgspec.Struct):
+    a: int
+    b: str = ""
+
+
+def changed(**other: Any) -> Any:
+    given_fields = {"a": int, "b": (str, ""), **other}
+    ordered = sorted(given_fields.items(), key=lambda item: isinstance(item[1], tuple))
+    entries = [(name, *kind) if isinstance(kind, tuple) else (name, kind) for name, kind in ordered if kind]
+    return msgspec.defstruct("Base", entries)
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        (changed(), None),
+        (changed(c=(int, 0)), None),
+        (changed(b=None), None),
+        (changed(a=float), None),
+        (changed(a=(int | None, None)), None),
+        (changed(a=int | str), None),
+        (changed(c=int), "field 'c' is needed and not written"),
+        (changed(a=str), "field 'a' is integer, and is read as string"),
+        (changed(b=str), "field 'b' is needed and may be left out"),
+        (changed(b=(Literal["x"], "x")), "only ['x'] are read"),
+        (changed(a=list[int]), "field 'a' is integer, and is read as array"),
+        (msgspec.defstruct("Base", [("a", int)], forbid_unknown_fields=True), "field 'b' is written"),
+    ],
+)
+def test_the_table_of_structs(reader: Any, told: str | None) -> None:
+    found = first_difference(codec_of(Base).described(), codec_of(reader).described())
+    assert found is None if told is None else told in str(found)
+
+
+class Node(msgspec.Struct):
+    value: int
+    next: Optional[Node] = None  # noqa: UP045 - looked up at run time
+
+
+class OtherNode(msgspec.Struct):
+    value: str
+    next: Optional[OtherNode] = None  # noqa: UP045 - looked up at run time
+
+
+def test_a_type_that_holds_itself() -> None:
+    assert first_difference(codec_of(Node).described(), codec_of(Node).described()) is None
+    assert "'value'" in str(first_difference(codec_of(Node).described(), codec_of(OtherNode).described()))
+
+
+def test_the_same_fields_go_together_whatever_describes_them() -> None:
+    @dataclasses.dataclass
+    class Plain:
+        a: int
+        b: str = ""
+
+    class Model(pydantic.BaseModel):
+        a: int
+        b: str = ""
+
+    class Typed(TypedDict):
+        a: int
+        b: NotRequired[str]
+
+    schemas = [codec_of(kind).described() for kind in (Base, Plain, Model, Typed)]
+    for writer, reader in itertools.permutations(schemas, 2):
+        assert first_difference(writer, reader) is None
+
+
+def test_encodings_and_languages_differ() -> None:
+    told = first_difference(types.plain(Base).described(), types.plain(Base, "msgpack").described())
+    assert told == "it is written as json and read as msgpack"
+    told = first_difference(codec_of(str).described(), codec_of(dict).described())
+    assert told == "it is written as utf-8 and read as json"
+
+
+def proto(name: str, *members: tuple[str, int, int, int]) -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name=f"{name}.proto", package="p", syntax="proto2")
+    message = file.message_type.add(name=name)
+    for field, number, kind, label in members:
+        message.field.add(name=field, number=number, type=kind, label=label)  # type: ignore[arg-type]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)  # type: ignore[no-untyped-call]
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"p.{name}"))
+
+
+INT64, STRING, OPTIONAL, REQUIRED, REPEATED = 3, 9, 1, 2, 3
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ([("x", 1, INT64, OPTIONAL)], None),
+        ([("renamed", 1, INT64, OPTIONAL), ("more", 2, STRING, OPTIONAL)], None),
+        ([("more", 2, STRING, OPTIONAL)], None),
+        ([("x", 1, STRING, OPTIONAL)], "field 'x' (1) is optional int64, and is read as optional string"),
+        ([("x", 1, INT64, REPEATED)], "is read as repeated int64"),
+        ([("x", 1, INT64, REQUIRED)], "field 'x' (1) is needed and may be left out"),
+        ([("y", 2, INT64, REQUIRED)], "field 'y' (2) is needed and not written"),
+    ],
+)
+def test_the_table_of_protobuf(members: Any, told: str | None) -> None:
+    writer = codec_of(proto("M", ("x", 1, INT64, OPTIONAL))).described()
+    found = first_difference(writer, codec_of(proto("M", *members)).described())
+    assert found is None if told is None else told in str(found)
+
+
+@pytest.mark.parametrize(
+    ("reader", "told"),
+    [
+        ([("a", pyarrow.int64()), ("b", pyarrow.string())], None),
+        ([("a", pyarrow.int64()), ("c", pyarrow.string())], None),
+        ([("a", pyarrow.int32())], "field 'a' is int64, and is read as int32"),
+        ([pyarrow.field("c", pyarrow.int64(), nullable=False)], "field 'c' is needed and not written"),
+        ([pyarrow.field("a", pyarrow.int64(), nullable=False)], "field 'a' is needed and may be null"),
+    ],
+)
+def test_the_table_of_arrow(reader: Any, told: str | None) -> None:
+    schema = pyarrow.schema([("a", pyarrow.int64()), ("b", pyarrow.string())])
+    writer, wanted = codec_of(schema), codec_of(pyarrow.schema(reader))
+    found = first_difference(writer.described(), wanted.described())
+    assert found is None if told is None else told in str(found)
+    if told is None:
+        batch = pyarrow.record_batch([pyarrow.array([1, 2]), pyarrow.array(["x", None])], schema=schema)
+        assert wanted.decode(writer.encode(batch)).column("a").to_pylist() == [1, 2]
+
+
+def test_bytes_of_records_are_the_same_or_refused() -> None:
+    base = codec_of(numpy.dtype([("t", "<i8"), ("x", "<f4")])).described()
+
+    def against(other: Any) -> str | None:
+        return first_difference(base, codec_of(numpy.dtype(other)).described())
+
+    assert against([("t", "<i8"), ("x", "<f4")]) is None
+    assert against([("t", "<i8"), ("x", "<f8")]) == "field 'x' is <f4, and field 'x' <f8 is read there"
+    assert against([("t", "<i8")]) == "field 'x' is written and not read"
+    assert against([("t", "<i8"), ("x", "<f4"), ("y", "<f4")]) == "field 'y' is read and not written"
+    assert "are read as <f8" in str(against("f8"))
+
+
+# --- terms
+
+
+def test_terms_name_both_types_and_the_field() -> None:
+    class Other(msgspec.Struct):
+        a: str
+
+    mine, other = codec_of(Base).described(), codec_of(Other).described()
+    for writes in (True, False):
+        with pytest.raises(RefusedError, match=r"here carries Other \(json\), not this Base \(json\): field 'a' is"):
+            Terms(mine, writes).check(other.text, "here")
+    assert Terms(mine, True).check(mine.text, "here")
+    assert not Terms(mine, True, replaces=True).check(other.text, "here")
+    with pytest.raises(RefusedError, match="carries type 'X', not 'Base'"):
+        Terms(mine, True).check_name("X", "here")
+
+
+def test_a_reader_may_know_less_and_a_writer_must_suit_both() -> None:
+    wide = codec_of(changed(a=float)).described()
+    narrow = codec_of(Base).described()
+    assert not Terms(wide, writes=False).check(narrow.text, "here")
+    with pytest.raises(RefusedError, match="field 'a' is number, and is read as integer"):
+        Terms(wide, writes=True).check(narrow.text, "here")
+
+
+WORDS = [
+    "type",
+    "$ref",
+    "anyOf",
+    "properties",
+    "required",
+    "items",
+    "prefixItems",
+    "enum",
+    "$defs",
+    "additionalProperties",
+]
+NONSENSE = st.recursive(
+    st.none() | st.integers() | st.sampled_from(["object", "array", "a"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=4),
+)
+
+
+@given(st.text() | NONSENSE.map(lambda found: Schema("Base", "json", {"jsonschema": found}).text))
+@settings(max_examples=150, deadline=None)
+def test_a_hostile_text_is_refused_and_nothing_else(text: str) -> None:
+    with contextlib.suppress(RefusedError, ProtocolError):
+        Terms(codec_of(Base).described(), True).check(text, "here")
+
+
+def test_choices_within_choices_do_not_multiply_for_ever() -> None:
+    names = {f"n{i}": {"anyOf": [{"$ref": f"#/$defs/n{i + 1}"}] * 4} for i in range(60)}
+    names["n60"] = {"type": "integer"}
+    other = {**names, "n60": {"type": "string"}}
+    writer, reader = (
+        Schema("S", "json", {"jsonschema": {"$ref": "#/$defs/n0", "$defs": one}}) for one in (names, other)
+    )
+    assert "cannot be understood" in str(first_difference(writer, reader))
+
+
+def test_schemas_have_bounds() -> None:
+    with pytest.raises(InvalidArgument, match="can travel"):
+        Schema("X", "json", {"jsonschema": {"description": "x" * 100_000}}).checked()
+    with pytest.raises(InvalidArgument, match="printable"):
+        Schema("X\n", "json", {}).checked()
+    with pytest.raises(ProtocolError, match="too many"):
+        Schema.parse("x" * 100_000)
+    text = codec_of(Base).described().text
+    assert Schema.parse(text).text == text
+    assert Schema.parse(text).digest == codec_of(Base).described().digest
