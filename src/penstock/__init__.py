@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock import types as types
     from penstock._core import Batch, Draft, Message
     from penstock.calls import client, server
+    from penstock.types import Image
 
 _ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp", "types")
 
@@ -53,6 +54,7 @@ __all__ = [
     "Address",
     "Batch",
     "Draft",
+    "Image",
     "Ledger",
     "Message",
     "Overflow",
@@ -79,6 +81,8 @@ def __getattr__(name: str) -> Any:
         from penstock import _core
 
         return getattr(_core, name)
+    if name == "Image":
+        return importlib.import_module("penstock.types").Image
     if name in _ROOMS:
         return importlib.import_module(f"penstock.{name}")
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -154,6 +154,10 @@ class Terms(Protocol):
         """Its schema, as it travels."""
 
     @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that stand for the text."""
+
+    @property
     def replaces(self) -> bool:
         """Whether a schema that does not go with it gives way."""
 

@@ -43,6 +43,7 @@ SERVED: dict[str, list[tuple[bytes, int]]] = {
     "LIST": [(b"LIST\n", 1)],
     "STATS": [(b"STATS\n", 1)],
     "PEERS": [(b"PEERS t\n", 1)],
+    "SCHEMA": [(b"SCHEMA t\n", 1), (b"SCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\nSCHEMA t 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n", 2)],
     "FETCH": [(b"FETCH 1 5\n", 1)],
     "PING": [],  # the end of each of these
 }  # fmt: skip
@@ -63,6 +64,7 @@ REFUSED: dict[str, list[tuple[bytes, int]]] = {
     "DELETE": [(b"DELETE none\n", 1), (b"DELETE held\n", 1)],
     "REDRIVE": [(b"REDRIVE none\n", 1)],
     "PEERS": [(b"PEERS *\n", 1)],
+    "SCHEMA": [(b"SCHEMA *\n", 1), (b"SCHEMA t 1\n", 1), (b"SCHEMA t 5 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n", 1), (b"SCHEMA t 1 nonsense\n", 1)],
     "FETCH": [(b"FETCH x 1\n", 1)],
 }  # fmt: skip
 

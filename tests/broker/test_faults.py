@@ -37,6 +37,7 @@ REQUESTS = {
     "LIST": b"LIST\n",
     "STATS": b"STATS\n",
     "PEERS": b"PEERS t\n",
+    "SCHEMA": b"SCHEMA t\n",
     "FETCH": b"FETCH 1 5\n",
     "PING": b"PING\n",
     "BYE": b"BYE\n",

@@ -71,6 +71,8 @@ REQUESTS = {
     "LIST": b"LIST\n",
     "STATS": b"STATS\n",
     "PEERS": b"PEERS %s.a\n",
+    "SCHEMA": b"SCHEMA %s.a\n",
+    "SCHEMA changed": b"SCHEMA %s.a 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n",
     "FETCH": b"FETCH 1 5 topics=%s.a\n",
     "PING": b"PING\n",
     "COMMIT": b"COMMIT tx\n",

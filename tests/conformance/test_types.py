@@ -248,3 +248,68 @@ def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
         reach.publisher(type=object)
     with pytest.raises(penstock.InvalidArgument, match="has no option 'typ'"):
         reach.publisher(typ=Pose)
+
+
+# --- schemas travel
+
+
+def refused(open_it: Any) -> str:
+    """What is said to who comes with another type: at opening, or where the reach learns it later, when reading."""
+    with pytest.raises(penstock.RefusedError) as told, open_it() as subscriber:
+        subscriber.read(LONG)
+    return str(told.value)
+
+
+def test_another_type_is_refused_with_both_names_and_the_field(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, Pose)
+    told = refused(lambda: reach.subscriber(type=Angle))
+    assert "Pose (json)" in told and "Angle (json)" in told and "'x' is number, and is read as string" in told
+    publisher.publish(Pose(1.0))  # nobody else is disturbed
+    assert subscriber.receive(LONG).value == Pose(1.0)
+
+
+def test_the_schema_is_there_for_who_asks(reach: Reach) -> None:
+    for_publisher, for_subscriber = reach.lossless()
+    publisher, subscriber = reach.pair(({**for_publisher, "type": Pose}, for_subscriber))
+    wanted = types.codec_of(Pose).described()
+    assert publisher.schema == wanted.text
+    deadline = time.monotonic() + LONG
+    while subscriber.schema is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert types.Schema.parse(subscriber.schema or "") == wanted
+
+
+def test_nothing_is_said_without_a_type(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    assert publisher.schema is None and subscriber.schema is None
+    typed = reach.subscriber(type=Pose)  # a publisher without a type: taken message by message
+    assert typed.read(0) is None
+
+
+def test_a_compatible_change_is_taken(reach: Reach) -> None:
+    publisher, _ = pair(reach, Pose)
+    for_publisher, for_subscriber = reach.lossless()
+    newer = reach.subscriber(type=PoseWithTime, **{k: v for k, v in for_subscriber.items() if k != "start"})
+    assert newer.read(0) is None
+    if reach.name == "tcp":  # a publisher has its port for itself
+        assert publisher.wait_ready(2, timeout=LONG)
+    else:
+        publisher = reach.publisher(type=PoseWithTime, **for_publisher)
+    with pytest.raises(TypeError):
+        publisher.publish(b"x")
+
+
+def test_what_does_not_go_together_is_taken_when_asked(reach: Reach) -> None:
+    publisher, _ = pair(reach, Pose)
+    other = reach.subscriber(type=Angle, evolve="any")
+    assert publisher.wait_ready(1, timeout=LONG)
+    assert other.read(0) is None
+    if reach.name == "tcp":
+        return
+    for_publisher, _ = reach.lossless()
+    with pytest.raises(penstock.RefusedError, match=r"Pose \(json\), not this Angle \(json\)"):
+        reach.publisher(type=Angle, **for_publisher)
+    replacing = reach.publisher(type=Angle, evolve="any", **for_publisher)
+    assert types.Schema.parse(replacing.schema or "").name == "Angle"
+    with pytest.raises(penstock.RefusedError, match=r"Angle \(json\), not this Pose \(json\)"):
+        reach.publisher(type=Pose, **for_publisher)

@@ -105,6 +105,7 @@ class Backlog:
     """A subscriber that always has one more old message."""
 
     closed = False
+    schema = None
 
     def __init__(self, *_: object, **__: object) -> None:
         self.ledger = penstock.Ledger()

@@ -270,7 +270,7 @@ def test_terms_name_both_types_and_the_field() -> None:
         with pytest.raises(RefusedError, match=r"here carries Other \(json\), not this Base \(json\): field 'a' is"):
             Terms(mine, writes).check(other.text, "here")
     assert Terms(mine, True).check(mine.text, "here")
-    assert not Terms(mine, True, replaces=True).check(other.text, "here")
+    assert not Terms(mine, True, lenient=True).check(other.text, "here")
     with pytest.raises(RefusedError, match="carries type 'X', not 'Base'"):
         Terms(mine, True).check_name("X", "here")
 

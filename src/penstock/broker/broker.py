@@ -32,6 +32,7 @@ from penstock.broker.records import (
     KIND_DELETE,
     KIND_PRODUCER,
     KIND_QUEUE,
+    KIND_SCHEMA,
     KIND_TRANSACTION,
     KINDS,
     named,
@@ -40,6 +41,7 @@ from penstock.broker.records import (
 from penstock.broker.transactions import Transactions
 from penstock.broker.words import Refusal
 from penstock.errors import PenstockError
+from penstock.journal.schemas import Schemas
 from penstock.topics import MAX_NAME_BYTES, check_pattern
 
 if TYPE_CHECKING:
@@ -76,6 +78,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self.producers: OrderedDict[str, Producer] = OrderedDict()
         self.transactions.committed.clear()
+        self.schemas = Schemas()  # what the messages of each topic are made of
         self.identifiers = Identifiers(self.limits)
         self._accounts: dict[int, str] = {}  # of messages with an id, by position: read from the log
         self._new_accounts: dict[str, list[int]] = {}  # for the next commit
@@ -128,6 +131,8 @@ class Broker:
             accounts.setdefault(account, []).append(position)
         for account, positions in accounts.items():
             yield KIND_ACCOUNT, named(account, struct.pack(f"<{len(positions)}Q", *positions))
+        for record in self.schemas.records():
+            yield KIND_SCHEMA, record
         yield KIND_DELAYED, self.delayed.state.snapshot()
 
     @staticmethod
@@ -149,6 +154,8 @@ class Broker:
             self._apply_queue(fields["name"], QueueOptions.load(fields["options"]), fields["start"])
         elif kind == KIND_DELAYED:
             self.delayed.state.apply(data)
+        elif kind == KIND_SCHEMA:
+            self.schemas.note(data)
         elif kind in KINDS:
             self._apply_named(kind, *unnamed(data))
 
@@ -322,6 +329,12 @@ class Broker:
         fits = not quota or self._stored() + more_bytes <= quota
         self.wants_room = self.wants_room or not fits
         return fits
+
+    def declare_schema(self, topic: str, text: str) -> None:
+        """What the topic's messages are made of from now on: one more version."""
+        if self.schemas.total_bytes + len(text) > self.limits.max_schema_bytes:
+            raise Refusal("limit", f"schemas have {self.limits.max_schema_bytes} bytes together at most")
+        self._record(KIND_SCHEMA, self.schemas.add(topic, text))
 
     def check_topics(self, names: Iterable[str]) -> None:
         """Refusal when these would be more topics than may be."""

@@ -18,6 +18,7 @@ class Limits:
     max_topics: int = 100_000
     max_delayed: int = 1_000_000
     max_producers: int = 10_000
+    max_schema_bytes: int = 8 << 20  # of all topics together
     max_transactions: int = 100_000
     max_staged_bytes: int = 256 << 20
     max_unfinished_bytes: int = 256 << 20  # of messages that have begun to come in, all connections together

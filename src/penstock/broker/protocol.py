@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -29,8 +30,9 @@ from penstock.broker.ranges import ENTRY, topic_names, whole
 from penstock.broker.rights import EVERYTHING
 from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.layout import encode_properties
+from penstock.types import Schema
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -613,6 +615,29 @@ class Protocol(Session):
         queues = self.broker.queues_of(name)
         return b"PEERS %d %d\n" % (len(queues), sum(len(queue.consumers) for queue in queues))
 
+    def schema(self, name: str, *rest: str) -> Answer:
+        """SCHEMA <topic> [<version> <base64>]: what its messages are made of; with a text, that from now on.
+
+        The version is that which the text is to have: of two who change it at a time the second is refused.
+        """
+        known = self.broker.schemas
+        version, text = known.newest(words.check_topic(name))
+        if not rest:
+            if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):
+                raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
+            digests = [Schema.parse(one).digest for one in known.versions(name).values()]
+            return _data({"version": version, "schema": text, "digests": digests})
+        if len(rest) != 2:
+            raise Refusal("bad_request", "the form is SCHEMA <topic> [<version> <base64>]")
+        self.check_publish([name])
+        given = _schema_text(rest[1])
+        if given != text:
+            if words.number(rest[0], "version") != version + 1:
+                raise Refusal("exists", f"topic {name} has version {version} of its schema")
+            self.broker.check_topics([name])
+            self.broker.declare_schema(name, given)
+        return OK
+
     def fetch(self, first: str, most: str, *rest: str) -> Answer:
         """FETCH <first> <most> [bytes=] [topics=]: messages by position, index first, for readers in bulk."""
         options = words.split_options(rest, {"bytes": int, "topics": str})
@@ -655,6 +680,13 @@ def _word(value: Any) -> str:
     return ",".join(value) if isinstance(value, tuple) else f"{value:g}" if isinstance(value, float) else f"{value}"
 
 
+def _schema_text(encoded: str) -> str:
+    try:
+        return Schema.parse(base64.b64decode(encoded, validate=True).decode()).text
+    except (ValueError, PenstockError) as error:
+        raise Refusal("bad_request", f"what is said of the messages cannot be read: {error}") from None
+
+
 def _data(value: Any) -> bytes:
     text = json.dumps(value).encode()
     return b"DATA %d\n%s\n" % (len(text), text)
@@ -685,6 +717,7 @@ VERBS = {
     "LIST": Verb(Protocol.list_queues, "LIST", 0, None),
     "STATS": Verb(Protocol.stats, "STATS", 0, None),
     "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
+    "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
     "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=]", 2, None),
     "PING": Verb(Protocol.ping, "PING", 0, None, stores=True),
     "BYE": Verb(Protocol.bye, "BYE", 0, None),

@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 
 KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELAYED, KIND_ACCOUNT = range(1, 8)
-KINDS = range(1, 8)  # a journal may hold others' too
+KIND_SCHEMA = 8  # known to penstock.journal.schemas too
+KINDS = range(1, 9)  # a journal may hold others' too
 
 
 def named(name: str, rest: bytes) -> bytes:

@@ -91,6 +91,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "LIST": ("statistics",),
     "STATS": ("statistics",),
     "PEERS": ("publish or subscribe topic",),
+    "SCHEMA": ("publish or subscribe topic",),
+    "SCHEMA changed": ("publish topic",),
     "FETCH": ("subscribe topic",),
     "PING": (),
     "BYE": (),

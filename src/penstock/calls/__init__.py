@@ -7,19 +7,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from penstock.calls.answer import Request, Server
 from penstock.calls.ask import Client
 
+Q = TypeVar("Q")
+A = TypeVar("A")
+
 __all__ = ["Client", "Request", "Server", "client", "server"]
 
 
-def client(address: str, *, max_calls: int = 32, **options: Any) -> Client:
-    """A client of the servers at ``address``: ``penstock.client("shm:/plan").call(b"where?", timeout=1.0)``."""
+@overload
+def client(
+    address: str, *, max_calls: int = ..., type: type[Q], reply_type: type[A], **options: Any
+) -> Client[Q, A]: ...
+@overload
+def client(address: str, *, max_calls: int = ..., **options: Any) -> Client: ...
+def client(address: str, *, max_calls: int = 32, **options: Any) -> Client[Any, Any]:
+    """A client of the servers at ``address``: ``penstock.client("shm:/plan").call(b"where?", timeout=1.0)``.
+
+    ``type=`` and ``reply_type=`` make it ask by objects and get objects: docs/types.md has the kinds.
+    """
     return Client(address, max_calls=max_calls, **options)
 
 
 def server(address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any) -> Server:
-    """A server at ``address`` that answers by ``function``, or by ``for request in server: request.reply(...)``."""
+    """A server at ``address`` that answers by ``function``, or by ``for request in server: request.reply(...)``.
+
+    With ``type=`` the function gets objects, with ``reply_type=`` it gives them.
+    """
     return Server(address, function, workers=workers, **options)

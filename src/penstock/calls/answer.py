@@ -26,17 +26,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock._core import Counters
 from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack, payload_of, text_of
 from penstock.calls.lanes import open_server
 from penstock.channel import Handle, Ledger
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, StateError
-
-if TYPE_CHECKING:
-    from collections.abc import Buffer  # type: ignore[attr-defined]
+from penstock.errors import ClosedError, DecodeError, InvalidArgument, PenstockError, ProtocolError, StateError
+from penstock.types import codec_of
 
 logger = logging.getLogger("penstock.calls")
 MAX_BACKLOG = 1024  # requests taken in while a function asked whether it was cancelled
@@ -62,10 +60,30 @@ class Request:
         self.number = envelope.number  #: of the call, as its client counts them
         self.payload: bytes = envelope.payload
 
-    def reply(self, data: Buffer | None) -> bool:
-        """Answer with ``data`` (None: nothing); False where the client no longer waits for it."""
-        payload = b"" if data is None else payload_of(data, "an answer is")
-        return self._server._answer(self, Kind.ANSWER, payload)
+    @property
+    def value(self) -> Any:
+        """What the client sent, as an object where the server has a ``type``; else its bytes."""
+        codec = self._server._asked
+        if codec is None:
+            return self.payload
+        try:
+            return codec.decode(self.payload)
+        except Exception as error:
+            size = len(self.payload)
+            raise DecodeError(f"a request of {size} bytes is not {codec.name}: {error}", self.payload) from error
+
+    def reply(self, data: Any) -> bool:
+        """Answer with ``data`` (bytes; None: nothing; an object where the server has a ``reply_type``).
+
+        False where the client no longer waits for it.
+        """
+        return self._server._answer(self, Kind.ANSWER, self._encoded(data))
+
+    def _encoded(self, data: Any) -> bytes:
+        encode = self._server._encode
+        if encode is None:
+            return b"" if data is None else payload_of(data, "an answer is")
+        return payload_of(encode(data), "an answer is")
 
     def fail(self, why: str | BaseException) -> bool:
         """Answer with an error: the client's call raises ``CallFailed`` with this text."""
@@ -105,10 +123,19 @@ class Server(Handle):
     """Answers the calls to one address."""
 
     def __init__(
-        self, address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any
+        self,
+        address: str,
+        function: Callable[..., Any] | None = None,
+        *,
+        workers: int = 1,
+        type: Any = None,
+        reply_type: Any = None,
+        **options: Any,
     ) -> None:
+        self._asked = None if type is None else codec_of(type)
+        self._encode = None if reply_type is None else codec_of(reply_type).encode
         if function is not None and not callable(function):
-            raise TypeError(f"a server takes a function or None, not {type(function).__name__}")
+            raise TypeError(f"a server takes a function or None, not {function.__class__.__name__}")
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
         self._function = function
@@ -263,9 +290,9 @@ class Server(Handle):
         assert self._function is not None
         try:
             if self._passes == "request=":
-                result = self._function(request.payload, request=request)
+                result = self._function(request.value, request=request)
             else:
-                result = self._function(request.payload, *((request,) if self._passes else ()))
+                result = self._function(request.value, *((request,) if self._passes else ()))
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
                 return
@@ -286,9 +313,12 @@ class Server(Handle):
         if request._done:
             return  # the function has answered by itself
         try:
-            request.reply(result)
-        except TypeError as error:  # the function gave what is no answer
+            payload = request._encoded(result)
+        except Exception as error:  # the function gave what is no answer
             self._fail(request, error)
+            return
+        try:
+            self._answer(request, Kind.ANSWER, payload)
         except (PenstockError, OSError) as error:
             if not self._closed.is_set():
                 self._counters.add("errors")

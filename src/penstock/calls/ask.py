@@ -18,18 +18,35 @@ import queue
 import threading
 import time
 from collections.abc import Hashable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock._core import Counters
 from penstock.address import without_secrets
 from penstock.calls.envelope import Envelope, Kind, pack, payload_of
 from penstock.calls.lanes import open_client
 from penstock.channel import Handle, Ledger, check_timeout
-from penstock.errors import CallFailed, ClosedError, InvalidArgument, PeerGone, PenstockError, RefusedError, StateError
+from penstock.errors import (
+    CallFailed,
+    ClosedError,
+    DecodeError,
+    InvalidArgument,
+    PeerGone,
+    PenstockError,
+    RefusedError,
+    StateError,
+)
+from penstock.types import codec_of
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Buffer  # type: ignore[attr-defined]
+
+    from typing_extensions import TypeVar as _TypeVar
+
+    Asked = _TypeVar("Asked", default=Buffer)
+    Answered = _TypeVar("Answered", default=bytes)
+else:
+    Asked, Answered = TypeVar("Asked"), TypeVar("Answered")
 
 MAX_TIMEOUT_S = 1e8  # three years
 LOOK_S = 0.05  # how often the servers of calls under way are looked at
@@ -53,10 +70,14 @@ class _Call:
         self.wake.acquire()
 
 
-class Client(Handle):
-    """Calls the servers of one address."""
+class Client(Handle, Generic[Asked, Answered]):
+    """Calls the servers of one address. With ``type`` it asks by objects, with ``reply_type`` it gets objects."""
 
-    def __init__(self, address: str, *, max_calls: int = 32, **options: Any) -> None:
+    def __init__(
+        self, address: str, *, max_calls: int = 32, type: Any = None, reply_type: Any = None, **options: Any
+    ) -> None:
+        self._encode = None if type is None else codec_of(type).encode
+        self._answers = None if reply_type is None else codec_of(reply_type)
         if isinstance(max_calls, bool) or not isinstance(max_calls, int) or not 1 <= max_calls <= 4096:
             raise InvalidArgument(f"max_calls={max_calls!r} must be 1 to 4096 calls under way at a time")
         self.address = self.name = without_secrets(address)
@@ -80,14 +101,14 @@ class Client(Handle):
 
     # --- calling
 
-    def call(self, data: Buffer, timeout: float | None = None) -> bytes:
+    def call(self, data: Asked, timeout: float | None = None) -> Answered:
         """The server's answer to ``data``.
 
         ``TimeoutError``: none came in time, and the server was told so. ``PeerGone``: the server has died or closed, or
         there is none. ``CallFailed``: the server's function raised; the text says what.
         """
         deadline = self._deadline(timeout)
-        payload = _payload(data)
+        payload = self._payload(data)
         try:
             self._room.get(timeout=None if deadline is None else timeout)
         except queue.Empty:
@@ -102,14 +123,18 @@ class Client(Handle):
                 raise
         finally:
             self._room.put(None)
-        return self._result(call)
+        answer: Answered = self._result(call)
+        return answer
 
-    async def call_async(self, data: Buffer, timeout: float | None = None) -> bytes:
+    def _payload(self, data: Any) -> bytes:
+        return _payload(data if self._encode is None else self._encode(data))
+
+    async def call_async(self, data: Asked, timeout: float | None = None) -> Answered:
         """``call`` for asyncio: the event loop goes on meanwhile. Cancelling the task cancels the call."""
         import asyncio
 
         deadline = self._deadline(timeout)
-        payload = _payload(data)
+        payload = self._payload(data)
         loop = asyncio.get_running_loop()
         await self._room_async(deadline)
         call = self._register(loop)
@@ -128,7 +153,8 @@ class Client(Handle):
             raise
         finally:
             self._room.put(None)
-        return self._result(call)
+        answer: Answered = self._result(call)
+        return answer
 
     async def _send_async(
         self, loop: asyncio.AbstractEventLoop, call: _Call, payload: bytes, deadline: float | None
@@ -200,10 +226,16 @@ class Client(Handle):
         left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
         call.peer = self._lane.send(pack(Kind.REQUEST, call.number, left, self._origin, payload), deadline)
 
-    def _result(self, call: _Call) -> bytes:
+    def _result(self, call: _Call) -> Any:
         if call.error is not None:
             raise call.error
-        return call.answer
+        if self._answers is None:
+            return call.answer
+        try:
+            return self._answers.decode(call.answer)
+        except Exception as error:
+            told = f"{self.address}: an answer of {len(call.answer)} bytes is not {self._answers.name}: {error}"
+            raise DecodeError(told, call.answer) from error
 
     # --- waiting
 

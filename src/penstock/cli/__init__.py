@@ -66,6 +66,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("top", "top", "A live table of what flows.", LOOK),
     Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
     Entry("info", "info", "Everything known about one address.", LOOK),
+    Entry("schema", "schema", "What messages are made of, where a typed publisher has said it.", LOOK),
     Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),

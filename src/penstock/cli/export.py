@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import csv
 import enum
 import io
@@ -14,15 +16,20 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
 from penstock.recording.span import Span, messages, reader
 from penstock.recording.story import STORY, parts, read_story
+from penstock.types import Schema
 
 if TYPE_CHECKING:
     from penstock._core import Message
+    from penstock.journal import Journal
 
 app = typer.Typer()
+
+
+SCHEMA_KEY = "penstock_schema"  # of a channel's metadata in MCAP: the schema's text, whatever language it is in
 
 
 class Kind(enum.StrEnum):
@@ -62,7 +69,7 @@ def export(
     journals = [reader(folder) for folder in parts(directory)]
     try:
         chosen = messages(journals, topic, Span.of(journals, start, length))
-        count = _WRITERS[to](chosen, target)
+        count = _mcap(chosen, target, _schemas(journals)) if to is Kind.MCAP else _WRITERS[to](chosen, target)
     finally:
         for journal in journals:
             journal.close()
@@ -146,7 +153,18 @@ def _chunks(chosen: Iterator[Message], most: int = 20_000, most_bytes: int = 32 
         yield rows
 
 
-def _mcap(chosen: Iterator[Message], target: Path) -> int:
+def _schemas(journals: list[Journal]) -> dict[str, Schema]:
+    """The newest of each topic, in the last part that has one."""
+    found: dict[str, Schema] = {}
+    for journal in journals:
+        schemas = journal.schemas
+        for topic in schemas.topics:
+            with contextlib.suppress(PenstockError):
+                found[topic] = Schema.parse(schemas.newest(topic)[1])
+    return found
+
+
+def _mcap(chosen: Iterator[Message], target: Path, schemas: dict[str, Schema]) -> int:
     from mcap.writer import Writer
 
     count = 0
@@ -156,9 +174,16 @@ def _mcap(chosen: Iterator[Message], target: Path) -> int:
         channels: dict[tuple[str, str], int] = {}  # by encoding too: a topic may carry both
         for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
-            topic, encoding = key = (message.channel or STORY, _encoding(body))
+            topic = message.channel or STORY
+            described = schemas.get(topic)
+            encoding = _encoding(body) if described is None else described.encoding
+            key = topic, encoding
             if key not in channels:
-                channels[key] = writer.register_channel(topic=topic, message_encoding=encoding, schema_id=0)
+                number = 0 if described is None else writer.register_schema(**_mcap_schema(described))
+                told = {} if described is None else {SCHEMA_KEY: described.text}
+                channels[key] = writer.register_channel(
+                    topic=topic, message_encoding=encoding, schema_id=number, metadata=told
+                )
             writer.add_message(
                 channel_id=channels[key],
                 log_time=message.timestamp_ns,
@@ -170,6 +195,16 @@ def _mcap(chosen: Iterator[Message], target: Path) -> int:
     return count
 
 
+def _mcap_schema(described: Schema) -> dict[str, Any]:
+    """What other programs understand: JSON Schema and protobuf's descriptors; else the text itself under our name."""
+    definition: Any = described.definition.get(described.language)
+    if described.language == "jsonschema" and described.encoding == "json":
+        return {"name": described.name, "encoding": "jsonschema", "data": json.dumps(definition).encode()}
+    if described.language == "protobuf":
+        return {"name": described.name, "encoding": "protobuf", "data": base64.b64decode(definition["files"])}
+    return {"name": described.name, "encoding": "x-penstock", "data": described.text.encode()}
+
+
 def _encoding(body: bytes) -> str:
     """MCAP's name of it: its "json" is a JSON object in UTF-8, nothing else."""
     try:
@@ -178,4 +213,4 @@ def _encoding(body: bytes) -> str:
         return "application/octet-stream"
 
 
-_WRITERS = {Kind.MCAP: _mcap, Kind.PARQUET: _parquet, Kind.CSV: _csv, Kind.JSONL: _jsonl}
+_WRITERS = {Kind.PARQUET: _parquet, Kind.CSV: _csv, Kind.JSONL: _jsonl}

@@ -10,9 +10,11 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import show
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.cli.export import SCHEMA_KEY
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.recording.story import STORY
 from penstock.topics import topic_for
+from penstock.types import Schema
 
 app = typer.Typer()
 
@@ -44,8 +46,10 @@ def import_(
         pending: list[Any] = []
         size = 0
         try:
-            for _, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
+            for schema, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
                 topic = topic_for(channel.topic)
+                if topic not in counts and (text := schema_text(schema, channel)) is not None:
+                    journal.declare_schema(topic, text)
                 counts[topic] = counts.get(topic, 0) + 1
                 properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
                 pending.append(Entry(topic, message.data, properties, timestamp_ns=message.log_time))
@@ -63,3 +67,17 @@ def import_(
         show.print_json({"directory": str(output), "messages": total, "topics": counts})
     else:
         print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
+
+
+def schema_text(schema: Any, channel: Any) -> str | None:
+    """What a channel's messages are made of: as we have said it, or as a JSON Schema says it; else its name alone."""
+    told = channel.metadata.get(SCHEMA_KEY)
+    try:
+        if told:
+            return Schema.parse(told).checked().text
+        if schema is None:
+            return None
+        definition = {"jsonschema": json.loads(schema.data)} if schema.encoding == "jsonschema" else {}
+        return Schema(schema.name, channel.message_encoding, definition).checked().text
+    except (PenstockError, ValueError):  # too large, or not what it says: the messages are there all the same
+        return None

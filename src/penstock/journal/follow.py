@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import Counters, Draft
 from penstock._core import journal as native
 from penstock.carry import total_bytes
-from penstock.channel import Ledger, Publisher, Subscriber, check_timeout
+from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import presence
 from penstock.journal.books import Books
 from penstock.journal.guard import Guard
 from penstock.journal.journal import Journal, topic_filter
 from penstock.journal.transaction import Entry
-from penstock.topics import check_topic
+from penstock.topics import check_topic, matches
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
@@ -39,7 +39,7 @@ class Follower(Subscriber):
     def __init__(self, journal: Journal, start: int, topics: Iterable[str] | None = None, *, own: bool = False) -> None:
         self._journal = journal
         self._own = own
-        patterns = None if topics is None else list(topics)
+        self._patterns = patterns = None if topics is None else list(topics)
         self._filter = topic_filter(patterns)
         self.position = start
         name = f"{journal.directory}#{','.join(patterns or ['>'])}"
@@ -49,6 +49,25 @@ class Follower(Subscriber):
         self._waited = False
         journal.add_sleeper(self)
         self._present = presence.Presence(journal.directory)
+
+    def agree(self, terms: Terms) -> None:
+        """What the topics' newest schemas say must be readable; topics that are described later are not looked at."""
+        for topic, text in self._described():
+            terms.check(text, f"topic {topic!r} of {self._journal.directory}")
+
+    def _described(self) -> list[tuple[str, str]]:
+        schemas = self._journal.schemas
+        wanted = self._patterns or [">"]
+        return [
+            (topic, schemas.newest(topic)[1])
+            for topic in schemas.topics
+            if any(matches(pattern, topic) for pattern in wanted)
+        ]
+
+    @property
+    def schema(self) -> str | None:
+        """What the messages of its first topic that is described are made of, or None."""
+        return next((text for _, text in self._described()), None)
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
@@ -159,6 +178,14 @@ class JournalPublisher(Publisher):
         self.topic = check_topic(topic)
         self._closed = False
         self._books = Books(Counters("journal", "publisher", f"{journal.directory}#{topic}"))
+
+    def agree(self, terms: Terms) -> None:
+        self._journal.agree(self.topic, terms)
+
+    @property
+    def schema(self) -> str | None:
+        """What the topic's messages are made of, or None."""
+        return self._journal.schemas.newest(self.topic)[1] or None
 
     def publish(
         self,

@@ -27,12 +27,14 @@ from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, open_regular, read_all
 from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
+from penstock.journal.schemas import KIND as SCHEMA_KIND
+from penstock.journal.schemas import Schemas, read_schemas, records_in
 from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
 from penstock.topics import check_pattern, check_topic, matches
 
 if TYPE_CHECKING:
-    from penstock.channel import Buffer
+    from penstock.channel import Buffer, Terms
     from penstock.journal.follow import Follower
     from penstock.journal.queue import Queue
 
@@ -79,6 +81,8 @@ class Journal(Reading):
         self._given_kinds: set[int] | None = set()  # of state records, by these functions; None: all
         self._stored_kinds: set[int] = set()  # since opening
         self._states: list[segments.State] = []
+        self._schemas = Schemas()
+        self._schema_lock = threading.Lock()  # held while a topic's schema is compared and said
         self._roll_lock = threading.Lock()
         self._rolling: int | None = None  # the thread that begins a segment
         self._group: Transaction | None = None  # it has spilled, and holds the roll lock and the writer's lead
@@ -135,6 +139,7 @@ class Journal(Reading):
             self._states = list(found.states)
             kept = [data for kind, flags, data in found.states if flags & layout.FLAG_INTERNAL and kind == QUEUE_KIND]
             self.queue_states = restore(kept)
+            self._schemas = Schemas(records_in(found.states))
             self._go_on(found)
         except BaseException:
             self._give_back_files()
@@ -334,7 +339,8 @@ class Journal(Reading):
 
     def _internal_states(self) -> list[segments.State]:
         with self.queue_lock:
-            return [(QUEUE_KIND, layout.FLAG_INTERNAL, state.encode()) for state in self.queue_states.values()]
+            queues = [(QUEUE_KIND, layout.FLAG_INTERNAL, state.encode()) for state in self.queue_states.values()]
+        return queues + [(SCHEMA_KIND, layout.FLAG_INTERNAL, record) for record in self._schemas.records()]
 
     def _state_for_roll(self) -> list[segments.State]:
         """From those who keep it; of what nobody keeps, what the sealed segment has since its snapshot."""
@@ -357,6 +363,38 @@ class Journal(Reading):
             read_all(self._segment.path()), header.nonce, header.first, 2**63, self.writer.committed_position, False
         )
         return list(scan["states"])
+
+    # -- what topics are made of -----------------------------------------------------------------------------------
+
+    @property
+    def schemas(self) -> Schemas:
+        """What the messages of each topic are made of, version by version, where somebody has said so."""
+        return self._schemas if self.mode == "write" else read_schemas(self.directory)
+
+    def agree(self, topic: str, terms: Terms) -> None:
+        """Say what a topic's messages are made of: a new version, or refused where it does not go with the newest."""
+        self._check_writing()
+        with self._schema_lock:
+            versions = self._schemas.versions(topic)
+            same = terms.check(self._schemas.newest(topic)[1], f"topic {topic!r} of {self.directory}")
+            if not same and (terms.replaces or terms.text not in versions.values()):
+                self._declare(topic, terms.text)
+
+    def declare_schema(self, topic: str, text: str) -> None:
+        """Say it without a look at what was said before; on disk when this returns."""
+        self._check_writing()
+        with self._schema_lock:
+            if self._schemas.newest(check_topic(topic))[1] != text:
+                self._declare(topic, text)
+
+    def _declare(self, topic: str, text: str) -> None:
+        record = self._schemas.add(topic, text)  # first: a segment that begins meanwhile has it at its head
+        try:
+            with self.transaction() as transaction:
+                transaction.state(SCHEMA_KIND, record, internal=True)
+        except BaseException:
+            self._schemas.remove_newest(topic)
+            raise
 
     def note_kind(self, kind: int) -> None:
         """A state record of this kind is about to be stored."""
@@ -619,6 +657,7 @@ class Journal(Reading):
         """In a forked child, where nobody holds them: the journal is the parent's, but closing it must not hang."""
         self._roll_lock, self._sleepers_lock = threading.Lock(), threading.Lock()
         self.queue_lock = threading.RLock()
+        self._schema_lock = threading.Lock()
         self._rolling = None
         self._upkeep.forget_locks()
 

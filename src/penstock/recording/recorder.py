@@ -52,6 +52,7 @@ class Source:
     waiting_bytes: int = 0
     error: str = ""
     counters: Any = None
+    described: bool = False  # whether it was asked what its messages are made of
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -197,6 +198,10 @@ class Recorder:
             held, source.waiting = list(source.waiting), deque()
             self._store(source, tape, held[: self._claim(len(held))])
         batch = self._read(source, armed, timeout)
+        if len(batch) and not source.described:
+            source.described = True
+            with contextlib.suppress(PenstockError):  # a broker that does not tell it
+                tape.describe(source.topic, source.subscriber.schema)
         entries = [_entry(source.topic, message, copy=not armed) for message in batch]
         if armed:
             self._store(source, tape, entries)

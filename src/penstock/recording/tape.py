@@ -52,6 +52,7 @@ class Tape:
         self._lock = threading.Lock()  # guards the journal against being changed for the next part
         self._bytes = 0
         self._began = 0.0
+        self._schemas: dict[str, str] = {}
         self._journal: Journal
         self._begin_part()
 
@@ -65,6 +66,14 @@ class Tape:
             self._head_segment()
             self._journal.commit(entries)
             self._bytes += size
+
+    def describe(self, topic: str, schema: str | None) -> None:
+        """What the topic's messages are made of, in this part and in those that follow."""
+        if schema is None:
+            return
+        with self._lock:
+            self._schemas[topic] = schema
+            self._journal.declare_schema(topic, schema)
 
     def tell(self, event: dict[str, Any]) -> None:
         """One event of the story."""
@@ -115,6 +124,8 @@ class Tape:
         try:
             self.part += 1
             self._bytes, self._began = 0, time.monotonic()
+            for topic, schema in self._schemas.items():
+                self._journal.declare_schema(topic, schema)
             self._append({"event": "started", "part": self.part, "addresses": plan.addresses})
         except BaseException:
             self._journal.close()

@@ -137,7 +137,7 @@ def agree_on_schema(handle: Any, terms: channel.Terms) -> None:
     else:
         same = there in ("", terms.name)
         terms.check_name(there, where)
-    if not same and terms.replaces and isinstance(handle, Publisher):
+    if not same and terms.replaces:
         handle._agree_on_schema(terms.name, terms.text, True)
 
 

@@ -6,16 +6,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.errors import DecodeError
 from penstock.types.builtin import plain
-from penstock.types.codec import Codec, add, codec_of, remove
+from penstock.types.codec import ArrayDraft, Codec, add, codec_of, remove
 from penstock.types.compatibility import first_difference
 from penstock.types.handles import TypedPublisher, TypedSubscriber
 from penstock.types.schema import Schema, Terms
 
+if TYPE_CHECKING:
+    from penstock.types.image import Image
+
 __all__ = [
+    "ArrayDraft",
     "Codec",
     "DecodeError",
+    "Image",
     "Schema",
     "Terms",
     "TypedPublisher",
@@ -26,3 +33,11 @@ __all__ = [
     "plain",
     "remove",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Image":  # it is an array: numpy is loaded for who names it
+        from penstock.types.image import Image
+
+        return Image
+    raise AttributeError(f"module 'penstock.types' has no attribute {name!r}")

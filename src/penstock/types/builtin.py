@@ -11,13 +11,17 @@ import typing
 from typing import Any
 
 from penstock.errors import InvalidArgument
-from penstock.types.codec import Codec
+from penstock.types.codec import ArrayDraft, Codec
 
 
 def make(kind: Any) -> Codec[Any] | None:
     """The codec of ``kind``, or None."""
     if kind is str:
         return Codec("str", "utf-8", {"text": "utf-8"}, _encode_str, _decode_str)
+    if getattr(kind, "__module__", "") == "penstock.types.image" and getattr(kind, "__name__", "") == "Image":
+        from penstock.types.image import CODEC
+
+        return CODEC
     if kind is dict:
         return Codec("dict", "json", {"jsonschema": {"type": "object"}}, _encode_dict, _decode_dict)
     for test, maker in _OTHERS:
@@ -231,8 +235,14 @@ def _numpy(kind: Any) -> Codec[Any]:
     def decode(message: Any) -> Any:
         return frombuffer(message, dtype) if len(message) else empty(0, dtype)
 
+    def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidArgument(f"size={size!r} must be 1 or more items")
+        taken = take(size * dtype.itemsize, **options)
+        return ArrayDraft(taken, taken.array(size, dtype))
+
     name = "numpy." + (dtype.name if dtype.names is None else "record")
-    return Codec(name, "numpy", {"dtype": describe_dtype(dtype)}, encode, decode, dtype=dtype)
+    return Codec(name, "numpy", {"dtype": describe_dtype(dtype)}, encode, decode, draft=draft)
 
 
 def describe_dtype(dtype: Any) -> Any:

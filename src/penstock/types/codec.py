@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import InvalidArgument
 from penstock.types.schema import Schema
+
+if TYPE_CHECKING:
+    from penstock._core import Draft
 
 T = TypeVar("T")
 Maker = Callable[[Any], "Codec[Any] | None"]
@@ -16,12 +19,42 @@ Maker = Callable[[Any], "Codec[Any] | None"]
 ENTRY_POINTS = "penstock.codecs"  #: the group of entry points; each names a function as ``add`` takes
 
 
+class ArrayDraft:
+    """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
+
+    __slots__ = ("_draft", "array")
+
+    def __init__(self, draft: Draft, array: Any) -> None:
+        self._draft = draft
+        self.array = array
+
+    def publish(self) -> int | None:
+        """Publish it; gives its ordinal where the reach knows it."""
+        return self._draft.publish()
+
+    def cancel(self) -> None:
+        """Give the memory back unpublished."""
+        self._draft.cancel()
+
+    def __enter__(self) -> Any:
+        return self.array
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if not self._draft.open:
+            return
+        if kind is not None:
+            self.cancel()
+        else:
+            self.publish()
+
+
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[T]):
     """What a typed handle needs to know of a type.
 
     ``schema`` is a definition as ``Schema.definition`` has it; empty: only the name is known to others. ``decode`` gets
-    the message itself, which has a buffer. ``dtype`` makes ``reserve`` give an array.
+    the message itself, which has a buffer. ``draft(take, ...)`` is what ``reserve(...)`` of its publishers does: it
+    gives an ``ArrayDraft`` over the draft that ``take(size)`` gives.
     """
 
     name: str
@@ -29,7 +62,7 @@ class Codec(Generic[T]):
     schema: Mapping[str, Any]
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
-    dtype: Any = field(default=None, compare=False)
+    draft: Callable[..., ArrayDraft] | None = field(default=None, compare=False)
 
     def described(self) -> Schema:
         """The schema that travels; ``InvalidArgument`` where it is too large."""

@@ -43,17 +43,15 @@ class TypedPublisher(Publisher[T]):
         many: Callable[..., int] = self.inner.publish_many
         return many([self._encode(value) for value in batch], **options)
 
-    def reserve(self, size: int = 1, **options: Any) -> Any:
-        """With a numpy dtype, an array of ``size`` items in the reach's own memory, else a draft of ``size`` bytes.
+    def reserve(self, *size: Any, **options: Any) -> Any:
+        """With a numpy dtype, an array of so many items (1) in the reach's own memory; with ``Image`` one of a shape,
+        dtype and encoding; else a draft of so many bytes.
 
         ``with publisher.reserve(10) as array`` publishes at its end.
         """
         reserve: Callable[..., Draft] = self.inner.reserve
-        if self.codec.dtype is None:
-            return reserve(size, **options)
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise InvalidArgument(f"size={size!r} must be 1 or more items")
-        return ArrayDraft(reserve(size * self.codec.dtype.itemsize, **options), size, self.codec.dtype)
+        draft = self.codec.draft
+        return reserve(*size, **options) if draft is None else draft(reserve, *size, **options)
 
     def reserve_async(self, size: int, **options: Any) -> Any:
         """As the reach's own, by bytes."""
@@ -101,35 +99,6 @@ class TypedPublisher(Publisher[T]):
 
     def __repr__(self) -> str:
         return f"<{self.codec.name} to {self.inner!r}>"
-
-
-class ArrayDraft:
-    """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
-
-    __slots__ = ("_draft", "array")
-
-    def __init__(self, draft: Draft, count: int, dtype: Any) -> None:
-        self._draft = draft
-        self.array = draft.array(count, dtype)
-
-    def publish(self) -> int | None:
-        """Publish it; gives its ordinal where the reach knows it."""
-        return self._draft.publish()
-
-    def cancel(self) -> None:
-        """Give the memory back unpublished."""
-        self._draft.cancel()
-
-    def __enter__(self) -> Any:
-        return self.array
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if not self._draft.open:
-            return
-        if kind is not None:
-            self._draft.cancel()
-        else:
-            self._draft.publish()
 
 
 class _Decoding(Generic[T]):

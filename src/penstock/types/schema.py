@@ -15,7 +15,7 @@ from typing import Any
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.types.compatibility import first_difference
 
-MAX_TEXT_BYTES = 49_152  # fits into one line of a broker, one field of a greeting, one file of a channel
+MAX_TEXT_BYTES = 40_960  # fits into one line of a broker, one field of a greeting, one file of a channel
 MAX_NAME_BYTES = 112
 
 
@@ -72,12 +72,17 @@ class Terms:
     """With what a typed handle joins a channel: its schema, and whether another one there is taken.
 
     A reader must be able to read what is written. A writer's messages must be readable by who knows the schema that is
-    there, and the other way round, or ``replaces`` says that it does not matter.
+    there, and the other way round. ``lenient`` takes any.
     """
 
     schema: Schema
     writes: bool
-    replaces: bool = False
+    lenient: bool = False
+
+    @property
+    def replaces(self) -> bool:
+        """Whether a schema that does not go with it gives way to it."""
+        return self.lenient and self.writes
 
     @property
     def name(self) -> str:
@@ -89,12 +94,17 @@ class Terms:
         """The schema as it travels."""
         return self.schema.text
 
+    @property
+    def digest(self) -> str:
+        """16 hexadecimal digits that stand for the text."""
+        return self.schema.digest
+
     def check(self, there: str, where: str) -> bool:
         """Whether ``there`` is this very schema; ``RefusedError`` names both where the two do not go together."""
         mine = self.text
         if there == mine:
             return True
-        if self.replaces or not there:
+        if self.lenient or not there:
             return False
         other = Schema.parse(there)
         ways = ((self.schema, other), (other, self.schema)) if self.writes else ((other, self.schema),)
@@ -109,5 +119,5 @@ class Terms:
 
     def check_name(self, there: str, where: str) -> None:
         """The same where only the name of what is there is known."""
-        if there and there != self.name and not self.replaces:
+        if there and there != self.name and not self.lenient:
             raise RefusedError(f"{where} carries type {there!r}, not {self.name!r}")

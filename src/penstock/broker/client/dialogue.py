@@ -129,11 +129,18 @@ class Dialogue:
 
     # --- asking
 
-    def ask(self, line: str | bytes, *, repeat: bool = True, convert: Callable[[Any], Any] | None = None) -> Pending:
+    def ask(
+        self,
+        line: str | bytes,
+        *,
+        repeat: bool = True,
+        convert: Callable[[Any], Any] | None = None,
+        most_bytes: int = 4000,
+    ) -> Pending:
         """One command with one answer."""
         data = line.encode() if isinstance(line, str) else line
-        if b"\n" in data or b"\r" in data or len(data) > 4000:
-            raise InvalidArgument(f"a command is one line of at most 4000 bytes: {data[:60]!r}")
+        if b"\n" in data or b"\r" in data or len(data) > most_bytes:
+            raise InvalidArgument(f"a command is one line of at most {most_bytes} bytes: {data[:60]!r}")
         return self._add(Pending(data + b"\n", repeat=repeat, convert=convert))
 
     def tell(self, line: str | bytes) -> None:

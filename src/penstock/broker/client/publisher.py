@@ -79,6 +79,27 @@ class Publisher(channel.Publisher):
             self.close()
             raise
 
+    def agree(self, terms: channel.Terms) -> None:
+        """The broker keeps what a topic's messages are made of, as long as it has the topic."""
+        while True:
+            version, there, digests = self._client.schema(self.topic)
+            same = terms.check(there, f"topic {self.topic!r} of this broker")
+            if same or (terms.digest in digests and not terms.replaces):
+                return
+            try:
+                self._client.declare_schema(self.topic, version + 1, terms.text)
+            except words.Refusal as refusal:
+                if refusal.code != "exists":
+                    raise
+            else:
+                return
+
+    @property
+    def schema(self) -> str | None:
+        """What the topic's messages are made of, or None."""
+        with self._turn:
+            return self._client.schema(self.topic)[1] or None
+
     def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
         """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
         encoded = words.encode_properties(properties)

@@ -6,13 +6,14 @@ answer, the asyncio client something to await.
 
 from __future__ import annotations
 
+import base64
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker import words
-from penstock.broker.client.dialogue import Dialogue, Pending, Position
+from penstock.broker.client.dialogue import MAX_LINE_BYTES, Dialogue, Pending, Position
 from penstock.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -98,6 +99,16 @@ class Requests(ABC):
     def peers(self, topic: str) -> Any:
         """How many queues take the topic, and how many consumers they have."""
         return self._finish(self._dialogue.ask(f"PEERS {words.check_topic(topic)}", convert=_peers))
+
+    def schema(self, topic: str) -> Any:
+        """What the topic's messages are made of: version (0: nobody has said), text, digests of all versions."""
+        return self._finish(self._dialogue.ask(f"SCHEMA {words.check_topic(topic)}", convert=schema_answer))
+
+    def declare_schema(self, topic: str, version: int, text: str) -> Any:
+        """Say what they are made of from now on, in the version after the newest; refused where that is there."""
+        encoded = base64.b64encode(text.encode()).decode()
+        line = f"SCHEMA {words.check_topic(topic)} {version} {encoded}"
+        return self._finish(self._dialogue.ask(line, convert=_nothing, most_bytes=MAX_LINE_BYTES - 2))
 
     def purge(self, name: str) -> Any:
         """Drop what the queue has; how many messages that were."""
@@ -250,6 +261,14 @@ def _counts(answer: Any) -> Any:
     if not isinstance(found, dict):
         raise ValueError("counts were expected")
     return found
+
+
+def schema_answer(answer: Any) -> tuple[int, str, list[str]]:
+    found = _counts(answer)
+    version, text, digests = found["version"], found["schema"], found["digests"]
+    if not (isinstance(version, int) and isinstance(text, str) and isinstance(digests, list)):
+        raise ValueError("a schema was expected")
+    return version, text, digests
 
 
 def _number(answer: Any) -> int:

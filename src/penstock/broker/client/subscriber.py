@@ -22,9 +22,9 @@ from penstock import channel
 from penstock._core import Counters
 from penstock._core.broker import ack_words, delivery_count
 from penstock.broker.client.clients import tls_context
-from penstock.broker.client.dialogue import Dialogue
+from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
-from penstock.broker.client.requests import milliseconds, queue_options
+from penstock.broker.client.requests import milliseconds, queue_options, schema_answer
 from penstock.broker.liveness import DEFAULT_S
 from penstock.channel import Ledger, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, ProtocolError
@@ -75,6 +75,7 @@ class Subscriber(channel.Subscriber):
         self._begin = 0  # of the first batch: acknowledged up to here
         self._told_at = time.monotonic()
         where = options.get("topics") or "default"
+        self._topics = options.get("topics")
         self._counters = Counters("broker", "subscriber", f"{host}:{port}/{where}?queue={self.queue}")
         self._final: Ledger | None = None
         self._dialogue = Dialogue(token=token, producer="", max_message_bytes=max_message_bytes)
@@ -148,6 +149,22 @@ class Subscriber(channel.Subscriber):
     def _check(self) -> None:
         if self._link.closed:
             raise ClosedError("this subscriber was closed")
+
+    # --- what messages are made of
+
+    def agree(self, terms: channel.Terms) -> None:
+        """Where it reads one topic: what the broker says of it must be readable."""
+        terms.check(self.schema or "", f"topic {self._topics!r} of this broker")
+
+    @property
+    def schema(self) -> str | None:
+        """What the messages of its one topic are made of; None for patterns, and where nobody has said it."""
+        topic = str(self._topics or "")
+        if not topic or set(topic) & set("*>,"):
+            return None
+        self._check()
+        found: tuple[int, str, list[str]] = self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))
+        return found[1] or None
 
     # --- reading
 
@@ -240,7 +257,10 @@ class Subscriber(channel.Subscriber):
             self._dialogue.tell(f"ACK {self.queue} {position}")
             self._link.send()
             return
-        pending = self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False)
+        self._ask(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
+
+    def _ask(self, pending: Pending) -> Any:
+        """The answer; what is delivered meanwhile is kept."""
         while not pending.done:
             try:
                 self._link.pump()
@@ -250,7 +270,7 @@ class Subscriber(channel.Subscriber):
                 self._link.lost(error)
             if not pending.done:
                 self._link.wait(None)
-        pending.result()
+        return pending.result()
 
     def ack_many(self, batch: Batch | list[Message], begin: int = 0, end: int | None = None) -> None:
         """These messages, which were read together, are done; or those from ``begin`` up to ``end`` of them."""

@@ -1,0 +1,97 @@
+"""``penstock schema``: what the messages of an address, a journal or a recording are made of."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import penstock
+from penstock import address as addresses
+from penstock.cli import exits, show
+from penstock.errors import InvalidArgument
+from penstock.types import Schema
+
+app = typer.Typer()
+
+LOOK_S = 0.02
+
+
+@app.command()
+def schema(
+    target: Annotated[str, typer.Argument(help="An address, or the folder of a journal or recording.")],
+    every: Annotated[bool, typer.Option("--all", help="Every version of a folder's topics, not the newest.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for a publisher's greeting.")] = 2.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a schema.")] = False,
+) -> None:
+    """What messages are made of, where a typed publisher has said it: JSON Schema, protobuf, Arrow or dtype.
+
+    Example: [green]penstock schema shm:/pose[/]
+    """
+    found = 0
+    said = _of_folder(Path(target), every) if Path(target).is_dir() else _of_address(target, timeout)
+    for where, version, text in said:
+        found += 1
+        described = Schema.parse(text)
+        if as_json:
+            whole = {"name": described.name, "encoding": described.encoding, "digest": described.digest}
+            show.print_json({"of": where, "version": version, **whole, "definition": described.definition})
+        else:
+            told = f", version {version}" if version else ""
+            print(f"{where}: {described.name} as {described.encoding}{told}")
+            print("".join(f"  {line}\n" for line in lines(described)))
+    if not found:
+        exits.told(f"{addresses.without_secrets(target)}: nobody has said what its messages are made of")
+        raise typer.Exit(exits.FAILED)
+
+
+def _of_folder(folder: Path, every: bool) -> Iterator[tuple[str, int, str]]:
+    from penstock.journal.schemas import read_schemas
+    from penstock.recording.story import parts
+
+    for part in parts(folder):
+        schemas = read_schemas(part)
+        for topic in schemas.topics:
+            versions = list(schemas.versions(topic).items())
+            for version, text in versions if every else versions[-1:]:
+                yield f"{part}#{topic}", version, text
+
+
+def _of_address(target: str, timeout: float) -> Iterator[tuple[str, int, str]]:
+    parts = addresses.parse(target)
+    if parts.scheme == "bus":
+        raise InvalidArgument(f"{parts.text}: a bus is seen only by its own process")
+    deadline = time.monotonic() + timeout
+    with penstock.subscriber(target) as subscriber:
+        text = subscriber.schema
+        while text is None and parts.scheme == "tcp" and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+            text = subscriber.schema
+    if text is not None:
+        yield parts.text, 0, text
+
+
+def lines(described: Schema) -> list[str]:
+    """A schema for people."""
+    definition: Any = described.definition.get(described.language)
+    if described.language == "protobuf":
+        return list(_protobuf(described.name, definition))
+    if described.language == "arrow":
+        return [f"{name}: {kind}{'' if nullable else ' not null'}" for name, kind, nullable in definition["fields"]]
+    if described.language == "dtype" and isinstance(definition, list):
+        return [f"{field[0]}: {field[1]}{f' {tuple(field[2])}' if len(field) > 2 else ''}" for field in definition]
+    if definition is None:
+        return ["only its name is known"]
+    return json.dumps(definition, indent=2).splitlines()
+
+
+def _protobuf(name: str, definition: Any) -> Iterator[str]:
+    for message, fields in {name: definition, **definition.get("messages", {})}.items():
+        yield f"message {message} {{"
+        for number, field in fields["fields"].items():
+            yield f"  {field['label']} {field.get('message', field['type'])} {field['name']} = {number};"
+        yield "}"

@@ -1,0 +1,119 @@
+"""What the messages of each topic are made of, version by version, as state records.
+
+The journal keeps its own under kind 2 with the internal flag; a broker's stand in its journal under the broker's kind
+8. Both have one form: u16 bytes of the topic's name, u32 version, the name, the schema's text (UTF-8).
+
+``Schemas`` is changed by one thread at a time; looked at by any.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from penstock._core import journal as native
+from penstock.errors import PenstockError
+from penstock.journal import layout
+from penstock.journal.disk import read_all
+from penstock.types import Schema
+
+KIND = 2  # of the journal's own state records
+BROKER_KIND = 8  # of a broker's
+MAX_VERSIONS = 64  # of a topic; the oldest are forgotten first
+_HEAD = struct.Struct("<HI")
+
+
+class Schemas:
+    """The versions of each topic."""
+
+    def __init__(self, records: Iterable[bytes] = ()) -> None:
+        self._versions: dict[str, dict[int, str]] = {}
+        for record in records:
+            self.note(record)
+
+    @property
+    def topics(self) -> list[str]:
+        """Those whose messages are described."""
+        return sorted(self._versions)
+
+    def versions(self, topic: str) -> dict[int, str]:
+        """The texts by version, the oldest first."""
+        return dict(self._versions.get(topic, {}))
+
+    def newest(self, topic: str) -> tuple[int, str]:
+        """Version and text; 0 and nothing where none was said."""
+        return next(reversed(self._versions.get(topic, {0: ""}).items()))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all texts."""
+        return sum(len(text) for versions in self._versions.values() for text in versions.values())
+
+    def add(self, topic: str, text: str) -> bytes:
+        """One more version; gives its record."""
+        name = topic.encode()
+        version = self.newest(topic)[0] + 1
+        record = _HEAD.pack(len(name), version) + name + text.encode()
+        self.note(record)
+        return record
+
+    def remove_newest(self, topic: str) -> None:
+        """It could not be stored."""
+        versions = self.versions(topic)
+        versions.popitem()
+        self._put(topic, versions)
+
+    def note(self, record: bytes) -> None:
+        """What a record says; one that cannot be is passed over."""
+        if len(record) < _HEAD.size:
+            return
+        size, version = _HEAD.unpack_from(record)
+        at = _HEAD.size + size
+        topic = bytes(record[_HEAD.size : at]).decode("utf-8", "replace")
+        versions = {**self.versions(topic), version: bytes(record[at:]).decode("utf-8", "replace")}
+        self._put(topic, {number: versions[number] for number in sorted(versions)[-MAX_VERSIONS:]})
+
+    def _put(self, topic: str, versions: dict[int, str]) -> None:
+        """A new mapping each time: who looks at the old one is not disturbed."""
+        others = {name: found for name, found in self._versions.items() if name != topic}
+        self._versions = {**others, topic: versions} if versions else others
+
+    def records(self) -> Iterator[bytes]:
+        """All of it, for a snapshot."""
+        for topic, versions in self._versions.items():
+            name = topic.encode()
+            for version, text in versions.items():
+                yield _HEAD.pack(len(name), version) + name + text.encode()
+
+
+def records_in(states: Iterable[tuple[int, int, bytes]], brokers: bool = False) -> Iterator[bytes]:
+    """The records among state records (kind, flags, data)."""
+    for kind, flags, data in states:
+        internal = bool(flags & layout.FLAG_INTERNAL)
+        if (internal and kind == KIND) or (brokers and not internal and kind == BROKER_KIND and _is_one(data)):
+            yield data
+
+
+def _is_one(record: bytes) -> bool:
+    """Whether it is a broker's: others may use that kind for what they like."""
+    schemas = Schemas([record])
+    try:
+        return bool(schemas.topics) and bool(Schema.parse(schemas.newest(schemas.topics[0])[1]))
+    except PenstockError:
+        return False
+
+
+def read_schemas(directory: Path) -> Schemas:
+    """Out of the last segment of a journal, which anybody may read: its head repeats what was said before."""
+    for first, revision in reversed(layout.latest_segments(os.listdir(directory))):
+        path = directory / layout.segment_name(first, revision)
+        try:
+            data = read_all(path)
+            header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+            scan = native.scan(data, header.nonce, header.first, 2**63, header.first, header.gaps)
+        except (FileNotFoundError, PenstockError):  # just removed, or damaged: the one before it says the same or less
+            continue
+        return Schemas(records_in(scan["states"], brokers=True))
+    return Schemas()

@@ -1,0 +1,80 @@
+"""Images: arrays that say what they are, in one header, as views."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+import penstock
+from penstock import types
+from penstock.types import image as images
+
+
+@given(
+    arrays.arrays(
+        st.sampled_from(["u1", "<u2", ">u2", "<f4", "<f8", "?", "<c8"]),
+        arrays.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4),
+    ),
+    st.text(max_size=4).filter(lambda name: "\0" not in name),
+)
+@settings(max_examples=100, deadline=None)
+def test_an_array_is_the_same_on_the_other_side(array: Any, encoding: str) -> None:
+    found = images.decode(images.encode(penstock.Image(array, encoding)))
+    assert found.shape == array.shape and found.dtype == array.dtype and found.encoding == encoding
+    assert found.tobytes() == array.tobytes()
+
+
+@given(st.binary(max_size=200))
+def test_hostile_bytes_are_refused(data: bytes) -> None:
+    for body in (
+        data,
+        data + images.encode(numpy.zeros((2, 2), "u1"))[4:],
+        images.encode(numpy.zeros((2, 2), "u1"))[:40] + data,
+    ):
+        try:
+            images.decode(body)
+        except (ValueError, TypeError):
+            continue
+
+
+@pytest.mark.parametrize("address", ["shm:/types-image", "bus:types-image"])
+def test_an_image_in_the_reachs_own_memory(address: str) -> None:
+    with (
+        penstock.publisher(address, type=penstock.Image) as publisher,
+        penstock.subscriber(address, type=penstock.Image) as subscriber,
+    ):
+        with publisher.reserve((4, 6, 3), "uint8", "rgb8") as pixels:
+            assert pixels.shape == (4, 6, 3)
+            pixels[:] = 7
+            pixels[1, 2] = [1, 2, 3]
+        del pixels
+        message = subscriber.receive(10)
+        image = message.value
+        assert isinstance(image, penstock.Image) and image.encoding == "rgb8"
+        assert image[1, 2].tolist() == [1, 2, 3] and image.sum() == 7 * 23 * 3 + 6
+        assert not image.flags.writeable
+        assert image.ctypes.data == message.address  # no copy
+        publisher.publish(penstock.Image(numpy.zeros((2, 2), "<u2"), "depth16"))
+        assert subscriber.receive(10).value.encoding == "depth16"
+        publisher.publish(numpy.ones(3))
+        assert subscriber.receive(10).value.encoding == ""
+        with pytest.raises(TypeError, match="an Image or an array"):
+            publisher.publish(b"x")  # type: ignore[arg-type]
+        with pytest.raises(penstock.InvalidArgument, match="dimensions of numbers"):
+            publisher.publish(numpy.array(["text"]))  # type: ignore[arg-type]
+        with pytest.raises(penstock.InvalidArgument, match="more than 16 bytes"):
+            publisher.reserve((1,), "u1", "a name that is too long")
+        assert subscriber.read(0) is None
+
+
+def test_it_is_an_array_with_a_name() -> None:
+    image = penstock.Image([[1, 2], [3, 4]], "mono8")
+    assert (image * 2).encoding == "mono8" and image[0].encoding == "mono8"
+    assert numpy.from_dlpack(image).tolist() == [[1, 2], [3, 4]]
+    assert types.Image is penstock.Image
+    assert types.codec_of(penstock.Image).name == "penstock.Image"
