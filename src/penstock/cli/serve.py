@@ -22,7 +22,7 @@ import typer
 import penstock
 from penstock.calls import Request
 from penstock.cli import exits, show
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import OptionList, ServiceArgument, with_options
 from penstock.errors import InvalidArgument
 
 app = typer.Typer()
@@ -125,7 +125,7 @@ def _feed(descriptor: int, rest: memoryview) -> memoryview:
 
 @app.command()
 def serve(
-    address: AddressArgument,
+    address: ServiceArgument,
     command: Annotated[str, typer.Argument(help="The command; it reads a request from its standard input.")],
     processes: Annotated[int, typer.Option(min=1, max=256, help="How many may run at a time.")] = 4,
     limit: Annotated[float, typer.Option(min=0.1, help="Seconds after which a command is killed.")] = 60.0,
