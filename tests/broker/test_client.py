@@ -252,7 +252,7 @@ def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Pat
             with pytest.raises(TimeoutError, match="Connection refused"):
                 client.publish("t", b"never sent")
         with Server(tmp_path / "broker", port).start():
-            client._timeout = LONG
+            client.timeout = LONG
             assert client.publish("t", b"x") == 1, "what nobody waited for any more was not sent"
             subscriber = client.subscribe("q", topics="t", timeout=0.3)
         with pytest.raises(ClosedError, match="no connection"):
@@ -273,7 +273,7 @@ def test_an_asyncio_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_
             for answer in await asyncio.gather(*asked, return_exceptions=True):
                 assert isinstance(answer, TimeoutError) and "Connection refused" in str(answer)
             server = await asyncio.to_thread(Server(tmp_path / "broker", port).start)
-            client._timeout = LONG
+            client.timeout = LONG
             assert await client.publish("t", b"x") == 1
             await asyncio.to_thread(server.close)
 

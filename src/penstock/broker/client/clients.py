@@ -48,7 +48,7 @@ class _Base(Requests):
         keepalive_s: float = DEFAULT_S,
     ) -> None:
         self._options: dict[str, Any] = {"token": token, "tls": tls}
-        self._timeout = timeout
+        self.timeout = timeout  #: seconds that an answer may take
         self._staged = {}
         self._dialogue = Dialogue(token=token, name=name)
         self._link = Link(
@@ -97,7 +97,7 @@ class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
     def _finish(self, pending: Pending) -> Any:
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         try:
             while not pending.done:
                 self._advance()
@@ -106,7 +106,7 @@ class Client(_Base):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     self._dialogue.withdraw(pending)
-                    raise TimeoutError(self._link.silence(self._timeout))
+                    raise TimeoutError(self._link.silence(self.timeout))
                 self._link.wait(left)
         except ClosedError:
             if self.closed and pending.publishes:
@@ -145,11 +145,11 @@ class AsyncClient(_Base):
             future = self._loop.create_future()
             self._waiting.append((pending, future))
             try:
-                async with asyncio.timeout(self._timeout):
+                async with asyncio.timeout(self.timeout):
                     await future
             except TimeoutError:
                 self._dialogue.withdraw(pending)
-                raise TimeoutError(self._link.silence(self._timeout)) from None
+                raise TimeoutError(self._link.silence(self.timeout)) from None
         return pending.result()
 
     def _ready(self) -> None:
