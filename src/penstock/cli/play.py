@@ -53,7 +53,8 @@ def play(
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(reader(folder)) for folder in folders]
         span = Span.of(journals, start, length)
-        player = Player(stack, targets(journals, topic, mapping, story), wait, timeout)
+        schemas = {name: found.newest(name)[1] for found in (one.schemas for one in journals) for name in found.topics}
+        player = Player(stack, targets(journals, topic, mapping, story), wait, timeout, schemas)
         with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
             while player.play(messages(journals, topic, span), speed, advance) and loop:
                 pass
