@@ -157,6 +157,13 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     return opened
 
 
+def check(text: str, kind: str) -> None:
+    """Refuse an address that a ``kind`` (publisher or subscriber) could not be opened at, as far as it can be read."""
+    address = parse(text)
+    function = getattr(room(address.scheme), f"open_{kind}")
+    check_options(convert(address.options, function, address.text), function, f"{kind} of {address.text!r}")
+
+
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
     """A typed handle where ``type`` is more than a name."""
     if isinstance(options.get("type"), str | None):

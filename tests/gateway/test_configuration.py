@@ -137,6 +137,12 @@ def test_bytes_that_are_no_text_name_the_line(tmp_path: Path) -> None:
         (link(filter={"predicate": "nothing"}), r"^links\[1\]\.filter\.predicate: .*package\.module:name"),
         (link(filter={"predicate": "no.such:f"}), r"^links\[1\]\.filter\.predicate: importing 'no\.such' failed"),
         (link(filter={"predicate": "json:laods"}), r"^links\[1\]\.filter\.predicate: .*did you mean loads"),
+        (link(source="shm:/camera?slot=4"), r"^links\[1\]\.source: subscriber of .* has no option 'slot'"),
+        (link(sink="shm:/camera?slotz=4"), r"^links\[1\]\.sink: publisher of .* has no option 'slotz'; did you mean slots"),
+        (link(error="broker://localhost:1/t?tokn=x"), r"^links\[1\]\.error: publisher of .* has no option 'tokn'"),
+        (link(buffer="journal:/x?retain_byte=1"), r"^links\[1\]\.buffer: .* no option 'retain_byte'; did you mean retain_bytes"),
+        (link(buffer="journal:/x?retain_bytes=1.5"), r"^links\[1\]\.buffer: retain_bytes=1\.5 must be a number above 0"),
+        (link(buffer="journal:/x?retain_age_s=soon"), r"^links\[1\]\.buffer: "),
     ],
 )
 def test_what_is_wrong_is_told_by_its_path(data: Any, wanted: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from penstock.gateway import (
     Restart,
 )
 from penstock.gateway.configuration import parse
+from penstock.gateway.durable import Forwarder
 from penstock.gateway.marks import Mark
 from tests.gateway.conftest import Collector, Passer, eventually
 
@@ -585,3 +587,118 @@ def test_what_fails_in_a_process_that_is_made_anew_is_tried_again(gateway: Gatew
     eventually(lambda: gateway.supervisor("p").restarts > 1)
     (tmp_path / "well").touch()
     eventually(lambda: set(gateway.module("out").got) == {b"bad", b"1"})
+
+
+class _Backlog:
+    """A durable queue that is full from the beginning."""
+
+    def __init__(self, count: int) -> None:
+        self.left = deque(range(count))
+        self.acked: list[int] = []
+
+    def read_many(self, most: int, timeout: float) -> list[int]:
+        if not self.left:
+            time.sleep(timeout)
+        return [self.left.popleft() for _ in range(min(most, len(self.left)))]
+
+    def ack_many(self, batch: list[int], begin: int, end: int) -> None:
+        self.acked += batch[begin:end]
+
+    def nack_many(self, batch: list[int], begin: int, end: int) -> None:
+        self.left.extend(batch[begin:end])
+
+
+class _FromBacklog(Module):
+    durable = True
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.backlog = _Backlog(2000)
+        self.forwarder = Forwarder(
+            self.name, lambda: self.backlog, lambda n: self.publish(b"%d" % n), lambda: self.broker.mark(self)
+        )
+
+    def start(self) -> None:
+        self.forwarder.start()
+
+    def stop(self) -> None:
+        self.forwarder.cut()
+        self.forwarder.stop()
+
+
+class _OneByOne(Collector):
+    """Takes as many as it is allowed to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed = threading.Semaphore(0)
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.allowed.acquire()
+        super().receive(message)
+
+    def kill(self) -> None:
+        self.allowed.release(10000)
+
+
+@pytest.mark.parametrize("depth", [16, 1024])
+def test_no_more_than_32_handled_ones_wait_to_be_acknowledged_also_with_a_backlog(depth: int) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("queue", _FromBacklog)
+        gateway.add_module("sink", _OneByOne, queue=QueueOptions(depth=depth))
+        gateway.add_link("queue", "sink")
+        gateway.start()
+        backlog, sink = gateway.module("queue").backlog, gateway.module("sink")
+        for handled in range(50, 1001, 50):
+            sink.allowed.release(50)
+            eventually(lambda n=handled: len(sink.got) == n)  # type: ignore[misc]
+            eventually(lambda n=handled: len(backlog.acked) > n - 32)  # type: ignore[misc]
+            assert len(backlog.acked) <= handled, "nothing before it was handled"
+        sink.kill()
+        eventually(lambda: len(backlog.acked) == 2000)
+        assert backlog.acked == list(range(2000))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_grows_too_old_in_the_batch_in_hand_is_not_handled(gateway: Gateway, fails: bool) -> None:
+    old_ns = time.time_ns() + 10**9
+
+    class Slow(Collector):
+        def receive(self, message: GatewayMessage) -> None:
+            super().receive(message)
+            eventually(lambda: time.time_ns() > old_ns)
+            if fails:
+                raise OSError("tried again, when it is too old")
+
+    gateway.add_module("a", Collector)
+    gateway.add_module("sink", Slow)
+    gateway.add_link("a", "sink", None, LinkOptions(ttl_s=3600, delivery=ALO, backoff_s=0.01))
+    source = gateway.module("a")
+    for content in (b"1", b"2", b"3"):  # in the queue together, so that one batch has them all
+        source.broker.publish(source, GatewayMessage(content, timestamp_ns=old_ns - 3600 * 10**9))
+    gateway.start()
+    sink = gateway.module("sink")
+    worker = gateway.broker.worker_of(sink)
+    eventually(lambda: worker.taken == 3 and worker.idle)
+    assert (sink.got, worker.expired, worker.handled) == ([b"1"], 3 if fails else 2, 0 if fails else 1)
+
+
+def test_links_that_share_a_buffer_are_counted_each_alone(gateway: Gateway, tmp_path: Path) -> None:
+    store = f"journal:{tmp_path / 'store'}?retain_bytes=524288"
+    gateway.add_module("uplink", _OneByOne, queue=QueueOptions(depth=4))
+    for name in ("a", "b"):
+        gateway.add_module(name, Collector)
+        gateway.add_link(name, "uplink", buffer=store)
+    gateway.start()
+    for n in range(800):
+        say(gateway, "a", b"a%d" % n + bytes(2000))
+        say(gateway, "b", b"b%d" % n + bytes(2000))
+    uplink, buffers = gateway.module("uplink"), [info.handle for info in gateway.modules() if "buffer" in info.name]
+    eventually(lambda: all(gateway.broker.info(one).handled == 800 for one in buffers))
+    assert sum(gateway.broker.info(one).lost for one in buffers) > 0, "while the uplink takes nothing"
+    uplink.kill()
+    eventually(lambda: all(one._next == 801 and not one._out for one in buffers))
+    for one, link in zip(buffers, (b"a", b"b"), strict=True):
+        info = gateway.broker.info(one)
+        assert info.lost + sum(content.startswith(link) for content in uplink.got) == 800
+        assert info.handled == 800, "stored"

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.gateway import ConfigurationError, read
+from penstock import PenstockError
+from penstock.gateway import ConfigurationError, Gateway, read
+from penstock.gateway.modules import Timer
 from penstock.gateway.schema import schema
 
 TIMER = {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}
@@ -64,10 +66,11 @@ def test_values_from_the_environment_and_from_secret_files(tmp_path: Path, monke
     (tmp_path / "token").write_text("secret\n")
     given = {
         "a": "${SITE}/x", "b": "${NOBODY_SET_THIS:-else}", "c": "${file:token}", "d": "${int:DIGITS}", "e": "${DIGITS}",
-        "f": "$${SITE}", "g": ["${bool:NOBODY_SET_THIS:-yes}", 1, None], "h": "${float:NOBODY_SET_THIS:-1.5}",
+        "f": "$${SITE}", "i": "$${", "j": "costs $5 {x}", "g": ["${bool:NOBODY_SET_THIS:-yes}", 1, None], "h": "${float:NOBODY_SET_THIS:-1.5}",
     }  # fmt: skip
     assert args_of(tmp_path, given) == {
-        "a": "north/x", "b": "else", "c": "secret", "d": 123, "e": "0123", "f": "${SITE}", "g": [True, 1, None], "h": 1.5
+        "a": "north/x", "b": "else", "c": "secret", "d": 123, "e": "0123", "f": "${SITE}", "g": [True, 1, None], "h": 1.5,
+        "i": "${", "j": "costs $5 {x}",
     }  # fmt: skip
 
 
@@ -79,6 +82,8 @@ def test_values_from_the_environment_and_from_secret_files(tmp_path: Path, monke
         ("${int:HOME}", r"is not of the kind int"),
         ("a ${int:HOME}", r"must stand alone"),
         ("${a b}", r"no name of an environment variable"),
+        ("${HOME", r"g\.json: modules\[0\]\.args\.x: '\$\{HOME' has a \$\{ without its \}"),
+        ("${HOME} and ${HOME", r"without its \}"),
     ],
 )
 def test_what_cannot_be_filled_in_is_told_by_its_place(tmp_path: Path, value: str, wanted: str) -> None:
@@ -135,3 +140,67 @@ def test_the_schema_names_every_key_that_is_understood() -> None:
     assert {"name", "loader", "args", "queue", "restart", "stuck_after_s"} == set(module)
     assert {"source", "sink", "filter", "buffer", "error", "delivery", "max_tries", "ttl_s"} <= set(link)
     assert json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("defaults", "wanted"),
+    [
+        ({"modul": {}}, r"g\.json: defaults\.modul: is not known here; did you mean module"),
+        ({"module": {"stuck_after": 3}}, r"defaults\.module\.stuck_after: is not known here; .*stuck_after_s"),
+        ({"module": {"queue": {"deep": 3}}}, r"defaults\.module\.queue\.deep: is not known"),
+        ({"module": {"restart": "always"}}, r"defaults\.module\.restart: "),
+        ({"link": {"deliver": "at_least_once"}}, r"defaults\.link\.deliver: is not known"),
+        ({"link": {"ttl_s": "x"}}, r"defaults\.link\.ttl_s: is a number"),
+        ({"link": {"buffer": "shm:/x"}}, r"defaults\.link\.buffer: is journal:DIRECTORY"),
+        ({"link": []}, r"defaults\.link: is an object"),
+        (7, r"defaults: is an object"),
+    ],
+)
+def test_what_is_wrong_in_defaults_is_told_there_also_where_no_entry_takes_it(
+    tmp_path: Path, defaults: Any, wanted: str
+) -> None:
+    file = write(tmp_path / "g.json", {"defaults": defaults, "modules": [], "links": []})
+    with pytest.raises(ConfigurationError, match=wanted):
+        read(file)
+
+
+def test_what_is_wrong_in_an_included_file_is_told_with_its_name(tmp_path: Path) -> None:
+    one = {"name": "a", "loader": TIMER}
+    write(tmp_path / "common.json", {"modules": [one, {**one, "nmae": 1}]})
+    file = write(tmp_path / "g.json", {"include": ["common.json"], "modules": [one], "links": []})
+    with pytest.raises(ConfigurationError, match=r"common\.json: modules\[1\]\.nmae: is not known here"):
+        read(file)
+    write(tmp_path / "common.json", {"modules": [one]})
+    with pytest.raises(ConfigurationError, match=r"g\.json: modules\[0\]\.name: 'a' is the name of modules\[0\] of .*common"):
+        read(file)
+    write(tmp_path / "common.json", {"modules": 7})
+    with pytest.raises(ConfigurationError, match=r"common\.json: modules: is a list"):
+        read(file)
+
+
+class Refuses(Timer):
+    def create(self, broker: Any, configuration: Any) -> None:
+        raise OSError("no device")
+
+
+class Unstarted(Timer):
+    def start(self) -> None:
+        raise OSError("no device")
+
+
+@pytest.mark.parametrize(
+    ("kind", "links", "wanted"),
+    [
+        ("Refuses", [], r"g\.json: modules\[0\]: module 'a' failed in create: OSError: no device"),
+        ("Unstarted", [], r"g\.json: modules\[0\]: module 'a' failed in start: OSError: no device"),
+        ("Timer", [{"source": "a", "sink": "journal:/proc/no/such#t"}], r"g\.json: links\[0\]: "),
+    ],
+)
+def test_what_fails_at_run_time_is_told_with_file_and_place(
+    tmp_path: Path, kind: str, links: list[Any], wanted: str
+) -> None:
+    loader = {"name": "python", "entrypoint": f"tests.gateway.test_files:{kind}"}
+    restart = {"restart": "never"}
+    file = write(tmp_path / "g.json", {"modules": [{"name": "a", "loader": loader, **restart}], "links": links})
+    with pytest.raises(PenstockError, match=wanted):
+        Gateway.from_file(file)

@@ -400,3 +400,169 @@ def test_a_life_can_be_read() -> None:
         assert worker.life is Life.RUNNING
         gateway.remove_module("one")
         assert worker.life is Life.ENDED
+
+
+# ---- a start that does not come back, an end from inside, what is abandoned
+
+
+def test_a_start_that_hangs_keeps_nobody_else_from_starting() -> None:
+    go = threading.Event()
+    kind = type("Slow", (Collector,), {"start": lambda _: go.wait(LONG)})
+    with Gateway() as gateway:
+        told = notes(gateway, Event.MODULE_STUCK)
+        gateway.add_module("first", Collector)
+        gateway.add_module("slow", kind, stuck_after_s=0.1)
+        gateway.add_module("last", Collector)
+        gateway.add_link("first", "slow")
+        try:
+            with pytest.raises(ModuleError, match="module 'slow' has not come back from start"):
+                gateway.start(timeout=0.5)
+            assert gateway.module("last").steps == ["create", "start"]
+            eventually(lambda: told)
+            assert told[0][0] == "slow"
+            gateway.module("first").publish(b"waits")
+        finally:
+            go.set()
+        eventually(lambda: gateway.module("slow").got == [b"waits"], "it receives when it has come back")
+
+
+def test_a_start_that_raises_late_is_told_and_counted() -> None:
+    go = threading.Event()
+
+    def start(_: Any) -> None:
+        go.wait(LONG)
+        raise OSError("no device")
+
+    with Gateway() as gateway:
+        told = notes(gateway, Event.MODULE_FAILED)
+        gateway.add_module("slow", type("Slow", (Collector,), {"start": start}))
+        with pytest.raises(ModuleError):
+            gateway.start(timeout=0.1)
+        go.set()
+        eventually(lambda: told)
+        assert told[0][:2] == ("slow", "start")
+        eventually(lambda: gateway.broker.worker_of(gateway.module("slow")).life is Life.FAILED)
+        assert gateway.modules()[0].failed == 1
+
+
+def test_adding_a_module_whose_start_hangs_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.gateway.gateway.START_S", 0.1)
+    monkeypatch.setattr("penstock.gateway.gateway.UNDO_S", 0.1)
+    go = threading.Event()
+    with Gateway() as gateway:
+        gateway.start()
+        try:
+            with pytest.raises(ModuleError, match="did not come back from start"):
+                gateway.add_module("slow", type("Slow", (Collector,), {"start": lambda _: go.wait(LONG)}))
+            assert gateway.modules() == []
+            assert gateway.abandoned == ["slow"]
+        finally:
+            go.set()
+
+
+def test_destroying_the_gateway_inside_receive_ends_it_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    traces: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", traces.append)
+
+    class Last(Collector):
+        def receive(self, message: GatewayMessage) -> None:
+            super().receive(message)
+            gateway.destroy(5)
+
+    gateway = Gateway()
+    gateway.add_module("a", Collector)
+    gateway.add_module("last", Last)
+    gateway.add_link("a", "last")
+    gateway.start()
+    last = gateway.module("last")
+    worker = gateway.broker.worker_of(last)
+    last.gate.clear()
+    for _ in range(5):
+        gateway.module("a").publish(b"x")
+    last.gate.set()
+    worker.thread.join(LONG)
+    assert not worker.thread.is_alive()
+    assert traces == []
+    assert last.got == [b"x"]
+    assert last.steps == ["create", "start", "stop", "destroy"]
+    with pytest.raises(ValueError, match="closed"):
+        worker.counters.set("matched", 0)
+
+
+def test_a_source_that_ignores_stopping_is_told_of_when_it_is_made_anew() -> None:
+    go = threading.Event()
+
+    class Deaf(Source):
+        def run(self) -> None:
+            go.wait(LONG)
+
+        def receive(self, message: GatewayMessage) -> None:
+            raise OSError("made anew")
+
+    gateway = Gateway()
+    told = notes(gateway, Event.MODULE_STUCK)
+    gateway.add_module("deaf", Deaf, restart=Restart(Policy.ON_FAILURE, backoff_s=0.01), stuck_after_s=0.1)
+    gateway.add_link("deaf", "deaf")
+    gateway.start()
+    gateway.module("deaf").publish(b"x")
+    try:
+        eventually(lambda: told, "it hangs in destroy, which waits for its thread")
+        assert gateway.broker.worker_of(gateway.module("deaf")).doing == "destroy"
+        assert not ended(gateway, 0.5)
+        assert gateway.abandoned == ["deaf"]
+    finally:
+        go.set()
+
+
+def test_stop_is_called_once_also_when_it_is_late() -> None:
+    go = threading.Event()
+
+    class Late(Collector):
+        def stop(self) -> None:
+            super().stop()
+            go.wait(LONG)
+
+        def kill(self) -> None:
+            go.set()
+
+    gateway = Gateway()
+    gateway.add_module("late", Late)
+    gateway.start()
+    late = gateway.module("late")
+    assert not ended(gateway, 0.5)
+    assert late.steps == ["create", "start", "stop", "destroy"]
+
+
+def test_what_goes_to_named_outputs_is_counted_as_published() -> None:
+    with Gateway() as gateway:
+        for name in ("a", "b"):
+            gateway.add_module(name, Collector)
+        gateway.add_link("a.left", "b")
+        gateway.start()
+        a = gateway.module("a")
+        a.publish(b"1")
+        a.publish(b"2", output="left")
+        assert gateway.modules()[0].published == 2
+
+
+def test_a_reload_removes_a_module_that_hangs_and_not_one_that_is_only_slow(
+    hung: list[Hung], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = "tests.gateway.test_life"
+    entries = [{"name": name, "loader": {"name": "python", "entrypoint": f"{here}:{kind}"}}
+               for name, kind in (("a", "Collector"), ("hung", "Hung"))]  # fmt: skip
+    remove = Gateway.remove_module
+    monkeypatch.setattr(Gateway, "remove_module", lambda self, name, **how: remove(self, name, **{**how, "timeout": 1}))
+    gateway = Gateway({"modules": entries, "links": [{"source": "a", "sink": "hung"}]})
+    gateway.start()
+    module = gateway.module("hung")
+    hung.append(module)
+    for _ in range(3):
+        gateway.module("a").publish(b"x")
+    eventually(lambda: "receive begins" in module.steps)
+    worker = gateway.broker.worker_of(module)
+    assert gateway.apply({"modules": entries[:1], "links": []}) == ["- a -> hung", "- hung"]
+    assert [line.name for line in gateway.module_list()] == ["a"]
+    assert gateway.abandoned == ["hung"]
+    assert worker.lost + worker.queue.ledger.lost == 3
+    assert gateway.destroy(LONG) is False

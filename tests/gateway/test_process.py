@@ -333,3 +333,104 @@ def test_a_full_sink_does_not_keep_the_gateway_from_its_end() -> None:
     finally:
         gate.set()
         gateway.destroy(0)
+
+
+class Raises(Module):
+    """Raises in the step that it is told to, the first time in each process when it is said so."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.step, self.flag = configuration["step"], Path(configuration["flag"])
+
+    def _at(self, step: str) -> None:
+        if step == self.step and not self.flag.exists():
+            self.flag.write_text("done")
+            if step == "hang":
+                threading.Event().wait()
+            raise RuntimeError(f"told to in {step}")
+
+    def start(self) -> None:
+        self._at("start")
+        self._at("hang")
+        self.publish(b"started")
+
+    def stop(self) -> None:
+        self._at("stop")
+
+    def destroy(self) -> None:
+        self._at("destroy")
+
+
+def add_raising(gateway: Gateway, step: str, flag: Path, **options: Any) -> list[Any]:
+    failed: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: failed.append(context))
+    args = {"step": step, "flag": str(flag)}
+    gateway.add_module("raises", f"{HERE}:Raises", args, loader="process", **options)
+    return failed
+
+
+@pytest.mark.parametrize("step", ["stop", "destroy"])
+def test_raising_in_a_last_step_of_the_process_is_told_by_its_name(gateway: Gateway, step: str, tmp_path: Path) -> None:
+    failed = add_raising(gateway, step, tmp_path / "flag")
+    worker = gateway.broker.worker_of(gateway.module("raises"))
+    gateway.remove_module("raises")
+    eventually(lambda: failed)
+    assert failed[0][:2] == ("raises", step)
+    assert "RuntimeError: told to" in str(failed[0][2])
+    assert worker.failed == 1
+
+
+@pytest.mark.parametrize("chosen", [None, ALWAYS])
+def test_raising_in_start_of_the_process_is_told_and_it_is_made_anew(tmp_path: Path, chosen: Restart | None) -> None:
+    with Gateway() as gateway:
+        gateway.add_module("sink", Collector)
+        failed = add_raising(gateway, "start", tmp_path / "flag", restart=chosen)
+        gateway.add_link("raises", "sink")
+        gateway.start()
+        eventually(lambda: gateway.module("sink").got == [b"started"])
+        assert [context[:2] for context in failed] == [("raises", "start")]
+        assert "RuntimeError: told to" in str(failed[0][2])
+        info = next(info for info in gateway.modules() if info.name == "raises")
+        assert (info.failed, gateway.supervisor("raises").restarts) == (1, 1)
+
+
+def test_adding_a_process_whose_start_raises_is_undone(gateway: Gateway, tmp_path: Path) -> None:
+    with pytest.raises(ModuleError, match=r"failed in start: .*RuntimeError: told to"):
+        add_raising(gateway, "start", tmp_path / "flag")
+    assert "raises" not in [info.name for info in gateway.modules()]
+
+
+def test_a_process_that_hangs_in_start_is_told_killed_and_started_again(tmp_path: Path) -> None:
+    with Gateway() as gateway:
+        told: list[Any] = []
+        gateway.add_event_callback(Event.MODULE_STUCK, lambda _, __, context, ___: told.append(context))
+        gateway.add_module("sink", Collector)
+        add_raising(gateway, "hang", tmp_path / "flag", stuck_after_s=0.2)
+        gateway.add_link("raises", "sink")
+        gateway.start()
+        eventually(lambda: gateway.module("sink").got == [b"started"])
+        assert told[0][0] == "raises"
+        assert gateway.supervisor("raises").restarts == 1
+
+
+def test_a_kill_is_one_failure(gateway: Gateway) -> None:
+    sink = add_echo(gateway, restart=ALWAYS)
+    failed: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: failed.append(context))
+    for kills in range(1, 4):
+        say(gateway, *[b"x"] * 2000, b"kill", *[b"y"] * 2000, b"%d done" % kills)
+        eventually(lambda n=kills: sink.got[-1] == b"%d done" % n)  # type: ignore[misc]
+        info = next(info for info in gateway.modules() if info.name == "echo")
+        assert (info.failed, gateway.supervisor("echo").restarts) == (kills, kills)
+        eventually(lambda n=kills: len(failed) == n)  # type: ignore[misc]
+
+
+def test_a_process_that_has_to_be_killed_at_its_end_is_told_of(gateway: Gateway) -> None:
+    failed: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: failed.append(context))
+    add_echo(gateway, {"class": f"{HERE}:Echo", "grace_period_ms": 100})
+    say(gateway, b"hang")
+    eventually(lambda: gateway.module("echo").sent == 1)
+    gateway.remove_module("echo", timeout=0.2)
+    eventually(lambda: failed)
+    assert failed[0][:2] == ("echo", "stop")

@@ -178,7 +178,7 @@ def test_the_example_runs_and_everything_it_says_is_recorded(tmp_path: Path) -> 
     rows = {row["module"]: row for row in json.loads(done.stdout.splitlines()[-1])}
     assert all(row["lost"] == row["failed"] == 0 for row in rows.values())
     published = sum(rows[name]["published"] for name in ("boiler", "pump", "smoother", "alarm"))
-    assert rows["recorder"]["received"] == published > 100
+    assert rows["recorder"]["received"] == published > 0
     with penstock.subscriber(f"journal:{tmp_path}/build/edge-record#edge.>", start="first") as reader:
         stored = 0
         while stored < published and (message := reader.read(10)) is not None:

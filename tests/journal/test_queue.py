@@ -53,16 +53,19 @@ def test_acks_ride_along_with_the_next_append_and_survive_rolls(tmp_path: Path) 
 
 def test_nack_timeouts_and_dead_letters(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
+        patient = journal.queue("patient", topics=["work"], max_tries=3)
         queue = journal.queue("q", topics=["work"], max_tries=3, ack_timeout_s=0.05)
         journal.append("work", b"poison", properties={"unit": "m"})
         dead = journal.queue("undertaker", topics=["dead.>"])
-        message = queue.read(LONG)
-        assert message is not None and queue.tries(message) == 1
-        assert queue.nack(message, delay_s=0.01)
-        message = queue.read(LONG)
-        assert message is not None and queue.tries(message) == 2
-        message = queue.read(LONG)  # after the ack time-out
-        assert message is not None and queue.tries(message) == 3
+        message = patient.read(LONG)
+        assert message is not None and patient.tries(message) == 1
+        assert patient.nack(message, delay_s=0.01)
+        message = patient.read(LONG)
+        assert message is not None and patient.tries(message) == 2
+        patient.ack(message)
+        for tries in (1, 2, 3):  # each after the ack time-out of the one before
+            message = queue.read(LONG)
+            assert message is not None and queue.tries(message) == tries
         assert queue.read(0.2) is None
         letter = dead.read(LONG)
         assert letter is not None and letter.channel == "dead.q" and bytes(letter) == b"poison"

@@ -55,6 +55,15 @@ def test_equals_pandas(spark, direction, tolerance, exact, keys, span, bucket):
     assert expected["b"].notna().any()
 
 
+def test_no_two_columns_are_equal(spark):
+    rows = [("x", 1, 10, "x"), ("a.b", 1, 10, "dot"), ("a_b", 1, 10, "line"), ("A/B", 1, 10, "slash"), ("timestamp", 1, 9, "ns")]
+    frame = spark.createDataFrame(rows, "topic string, ordinal bigint, timestamp_ns bigint, payload string")
+    result = align(frame, "x", columns=["payload", "ordinal"])
+    assert len({name.lower() for name in result.columns}) == len(result.columns)
+    found = result.first().asDict()
+    assert {found[name] for name in result.columns if name.endswith("payload")} == {"x", "dot", "line", "slash", "ns"}
+
+
 @pytest.mark.parametrize("direction", ["backward", "forward", "nearest"])
 def test_what_has_no_time_matches_nothing(spark, direction):
     left = spark.createDataFrame([(1, 100), (2, None)], "ordinal bigint, timestamp_ns bigint")

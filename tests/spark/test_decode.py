@@ -9,9 +9,10 @@ import msgpack
 import numpy
 import pyarrow
 import pytest
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, struct_pb2, timestamp_pb2
 
 from penstock.errors import InvalidArgument
-from penstock.spark import decode, payload
+from penstock.spark import avro, decode, payload, protobuf
 
 
 def frame_of(spark, payloads):
@@ -85,6 +86,94 @@ def test_a_second_decoding_keeps_the_first_reason(spark):
     frame = decode.gateway(frame_of(spark, [b"bad"]), into="message")
     frame = decode.json(frame.withColumn("content", frame["message"]["content"]), column="content")
     assert "fewer than the smallest" in frame.collect()[0]._corrupt
+
+
+CAR = """{"type": "record", "name": "car", "fields": [{"name": "a", "type": "long"}, {"name": "b", "type": ["null", "string"]},
+  {"name": "c", "type": {"type": "array", "items": "long"}}, {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}}]}"""
+
+
+def test_avro(spark):
+    """The bytes are the examples of Avro's specification: 27, "foo", [3, 27]; then a microsecond after 1970."""
+    good = bytes.fromhex("36 02 06666f6f 04063600 02")
+    payloads = [b"\0\0\0\0\7" + good, b"\0\0\0\0\7" + good[:-1], b"\0\0\0\0\7" + good + b"!", b"\0", None]
+    frame = decode.avro(frame_of(spark, payloads), CAR, skip=5)
+    got = decoded(frame.selectExpr("ordinal", "_corrupt", "struct(value.a, value.b, value.c, unix_micros(value.at)) value"))
+    assert tuple(got[0][0]) == (27, "foo", [3, 27], 1) and got[0][1] is None
+    assert all(got[number][1] for number in range(1, 5)) and len(got) == 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "data"),
+    [
+        ("long", "ff" * 10 + "01"), ('{"type": "array", "items": "null"}', "feffffff0f00"), ("string", "ff01"), ("boolean", "02"),
+        ('{"type": "array", "items": {"type": "array", "items": "null"}}', "06" + "06" * 3), ('["null", "long"]', "04"),
+        ('{"type": "enum", "name": "e", "symbols": ["x"]}', "02"), ("string", "02ff"), ("int", "808080808040"),
+    ],
+)  # fmt: skip
+def test_avro_that_claims_what_it_has_not(schema, data):
+    values, reasons = payload.avro(pyarrow.array([bytes.fromhex(data)]), schema, 0)
+    assert values.null_count == 1 and reasons[0].as_py()
+
+
+def test_schemas_that_no_column_can_be():
+    inside = '{"type": "record", "name": "r", "fields": [{"name": "next", "type": ["null", "r"]}]}'
+    for schema in (inside, '["long", "string"]', "lung", "{}", "{broken"):
+        with pytest.raises(InvalidArgument):
+            avro.compiled(schema)
+    with pytest.raises(InvalidArgument, match="inside itself"):
+        protobuf.compiled(*protobuf.descriptor_bytes(struct_pb2.Value, None))
+    with pytest.raises(InvalidArgument, match="Timestamp"):
+        protobuf.compiled(protobuf.descriptor_bytes(timestamp_pb2.Timestamp, None)[0], "google.protobuf.Timestmp")
+    with pytest.raises(InvalidArgument):
+        protobuf.compiled(b"junk", "a")
+
+
+def make_car():
+    """A message of every kind of field, made as protoc would."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="car.proto", package="t", syntax="proto3")
+    file.enum_type.add(name="Side").value.add(name="LEFT", number=0)
+    car = file.message_type.add(name="Car")
+    entry = car.nested_type.add(name="SeatsEntry", options={"map_entry": True})
+    for number, (name, kind) in enumerate([("key", field.TYPE_STRING), ("value", field.TYPE_INT32)], 1):
+        entry.field.add(name=name, number=number, type=kind, label=1)
+    car.nested_type.add(name="Part").field.add(name="id", number=1, type=field.TYPE_UINT64, label=1)
+    car.oneof_decl.add(name="_maybe")
+    car.field.add(name="speed", number=1, type=field.TYPE_DOUBLE, label=1)
+    car.field.add(name="count", number=2, type=field.TYPE_UINT32, label=1)
+    car.field.add(name="side", number=3, type=field.TYPE_ENUM, type_name=".t.Side", label=1)
+    car.field.add(name="parts", number=4, type=field.TYPE_MESSAGE, type_name=".t.Car.Part", label=3)
+    car.field.add(name="seats", number=5, type=field.TYPE_MESSAGE, type_name=".t.Car.SeatsEntry", label=3)
+    car.field.add(name="maybe", number=6, type=field.TYPE_BYTES, label=1, oneof_index=0, proto3_optional=True)
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("t.Car"))
+
+
+@pytest.mark.parametrize("by", ["class", "file"])
+def test_protobuf(spark, tmp_path, by):
+    car = make_car()
+    full = car(speed=1.5, count=4294967295, parts=[{"id": 2**64 - 1}, {}], seats={"a": -1}, maybe=b"")
+    payloads = [full.SerializeToString(), b"", full.SerializeToString()[:-1], b"\x18\x07", None]
+    given = [car]
+    if by == "file":
+        (tmp_path / "set").write_bytes(protobuf.descriptor_bytes(car, None)[0])
+        given = ["t.Car", tmp_path / "set"]
+    got = decoded(decode.protobuf(frame_of(spark, payloads), *given))
+    value = got[0][0].asDict(recursive=True)
+    assert [int(part["id"]) for part in value.pop("parts")] == [2**64 - 1, 0] and got[0][1] is None
+    assert value == {"speed": 1.5, "count": 4294967295, "side": "LEFT", "seats": {"a": -1}, "maybe": bytearray(b"")}
+    assert tuple(got[1][0]) == (0.0, 0, "LEFT", [], {}, None) and got[3][0].side == "7", "no field is the default's"
+    assert got[2][0] is None and got[2][1] and got[4] == (None, "payload is null")
+
+
+def test_a_number_that_does_not_fit_is_corrupt_not_cut():
+    kind = pyarrow.struct([("x", pyarrow.int64()), ("y", pyarrow.list_(pyarrow.float64())), ("z", pyarrow.float32())])
+    good = [{"x": 2.0}, {"x": -(2**63)}, {"y": [1, 2**53]}, {"z": 0.1}, {"y": [None]}]
+    bad = [{"x": 1.5}, {"x": float("nan")}, {"x": 2**63}, {"y": [2**60 + 1]}, {"z": 1e39}, {"z": 2**24 + 1}, {"x": "1"}]
+    values, reasons = payload.msgpack(pyarrow.array([msgpack.packb(item) for item in good + bad]), kind)
+    assert reasons.is_null().to_pylist() == [True] * len(good) + [False] * len(bad), reasons.to_pylist()
+    assert values.is_null().to_pylist() == [False] * len(good) + [True] * len(bad)
 
 
 GATEWAY_GOOD = bytes.fromhex("a160000000170000000 27a003100610000000000026869".replace(" ", ""))

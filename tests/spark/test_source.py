@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+import pyarrow
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
@@ -15,7 +16,7 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan, LessThanOrEqu
 from pyspark.sql.types import BinaryType, LongType, StructField, StructType
 from tests.spark.journals import BEGIN_NS, extend, make
 
-from penstock.errors import PenstockError
+from penstock.errors import CorruptionError, PenstockError
 from penstock.journal import Journal
 from penstock.spark import push_down
 from penstock.spark.directory import Directory
@@ -114,6 +115,33 @@ def test_push_down_opens_only_the_segments_that_match(spark, tmp_path):
     assert load(spark, tmp_path / "j", startTime=at, endTime=at).count() == 1
     with pytest.raises(PySparkException):
         frame.count()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_a_damaged_header_in_permissive_mode(tmp_path, sealed):
+    """Its segment is read all the same; without the mode, and where its first batch is damaged too, it is told."""
+    make(tmp_path / "j", 3000)
+    logs = segments(tmp_path / "j")
+    log = logs[1] if sealed else logs[-1]
+    data = bytearray(log.read_bytes())
+    data[40:48] = bytes(8)
+    log.write_bytes(data)
+
+    def read(**options):
+        schema = StructType([StructField("position", LongType()), StructField("payload", BinaryType())])
+        reader = JournalReader({"path": str(tmp_path / "j"), **options}, schema)
+        batches = [batch for part in reader.partitions() for batch in reader.read(part)]
+        rows = pyarrow.Table.from_batches(batches).to_pylist()
+        return {row["position"]: row["payload"].split(b":")[0] for row in rows}
+
+    with pytest.raises(CorruptionError, match=log.name):
+        read()
+    assert read(mode="permissive") == {number: b"%d" % number for number in range(1, 3001)}
+    assert len(read(mode="permissive", topics="b")) == 1000
+    data[4100:4110] = bytes(10)
+    log.write_bytes(data)
+    with pytest.raises(CorruptionError, match=log.name):
+        read(mode="permissive")
 
 
 def test_segments_opened_are_counted(tmp_path, monkeypatch):

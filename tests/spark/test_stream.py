@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 
+import numpy
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql.types import BinaryType, StructField, StructType
 from tests.spark.journals import extend, make
 
 from penstock.journal import Journal, layout
-from penstock.spark.stream import behind, lag, share
+from penstock.spark.stream import JournalStreamReader, behind, lag, share
 
 
 def stream(spark, path, **options):
@@ -82,6 +85,27 @@ def test_bytes_per_trigger(spark, tmp_path):
     query = run(stream(spark, tmp_path / "j", maxBytesPerTrigger=200_000), tmp_path)
     assert len([p for p in query.recentProgress if p["numInputRows"]]) >= 2
     assert positions(spark, tmp_path) == list(range(1, 5001))
+
+
+@pytest.mark.parametrize("most", [1, 3000, 50_000, 400_000])
+def test_bytes_per_trigger_hold_with_uneven_sizes(tmp_path, most):
+    """Counted by the payloads that were written: none of the triggers has more, but for one message alone."""
+    random = numpy.random.default_rng(most)
+    sizes = [int(random.choice([10, 500, 90_000], p=[0.6, 0.37, 0.03])) for _ in range(600)]
+    with Journal(tmp_path / "j", segment_bytes=1 << 20, sync=False) as journal:
+        for at in range(0, len(sizes), 100):
+            journal.append_many("a", [bytes(size) for size in sizes[at : at + 100]])
+    reader = JournalStreamReader({"path": str(tmp_path / "j"), "maxBytesPerTrigger": str(most)}, StructType([StructField("payload", BinaryType())]))
+    offset, triggers = reader.initialOffset(), []
+    (uuid,) = offset
+    while offset[uuid] <= len(sizes) and len(triggers) < 2000:
+        following = reader.latestOffset(offset, reader.getDefaultReadLimit())
+        triggers.append(sizes[offset[uuid] - 1 : following[uuid] - 1])
+        offset = following
+    assert list(itertools.chain.from_iterable(triggers)) == sizes
+    assert all(len(taken) == 1 or 0 < sum(taken) <= most for taken in triggers)
+    for taken, after in itertools.pairwise(triggers):  # 200: what a record has around its payload, and a commit's head
+        assert sum(size + 200 for size in (*taken, after[0])) > most * 0.95, "it stopped too early"
 
 
 def test_several_journals_and_one_that_comes_later(spark, tmp_path):

@@ -38,7 +38,7 @@ from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.marks import Mark
-from penstock.gateway.worker import Deadline, Joint, Life, OnFailure, Output, Worker
+from penstock.gateway.worker import ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
@@ -67,7 +67,7 @@ class ModuleInfo:
     sources: tuple[str, ...]
     seconds_in_receive: float
     ledger: Ledger
-    lost: int = 0  # in the hand of a process that died
+    lost: int = 0  # in the hand of a process that died, given up, or driven out of a buffer
 
 
 class ModuleBroker(Router):
@@ -217,14 +217,16 @@ class ModuleBroker(Router):
             if not drain:
                 worker.cut()
             return True
-        ending = Ending.within(timeout)
+        ending, taken = Ending.within(timeout), worker.taken
         if drain and not self._drained((worker,), ending.drained_by):
-            left = worker.waiting
+            left, hung = worker.waiting, worker.busy_since is not None and worker.taken == taken
             self._restore(worker, incoming)
-            raise DrainError(
+            told = DrainError(
                 f"module {worker.name!r} still had {left} messages after {timeout} s; nothing was changed. "
                 "Give it more time (timeout=), or drop them (drain=False)"
             )
+            told.hung = hung
+            raise told
         if drain and steps:
             self._emptied((worker,), ending.drained_by)
         if not drain:
@@ -248,12 +250,26 @@ class ModuleBroker(Router):
             done(worker)
 
     def stop_all(self, modules: list[Any], ending: Ending) -> bool:
-        """Call ``stop`` and ``end`` of these modules; whether all came back by ``ending.drained_by``. After it their
-        queues are closed, so that nobody waits for them, and their processes are killed."""
-        return self._stop_all(self._workers_of(modules), ending)
+        """Call ``stop`` and ``end`` of these modules; whether all came back by ``ending.drained_by``. One that did not
+        may wait for others: ``cut_all``, then ``end_stopping``."""
+        orders = self._post_stops(self._workers_of(modules))
+        if not all(order.wait(ending.drained_by) for _, *steps in orders for order in steps):
+            return False
+        for worker, *_ in orders:
+            count_unhandled(worker)
+        return True
 
-    def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> bool:
-        orders = [(worker, worker.stop(), worker.run_step("end")) for worker in workers if not worker.mine]
+    def _post_stops(self, workers: Sequence[Worker]) -> list[tuple[Worker, Order, Order]]:
+        """The orders to wait for; the caller's own worker carries its out when the caller has returned."""
+        orders = [(worker, worker.stop(), worker.run_step("end")) for worker in workers]
+        return [posted for posted in orders if not posted[0].mine]
+
+    def end_stopping(self, modules: list[Any], ending: Ending) -> None:
+        """The same for those who have no more time: whoever does not come back is freed by force."""
+        self._stop_all(self._workers_of(modules), ending)
+
+    def _stop_all(self, workers: Sequence[Worker], ending: Ending) -> None:
+        orders = self._post_stops(workers)
         late = [(worker, steps) for worker, *steps in orders if not all(o.wait(ending.drained_by) for o in steps)]
         force([worker for worker, _ in late])
         for _, steps in late:
@@ -261,7 +277,6 @@ class ModuleBroker(Router):
                 order.wait(ending.stopped_by)
         for worker, *_ in orders:
             count_unhandled(worker)
-        return not late
 
     def end_all(self, modules: list[Any], deadline: Deadline) -> list[str]:
         """Detach these modules, call their ``destroy`` and end their threads; gives the names of those that did not
@@ -283,7 +298,7 @@ class ModuleBroker(Router):
             worker.cut()  # all of them first: one may wait for another
         orders, hurried = [], False
         for worker in workers:  # one after the other, until one takes too long: then all at once
-            orders.append((worker, worker.end(*steps)))
+            orders.append((worker, worker.end(*steps, last=functools.partial(self._forget, worker))))
             if not hurried and not worker.mine:
                 hurried = not orders[-1][1].wait(deadline.part(0.25))
         abandoned = []
@@ -292,7 +307,9 @@ class ModuleBroker(Router):
                 worker.thread.join(JOIN_TIMEOUT_S)  # it has nothing left to do
             elif not worker.mine and self._abandon(worker):
                 abandoned.append(worker.name)
-            self._forget(worker)
+                self._forget(worker)
+            elif not worker.thread.is_alive():
+                self._forget(worker)
             if done is not None:
                 done(worker)
         return abandoned
@@ -536,13 +553,17 @@ class ModuleBroker(Router):
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,
-            published=worker.port.published,
+            published=sum(o.port.published for o in self._own_outputs(worker)),
             sinks=sinks,
             sources=sources,
             seconds_in_receive=worker.seconds_in_step(time.monotonic()),
             ledger=replace(ledger, delivered=ledger.delivered - expired, expired=ledger.expired + expired),
-            lost=worker.lost,
+            lost=worker.lost + worker.gone,
         )
+
+    def _own_outputs(self, worker: Worker) -> list[Output]:
+        """What the module itself publishes by; dead letters are the worker's."""
+        return [worker.output, *(output for name, output in worker.outputs.items() if name != ERROR)]
 
     # ---- inside
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -49,12 +50,23 @@ class Buffer(Module):
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Open the journal and find the place in it."""
         from penstock.journal.follow import JournalPublisher, share
+        from penstock.journal.reading import topic_filter
 
         super().create(broker, configuration)
         journal = share(self._directory, self._options)
         self._publisher = JournalPublisher(journal, self._topic)
+        self._journal = journal
         self._queue = journal.queue(self._topic, topics=[self._topic], start="first", ack_timeout_s=ACK_TIMEOUT_S)
-        self._expired = self._queue.expired
+        self._kept_from = journal.first
+        self._counting = threading.Lock()
+        self._reading = False
+        self._filter = topic_filter([self._topic])
+        self._out: set[int] = set()  # positions that were read and are not acknowledged
+        self._given_back: set[int] = set()  # those of them that come again
+        place = max(self._queue.state.cursor, journal.first)
+        for begin, end in self._queue.state.runs:  # handled, behind some that went before they were read
+            place = end + 1 if begin <= place <= end else place
+        self._next = self._ordinal_at(place)  # of the topic: nothing from here on was read
         self._flush_due_s = 0.0
 
     def start(self) -> None:
@@ -65,6 +77,7 @@ class Buffer(Module):
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Store them; they are on disk when this returns."""
         carriage.send(self._publisher, messages)
+        self._count_gone()
 
     def receive(self, message: GatewayMessage) -> None:
         """Store one."""
@@ -79,18 +92,54 @@ class Buffer(Module):
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """The next ones that are stored."""
-        batch = self._queue.read_many(most, timeout)
+        with self._counting:
+            self._reading = True
+        batch: Sequence[Any] = ()
+        try:
+            batch = self._queue.read_many(most, timeout)
+        finally:
+            self._count_gone(batch)
         if not batch and time.monotonic() >= self._flush_due_s > 0:
             self._queue.flush()
             self._flush_due_s = 0.0
-        gone, self._expired = self._queue.expired - self._expired, self._queue.expired
+        return batch
+
+    def _count_gone(self, batch: Sequence[Any] | None = None) -> None:
+        """Count and tell of those of this link's messages that the journal's bounds drove out before they were read.
+        ``batch`` was just read; while one is being read nobody else knows what was, and its reader counts."""
+        with self._counting:
+            if batch is None and self._reading:
+                return
+            self._reading = False
+            gone, first = 0, self._journal.first
+            for message in batch or ():
+                self._given_back.discard(message.position)
+                self._out.add(message.position)
+            if first != self._kept_from:
+                self._kept_from = first
+                lost = {position for position in self._given_back if position < first}
+                self._given_back -= lost
+                self._out -= lost
+                unread = [message.ordinal for message in batch or () if message.ordinal >= self._next]
+                kept = min([self._ordinal_at(first), *unread[:1]])
+                gone = len(lost) + max(0, kept - self._next)
+                self._next = max(self._next, kept)
+            for message in batch or ():
+                self._next = max(self._next, message.ordinal + 1)
         if gone and self.on_failure is not None:
             self.on_failure(MessageFailed(f"{gone} messages were dropped: the buffer is full, or they were old", gone))
-        return batch
+
+    def _ordinal_at(self, position: int) -> int:
+        """The number in its topic of this link's first message at a position or after it, or of the next one."""
+        topic = self._topic.encode()
+        following = next((ordinal for _, name, _, ordinal, _ in self._journal.writer.topics() if name == topic), 1)
+        batch, _ = self._journal.read_from(max(position, self._journal.first), 1, None, self._filter)
+        return next((int(message.ordinal) for message in batch), following)
 
     def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """They were handled. That is on disk with the next commit, at the latest a second later."""
         self._queue.ack_many(batch[begin:end])
+        self._out.difference_update(message.position for message in batch[begin:end])
         if time.monotonic() >= self._flush_due_s:
             self._queue.flush()
             self._flush_due_s = time.monotonic() + FLUSH_S
@@ -98,6 +147,7 @@ class Buffer(Module):
     def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """They were not handled."""
         for message in batch[begin:end]:
+            self._given_back.add(message.position)
             self._queue.nack(message, delay_s=1.0)
 
     def _forward(self, data: Any) -> None:
@@ -108,6 +158,10 @@ class Buffer(Module):
         self.kill()
         if self._forwarder is not None:
             self._forwarder.stop()
+            with self._counting:  # what is in hand comes again only if it is still stored
+                self._given_back = set(self._out)
+                self._kept_from = 0
+            self._count_gone()
 
     def kill(self) -> None:
         """Wait for nothing any more."""

@@ -7,12 +7,15 @@ found before the first step.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry
+from penstock.gateway.errors import DrainError
 from penstock.gateway.links import Link
 from penstock.gateway.loaders import recipe
+from penstock.gateway.place import located
 
 if TYPE_CHECKING:
     from penstock.gateway.gateway import Gateway
@@ -92,22 +95,42 @@ def apply(
     return done
 
 
+@contextmanager
+def _told_at(where: tuple[str, str | None]) -> Iterator[None]:
+    """What fails inside is told with its place in the file."""
+    try:
+        yield
+    except Exception as error:
+        told = located(where, error)
+        if told is error:
+            raise
+        raise told from error
+
+
 def _by_name(configuration: Configuration) -> dict[str, LoaderEntry]:
     return {loader.name: loader for loader in configuration.loaders}
 
 
 def _add_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
-    gateway._add_entry(entry)
+    with _told_at(entry.where):
+        gateway._add_entry(entry)
     undo.note(lambda: gateway.remove_module(entry.name, drain=False))
 
 
 def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
-    gateway.remove_module(entry.name)
+    with _told_at(entry.where):
+        try:
+            gateway.remove_module(entry.name)
+        except DrainError as error:
+            if not error.hung:
+                raise
+            gateway.remove_module(entry.name, drain=False)  # who does not come back cannot keep the gateway as it was
     undo.note(lambda: (gateway._add_entry(entry), None)[1])
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
-    gateway._add_link(link)
+    with _told_at(link.where):
+        gateway._add_link(link)
     undo.note(lambda: gateway.remove_link(link.source, link.sink))
 
 

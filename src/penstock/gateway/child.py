@@ -116,9 +116,9 @@ class Child:
             return 1
         for message in self.decoder.feed(data):
             if isinstance(message, control.Create):
-                self.answer(self.create, message)
+                self.attempt(control.Step.CREATE, self.create, message)
             elif isinstance(message, control.Start):
-                self.attempt("start")
+                self.attempt(control.Step.START, self.call, getattr(self.module, "start", lambda: None))
                 self.started = True  # messages that came before have waited for this
             elif isinstance(message, control.Destroy):
                 while self.module is not None and self.work():
@@ -127,15 +127,16 @@ class Child:
                 return 0
         return None
 
-    def answer(self, step: Any, *arguments: Any) -> None:
-        """Take a step and say how it went."""
+    def attempt(self, step: control.Step, function: Any, *arguments: Any) -> None:
+        """Take a step and say how it went. The gateway decides what is done about a failure."""
         try:
-            step(*arguments)
+            function(*arguments)
         except Exception as error:
-            print(f"module {self.name!r}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
-            self.reply(control.Reply(control.Status.ERROR))
+            log.exception("module %r: %s raised", self.name, step.name.lower())
+            reason = f"{type(error).__name__}: {error}"
+            self.reply(control.Reply(control.Status.ERROR, reason=reason, step=step))
         else:
-            self.reply(control.Reply(control.Status.OK))
+            self.reply(control.Reply(control.Status.OK, step=step))
 
     def reply(self, reply: control.Reply) -> None:
         """Tell the gateway; when it has gone, the loop finds out by itself."""
@@ -174,7 +175,8 @@ class Child:
             try:
                 self.call(receive, what)
             except Exception as error:
-                self.failed(control.Reply(control.Status.ERROR, handled[0], step, f"{type(error).__name__}: {error}"))
+                reason = f"{type(error).__name__}: {error}"
+                self.failed(control.Reply(control.Status.ERROR, handled[0], step, reason, control.Step.RECEIVE))
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
                 handled[0] += step
                 if self.exit_on_failure:
@@ -196,16 +198,6 @@ class Child:
         log.exception("module %r: receive raised", self.name)
         self.reply(reply)
 
-    def attempt(self, step: str) -> None:
-        """Call an optional step of the module; a failure is told."""
-        try:
-            self.call(getattr(self.module, step, lambda: None))
-        except Exception:
-            log.exception("module %r: %s raised", self.name, step)
-            if self.exit_on_failure:
-                os._exit(70)
-            self.reply(control.Reply(control.Status.ERROR))
-
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a step; what it gives to await is awaited in the process's event loop."""
         result = function(*arguments)
@@ -216,12 +208,9 @@ class Child:
 
     def destroy(self) -> None:
         """Stop, destroy, close; as far as each goes."""
-        for step in ("stop", "destroy"):
+        for step in (control.Step.STOP, control.Step.DESTROY):
             if self.module is not None:
-                try:
-                    self.call(getattr(self.module, step, lambda: None))
-                except Exception:
-                    log.exception("module %r: %s raised", self.name, step)
+                self.attempt(step, self.call, getattr(self.module, step.name.lower(), lambda: None))
         for handle in (self.subscriber, self.broker):
             if handle is not None:
                 handle.close()

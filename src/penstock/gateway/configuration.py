@@ -31,6 +31,8 @@ MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
 ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that are not here
 KINDS = ("python", "process", "native")
+MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
+BUFFER_OPTIONS = ("retain_bytes", "retain_age_s")
 LINK_OPTIONS = (
     "delivery",
     "max_tries",
@@ -42,6 +44,7 @@ LINK_OPTIONS = (
     "max_bytes",
     "overflow",
 )
+LINK_KEYS = ("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,24 +106,42 @@ def is_address(end: str) -> bool:
 
 def read(path: str | Path) -> Configuration:
     """The gateway that a file describes: ``.toml`` is TOML, ``.yaml`` and ``.yml`` YAML, everything else JSON."""
-    return parse(_with_includes(Path(path), ()), file=str(path))
+    return _together(_files(Path(path), ()), str(path), partial=False)
 
 
-def _with_includes(path: Path, within: tuple[Path, ...]) -> Any:
-    """A file's data with everything filled in; what it includes comes first."""
+def _files(path: Path, within: tuple[Path, ...]) -> list[Place]:
+    """A file's data with everything filled in, after those that it includes."""
     if path.resolve() in within or len(within) >= MAX_INCLUDES:
         raise ConfigurationError(f"{path}: includes itself, or files nested more than {MAX_INCLUDES} deep")
-    data = with_defaults(resolved(Place(_loaded(path), "", str(path))))
-    if not isinstance(data, Mapping) or "include" not in data:
-        return data
-    data = dict(data)
-    wanted = Place({"include": data.pop("include")}, "", str(path)).items("include")
-    parts = [_with_includes(path.parent / place.text(), (*within, path.resolve())) for place in wanted]
-    for key in ("loaders", "modules", "links"):
-        lists = [part[key] for part in (*parts, data) if isinstance(part, Mapping) and key in part]
-        if lists:
-            data[key] = [entry for entries in lists for entry in (entries if isinstance(entries, list) else [entries])]
-    return data
+    top = Place(resolved(Place(_loaded(path), "", str(path))), "", str(path))
+    if isinstance(top.value, Mapping) and "defaults" in top:
+        _check_defaults(top["defaults"])
+    data = with_defaults(top)
+    included: list[Place] = []
+    if isinstance(data, Mapping) and "include" in data:
+        data = {key: value for key, value in data.items() if key != "include"}
+        for place in top.items("include"):
+            included += _files(path.parent / place.text(), (*within, path.resolve()))
+    return [*included, Place(data, "", str(path))]
+
+
+def _check_defaults(place: Place) -> None:
+    """What would be wrong in every entry is told where it stands."""
+    place.only("module", "link")
+    if "module" in place:
+        module = place["module"]
+        module.only(*MODULE_KEYS)
+        _care(module)
+        if "loader" in module:
+            module["loader"].only("name", "entrypoint")
+    if "link" in place:
+        link = place["link"]
+        link.only(*LINK_KEYS)
+        _link_options(link)
+        _link_parts(link)
+        for name in ("source", "sink"):
+            if name in link:
+                _check_end(link[name], name)
 
 
 def _loaded(path: Path) -> Any:
@@ -202,16 +223,23 @@ def _toml(text: str, path: Path) -> Any:
 def parse(data: Any, *, file: str | None = None, partial: bool = False) -> Configuration:
     """Plain data as a configuration. ``partial`` is for updates: either of modules and links may be missing, and
     links may name modules that are there already."""
-    top = Place(data, "", file)
-    top.only("modules", "links", "loaders")
+    return _together([Place(data, "", file)], file, partial=partial)
+
+
+def _together(tops: list[Place], file: str | None, *, partial: bool) -> Configuration:
+    for top in tops:
+        top.only("modules", "links", "loaders")
+    for name in ("modules", "links") if not partial else ():
+        if not any(name in top for top in tops):
+            tops[-1].need(name)
+    loaders = tuple(_loader(place) for top in tops for place in top.items("loaders"))
+    module_places = [place for top in tops for place in top.items("modules")]
+    modules = tuple(_module(place, loaders) for place in module_places)
+    link_places = [place for top in tops for place in top.items("links")]
+    links = tuple(_link(place) for place in link_places)
+    _check_names(module_places, modules)
     if not partial:
-        top.need("modules", "links")
-    loaders = tuple(_loader(place) for place in top.items("loaders"))
-    modules = tuple(_module(place, loaders) for place in top.items("modules"))
-    links = tuple(_link(place) for place in top.items("links"))
-    _check_names(top, modules)
-    if not partial:
-        _check_ends(top, modules, links)
+        _check_ends(link_places, modules, links)
     return Configuration(modules, links, loaders, file)
 
 
@@ -223,7 +251,7 @@ def _loader(place: Place) -> LoaderEntry:
 
 
 def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
-    place.only("name", "loader", "args", "queue", "restart", "stuck_after_s")
+    place.only(*MODULE_KEYS)
     place.need("name", "loader")
     name = place["name"].text()
     if name == STAR:
@@ -249,10 +277,17 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
         kind,
         entrypoint.value,
         place["args"].value if "args" in place else None,
+        *_care(place),
+        (place.path, place.file),
+    )
+
+
+def _care(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
+    """How a module is looked after."""
+    return (
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
         place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
-        (place.path, place.file),
     )
 
 
@@ -314,21 +349,28 @@ def restart(place: Place) -> Restart:
 
 
 def _link(place: Place) -> Link:
-    place.only("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
+    place.only(*LINK_KEYS)
     place.need("source", "sink")
-    ends = place["source"].text(), place["sink"].text()
-    if ends[1] == STAR:
-        place["sink"].fail(f'"{STAR}" stands for every source and cannot be a sink')
-    for name, end in zip(("source", "sink"), ends, strict=True):
-        if is_address(end):
-            with place[name].checking():
-                address.parse(end)
-    return Link(
-        *ends,
+    ends = _check_end(place["source"], "source"), _check_end(place["sink"], "sink")
+    accepts, buffer, error = _link_parts(place)
+    return Link(*ends, accepts, _link_options(place), buffer, error, (place.path, place.file))
+
+
+def _check_end(place: Place, role: str) -> str:
+    end = place.text()
+    if role == "sink" and end == STAR:
+        place.fail(f'"{STAR}" stands for every source and cannot be a sink')
+    if is_address(end):
+        with place.checking():
+            address.check(end, "subscriber" if role == "source" else "publisher")
+    return end
+
+
+def _link_parts(place: Place) -> tuple[Filter | None, str | None, str | None]:
+    return (
         link_filter(place["filter"]) if "filter" in place else None,
-        _link_options(place),
         _buffer(place["buffer"]) if "buffer" in place else None,
-        place["error"].text() if "error" in place else None,
+        _check_end(place["error"], "sink") if "error" in place else None,
     )
 
 
@@ -355,8 +397,14 @@ def _link_options(place: Place) -> LinkOptions:
 def _buffer(place: Place) -> str:
     text = place.text()
     with place.checking():
-        if address.parse(text).scheme != "journal":
+        parsed = address.parse(text)
+        if parsed.scheme != "journal" or parsed.topic:
             place.fail("is journal:DIRECTORY, with ?retain_bytes= and ?retain_age_s= to bound it")
+        for name, value in parsed.options.items():
+            if name not in BUFFER_OPTIONS:
+                place.fail(f"a buffer has no option {name!r}; {nearest(name, BUFFER_OPTIONS)}")
+            if not float(value) > 0 or not (name == "retain_age_s" or value.isdecimal()):
+                place.fail(f"{name}={value} must be a number above 0")
     return text
 
 
@@ -408,19 +456,22 @@ def imported(place: Place) -> Any:
     return found
 
 
-def _check_names(top: Place, modules: tuple[ModuleEntry, ...]) -> None:
-    seen: dict[str, int] = {}
-    for index, module in enumerate(modules):
+def _check_names(places: list[Place], modules: tuple[ModuleEntry, ...]) -> None:
+    seen: dict[str, Place] = {}
+    for place, module in zip(places, modules, strict=True):
         if module.name in seen:
-            top["modules"][index]["name"].fail(f"{module.name!r} is the name of modules[{seen[module.name]}] already")
-        seen[module.name] = index
+            place["name"].fail(f"{module.name!r} is the name of {_other(seen[module.name], place)} already")
+        seen[module.name] = place
 
 
-def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link, ...]) -> None:
-    names = [module.name for module in modules]
-    seen: dict[tuple[str, str], int] = {}
-    for index, link in enumerate(links):
-        place = top["links"][index]
+def _other(place: Place, near: Place) -> str:
+    return place.path if place.file == near.file else f"{place.path} of {place.file}"
+
+
+def _check_ends(places: list[Place], modules: tuple[ModuleEntry, ...], links: tuple[Link, ...]) -> None:
+    names = dict.fromkeys(module.name for module in modules)
+    seen: dict[tuple[str, str], Place] = {}
+    for place, link in zip(places, links, strict=True):
         for end, name in zip(("source", "sink"), link.ends, strict=True):
             if end == "source" and name.rpartition(".")[0] in names:
                 continue  # a named output
@@ -429,8 +480,8 @@ def _check_ends(top: Place, modules: tuple[ModuleEntry, ...], links: tuple[Link,
         if link.error is not None and link.error not in names and not is_address(link.error):
             place["error"].fail(f"there is no module {link.error!r}; {nearest(link.error, names)}")
         if link.ends in seen:
-            place.fail(f"{link} is links[{seen[link.ends]}] already")
-        seen[link.ends] = index
+            place.fail(f"{link} is {_other(seen[link.ends], place)} already")
+        seen[link.ends] = place
 
 
 __all__ = [

@@ -7,7 +7,7 @@
     +----+----+---------+------+------------+------+
 
     create   message version u8 | uri type u8 | uri size u32 | uri NUL | args size u32 | args NUL
-    reply    status u8, and where it tells of messages that failed: first u64 | count u32 | reason, UTF-8
+    reply    status u8, and where it answers to more than create: first u64 | count u32 | step u8 | reason, UTF-8
     start, destroy   nothing
 
 Sizes of the two texts count their NUL; a text of size 0 has none. Any thread may call these functions; a ``Decoder``
@@ -29,7 +29,7 @@ HEAD_SIZE = 8
 MAX_CONTROL_BYTES = 1 << 20
 _HEAD = struct.Struct(">2sBBI")
 _SIZE = struct.Struct(">I")
-_FAILED = struct.Struct(">QI")
+_TOLD = struct.Struct(">QIB")
 MAX_REASON_BYTES = 1024
 
 
@@ -50,6 +50,16 @@ class Status(enum.IntEnum):
     DETACH = 0xFF
 
 
+class Step(enum.IntEnum):
+    """What a reply is about."""
+
+    RECEIVE = 0
+    START = 1
+    STOP = 2
+    DESTROY = 3
+    CREATE = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Create:
     """Make the module: messages travel at ``uri``; ``args`` is its configuration as JSON."""
@@ -62,13 +72,14 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The module's answer; DETACH when it leaves by its own will. An ERROR in receive says at which messages: ``count``
-    from ``first`` on, as the process counts what it has got, and why."""
+    """The module's answer; DETACH when it leaves by its own will. An ERROR says in which step and why; in receive, at
+    which messages: ``count`` from ``first`` on, as the process counts what it has got. A bare reply answers create."""
 
     status: Status
     first: int = 0
     count: int = 0
     reason: str = ""
+    step: Step = Step.CREATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +101,10 @@ def encode(message: Control) -> bytes:
         case Create(uri, args, uri_type, message_version):
             body = bytes((message_version, uri_type)) + _text(uri, "uri") + _text(args, "args")
             return _framed(Type.CREATE, body)
-        case Reply(status, first, count, reason):
-            told = _FAILED.pack(first, count) + reason.encode("utf-8", "replace")[:MAX_REASON_BYTES] if count else b""
+        case Reply(status, first, count, reason, step):
+            told = b""
+            if reason or step is not Step.CREATE:
+                told = _TOLD.pack(first, count, step) + reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
             return _framed(Type.REPLY, bytes((status,)) + told)
         case Start():
             return _framed(Type.START, b"")
@@ -162,12 +175,14 @@ def _create(body: bytes) -> Create:
 
 
 def _reply(body: bytes) -> Reply:
-    if not body or 1 < len(body) < 1 + _FAILED.size or body[0] not in set(Status):
+    if not body or 1 < len(body) < 1 + _TOLD.size or body[0] not in set(Status):
         raise ProtocolError(f"a reply's body is one byte 00, 01 or FF, not {body[:8].hex(' ').upper() or 'nothing'}")
     if len(body) == 1:
         return Reply(Status(body[0]))
-    first, count = _FAILED.unpack_from(body, 1)
-    return Reply(Status(body[0]), first, count, body[1 + _FAILED.size :].decode("utf-8", "replace"))
+    first, count, step = _TOLD.unpack_from(body, 1)
+    if step not in set(Step):
+        raise ProtocolError(f"a reply tells of step {step}; 0 to {max(Step)} are known")
+    return Reply(Status(body[0]), first, count, body[1 + _TOLD.size :].decode("utf-8", "replace"), Step(step))
 
 
 def _framed(kind: Type, body: bytes) -> bytes:

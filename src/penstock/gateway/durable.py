@@ -51,20 +51,27 @@ class Forwarder:
         self._queue = queue
         self._publish = publish
         self._mark = mark
-        self._stopping, self._cut, self._settled = threading.Event(), threading.Event(), threading.Event()
+        self._stopping, self._cut, self._ended = threading.Event(), threading.Event(), threading.Event()
+        self._opened: Durable | None = None
         self._pending: deque[tuple[Mark, Any, int, int]] = deque()
         self._throttle = Throttle(log)
+        self._using = threading.Lock()  # the queue and ``_pending``: one thread at a time
+        self._publishing = False
+        self._busy = threading.Event()  # the helper may be needed
         self._thread = threading.Thread(target=self._run, name=f"{name} reader", daemon=True)
+        self._helper = threading.Thread(target=self._help, name=f"{name} acknowledging reader", daemon=True)
 
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
+        self._helper.start()
 
     def stop(self) -> None:
         """Read no more, and wait until what was read is acknowledged, or until ``cut``."""
         self._stopping.set()
-        if self._thread is not threading.current_thread() and self._thread.ident is not None:
-            self._thread.join()
+        for thread in (self._thread, self._helper):
+            if thread is not threading.current_thread() and thread.ident is not None:
+                thread.join()
 
     def cut(self) -> None:
         """Wait for nothing any more: what is not handled yet comes again."""
@@ -77,32 +84,64 @@ class Forwarder:
         return sum(end - begin for _, _, begin, end in list(self._pending))
 
     def _run(self) -> None:
-        queue = self._queue()
-        if queue is None:
-            return
+        try:
+            self._opened = self._queue()
+            if self._opened is not None:
+                self._carry(self._opened)
+        finally:
+            self._ended.set()
+            self._busy.set()
+
+    def _help(self) -> None:
+        """Acknowledge what was handled while the reader waits for room in a sink's queue."""
+        while not self._ended.wait(LOOK_S):
+            if self._publishing:
+                with self._using:
+                    if self._publishing and self._opened is not None:
+                        self._attempt(self._settle, self._opened)
+            elif not self._pending:
+                self._busy.clear()
+                if not self._publishing and not self._ended.is_set():
+                    self._busy.wait()  # asked after the clearing: the reader says either before it wakes this
+
+    def _carry(self, queue: Durable) -> None:
         while not self._cut.is_set() and (self._pending or not self._stopping.is_set()):
-            try:
-                self._once(queue)
-            except ClosedError:
+            if not self._attempt(self._once, queue):
                 return
-            except BrokerError:
-                return  # the module is no longer attached: what is not acknowledged comes again
-            except Exception as error:
-                self._throttle.error("reading %s failed: %s: %s", self._name, type(error).__name__, error)
-                self._cut.wait(1.0)
+
+    def _attempt(self, function: Callable[[Durable], object], queue: Durable) -> bool:
+        """Whether it can be called again."""
+        try:
+            function(queue)
+        except (ClosedError, BrokerError):
+            return False  # closed, or the module is no longer attached: what is not acknowledged comes again
+        except Exception as error:
+            self._throttle.error("reading %s failed: %s: %s", self._name, type(error).__name__, error)
+            self._cut.wait(1.0)
+        return True
 
     def _once(self, queue: Durable) -> None:
         if self._stopping.is_set():
             self._cut.wait(LOOK_S)
         else:
-            batch = queue.read_many(self._most, LOOK_S if self._pending else IDLE_S)
+            with self._using:
+                batch = queue.read_many(self._most, LOOK_S if self._pending else IDLE_S)
             for begin in range(0, len(batch), MARKED):
                 end = min(begin + MARKED, len(batch))
-                for message in batch[begin:end]:
-                    self._publish(message)
-                self._pending.append((self._mark(), batch, begin, end))
-                self._settle(queue)
-        self._settle(queue)
+                self._publishing = True
+                if not self._busy.is_set():
+                    self._busy.set()
+                try:
+                    for message in batch[begin:end]:
+                        self._publish(message)
+                    mark = self._mark()
+                finally:
+                    self._publishing = False
+                with self._using:
+                    self._pending.append((mark, batch, begin, end))
+                    self._settle(queue)
+        with self._using:
+            self._settle(queue)
 
     def _settle(self, queue: Durable) -> None:
         while self._pending:

@@ -25,8 +25,8 @@ class ModuleError(PenstockError):
 
 
 class MessageFailed(ModuleError):
-    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them are gone, ``given_back``
-    (each with the times it was tried) may be tried again."""
+    """A module failed at some messages, outside of its worker, and goes on; ``lost`` of them were stored and are gone,
+    ``given_back`` (each with the times it was tried) may be tried again."""
 
     def __init__(self, text: str, lost: int = 0, given_back: Sequence[tuple[GatewayMessage, int]] = ()) -> None:
         super().__init__(text)
@@ -34,5 +34,16 @@ class MessageFailed(ModuleError):
         self.given_back = given_back
 
 
+class StepFailed(ModuleError):
+    """A module's process failed in a step other than ``receive``."""
+
+    def __init__(self, text: str, step: str) -> None:
+        super().__init__(text)
+        self.step = step
+
+
 class DrainError(PenstockError, TimeoutError):
-    """What was queued for a module was not handled in time; the text says how much and what can be done."""
+    """What was queued for a module was not handled in time; the text says how much and what can be done. ``hung``: it
+    has not come back from one call in all that time."""
+
+    hung = False

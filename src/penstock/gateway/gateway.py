@@ -31,12 +31,14 @@ from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.place import located
 from penstock.gateway.supervision import Policy, Restart
-from penstock.gateway.worker import ERROR, Deadline, Life
+from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
 LAST_WORDS_S = 0.25  # for the callbacks of what happened while modules were destroyed
+START_S = 30.0  # for start of all modules, and of one that is added later
 UNDO_S = 10.0  # for destroying a module whose adding failed
 _live: weakref.WeakSet[Gateway] = weakref.WeakSet()
 Registration = tuple[Event, Callback] | tuple[Event, Callback, Any]
@@ -121,18 +123,25 @@ class Gateway:
 
     # ---- life
 
-    def start(self) -> None:
+    def start(self, timeout: float | None = START_S) -> None:
         """Call start on each module in order of adding. A module added later is started by itself.
 
         A module whose start raises keeps nobody else from starting. It is told and counted; with a restart policy it is
         made anew, else it stays failed (what comes for it is dropped and counted) and ``ModuleError`` names it at the
-        end. Starting again tries those once more."""
+        end. Starting again tries those once more.
+
+        Neither does one that does not come back: after its ``stuck_after_s`` it is told of as stuck and the next one is
+        started beside it. This ends after ``timeout`` seconds, and ``ModuleError`` names those that are still in start;
+        they receive when they come back."""
         with self._lock:
             self._check()
             again = [kept for kept in self._kept.values() if kept.started and self._has_failed(kept)]
             waiting = [kept for kept in self._kept.values() if kept.module is not None and not kept.started]
             first, self._started = not self._started, True
-        failures = [error for kept in (*waiting, *again) if (error := self._start(kept, supervised=True)) is not None]
+        deadline = Deadline(timeout)
+        begun = [(kept, *self._begin(kept, deadline.until(kept.stuck_after_s))) for kept in (*waiting, *again)]
+        errors = [self._outcome(kept, worker, order, deadline) for kept, worker, order in begun]
+        failures = [error for error in errors if error is not None]
         if first:
             self._events.tell(Event.STARTED)
         if failures:
@@ -144,23 +153,40 @@ class Gateway:
         except BrokerError:
             return False
 
-    def _start(self, kept: Kept, *, supervised: bool) -> ModuleError | None:
-        """Start one module and wait for it; what it raised, unless it is ``supervised`` and made anew."""
+    def _begin(self, kept: Kept, patience: Deadline) -> tuple[Worker, Order]:
+        """Have one module started under supervision, and wait for it so long."""
         worker = self.broker.worker_of(kept.module)
         again, kept.started = kept.started, True
-        order = worker.post(lambda: self._keeper.start_again(worker)) if again else worker.begin()
+        order = worker.post(functools.partial(self._keeper.start_again if again else self._keeper.start, worker))
         if not worker.mine:
-            order.wait(Deadline(None))
+            order.wait(patience)
+        return worker, order
+
+    def _outcome(self, kept: Kept, worker: Worker, order: Order, deadline: Deadline) -> ModuleError | None:
+        """How a start went; None also where a module that failed is made anew, or this is its own thread."""
+        if not worker.mine and not order.wait(deadline):
+            return self._start_error(kept, "has not come back from start", None)
         error = order.error
-        if error is None:
+        if error is None or kept.supervisor.restart.policy is Policy.ON_FAILURE:
             return None
-        if supervised:
-            worker.post(lambda: self._keeper.start_failed(worker, error))
-            if kept.supervisor.restart.policy is Policy.ON_FAILURE:
-                return None
-        failed = ModuleError(f"module {kept.shown!r} failed in start: {type(error).__name__}: {error}")
-        failed.__cause__ = error
-        return failed
+        return self._start_error(kept, f"failed in start: {type(error).__name__}: {error}", error)
+
+    def _start_error(self, kept: Kept, what: str, cause: BaseException | None) -> ModuleError:
+        told = ModuleError(f"module {kept.shown!r} {what}")
+        told.__cause__ = cause
+        located(kept.where, told)
+        return told
+
+    def _start_added(self, kept: Kept) -> None:
+        """Start a module that was added to a gateway at work; a failure is raised, and its adding undone."""
+        worker = self.broker.worker_of(kept.module)
+        kept.started = True
+        order = worker.begin()
+        if not worker.mine and not order.wait(Deadline(START_S)):
+            raise self._start_error(kept, f"did not come back from start in {START_S} s", None)
+        if order.error is not None:
+            error = order.error
+            raise self._start_error(kept, f"failed in start: {type(error).__name__}: {error}", error)
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
@@ -193,7 +219,7 @@ class Gateway:
                 # Everybody at once from here on: nothing waits for anything any more, and what is queued is dropped.
                 rest = self._modules_of(groups[index:])
                 self.broker.cut_all(rest)
-                self.broker.stop_all(rest, ending)
+                self.broker.end_stopping(rest, ending)
                 return False
         return True
 
@@ -272,8 +298,8 @@ class Gateway:
             self._sync(self._sources_of(kept.name))
             started = self._started
         self._keeper.keep(kept)
-        if started and (error := self._start(kept, supervised=False)) is not None:
-            raise error
+        if started:
+            self._start_added(kept)
         return info
 
     def _undo_attach(self, kept: Kept, module: Any) -> None:

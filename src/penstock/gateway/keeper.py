@@ -20,7 +20,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError, MessageFailed
+from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
@@ -72,6 +72,11 @@ class Kept:
         """The name as it may be told."""
         return self.recipe.shown
 
+    @property
+    def where(self) -> tuple[str, str | None]:
+        """Its path and its file, where it comes from one."""
+        return self.entry.where if self.entry is not None else ("", None)
+
 
 class Keeper:
     """Carries out what the policies say."""
@@ -116,18 +121,29 @@ class Keeper:
             self._told(kept, step, error)
             kept.supervisor.failures += 1
 
-    def start_failed(self, worker: Worker, error: BaseException) -> None:
-        """``start`` raised: counted, told, and tried again by the policy."""
-        worker.failed += 1
-        worker.counters.add("errors")
-        self.failed(worker, "start", error)
+    def start(self, worker: Worker) -> None:
+        """Start a module, on its worker; raises what ``start`` raises, and sees to it afterwards."""
+        try:
+            worker._begin()
+        except BaseException as error:
+            self._start_failed(worker, error)
+            raise
 
     def start_again(self, worker: Worker) -> None:
-        """Make a module anew whose start failed, and start it; raises what it raises."""
+        """Make a module anew whose start failed, and start it; raises what it raises, and sees to it afterwards."""
         kept = self._kept.get(id(worker.module))
         if kept is not None and worker.life is Life.FAILED:
             self._destroy(kept, worker)
-            self._anew(kept, worker, [])
+            try:
+                self._anew(kept, worker, [])
+            except BaseException as error:
+                self._start_failed(worker, error)
+                raise
+
+    def _start_failed(self, worker: Worker, error: BaseException) -> None:
+        """Counted, told, and tried again by the policy, when whoever waits for the start has got its error."""
+        worker.count_failure()
+        worker.post(lambda: self.failed(worker, "start", error))
 
     def _watch(self, kept: Kept) -> None:
         module = kept.module
@@ -141,20 +157,27 @@ class Keeper:
             worker = self._broker.worker_of(module)
         except BrokerError:
             return
-        worker.failed += 1
-        worker.counters.add("errors")
         if isinstance(error, MessageFailed):
             if error.lost:
-                self._lost(worker, error.lost)
+                worker.lose_stored(error.lost)
             worker.give_back(error.given_back, error)
-            self._told(kept, "receive", error)
-            kept.supervisor.failures += 1
-            return
-        step = "process" if hasattr(module, "unhandled") else "run"
-        worker.post(lambda: self._handle_outside(kept, worker, module, step, error))
+            self._note(kept, worker, "buffer" if error.lost else "receive", error)
+        elif isinstance(error, StepFailed) and error.step != "start":
+            self._note(kept, worker, error.step, error)
+        else:
+            step = "process" if hasattr(module, "unhandled") else "run"
+            step = error.step if isinstance(error, StepFailed) else step
+            worker.post(lambda: self._handle_outside(kept, worker, module, step, error))
+
+    def _note(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+        """Counted and told; nothing is made anew."""
+        worker.count_failure()
+        self._told(kept, step, error)
+        kept.supervisor.failures += 1
 
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
-        if kept.module is module and worker.life is not Life.FAILED:  # else its own worker was first
+        if kept.module is module and worker.life is not Life.FAILED:  # else its own worker was first, and counted it
+            worker.count_failure()
             self.failed(worker, step, error)
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
@@ -180,12 +203,15 @@ class Keeper:
 
     def _destroy(self, kept: Kept, worker: Worker) -> None:
         worker.destroyed = True
+        worker.doing, worker.busy_since = "destroy", time.monotonic()
         try:
             if hasattr(kept.module, "destroy"):
                 worker.call(kept.module.destroy)
         except Exception as error:
             worker.failed += 1
             self._told(kept, "destroy", error)
+        finally:
+            worker.busy_since = None
 
     def _anew(self, kept: Kept, worker: Worker, left: list[GatewayMessage]) -> bool:
         """A new module in the place of the old one: same name, id, queue, links. False when that has been removed."""
@@ -264,7 +290,7 @@ class Keeper:
             except BrokerError:
                 continue
             step, seconds = worker.doing, worker.seconds_in_step(now)
-            if hasattr(kept.module, "seconds_in_hand"):
+            if hasattr(kept.module, "seconds_in_hand") and step != "start":
                 step, seconds = "receive", kept.module.seconds_in_hand(now)
             is_stuck = kept.stuck_after_s is not None and seconds > kept.stuck_after_s
             if is_stuck and not worker.stuck:

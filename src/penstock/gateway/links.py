@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.address import without_secrets
@@ -84,6 +84,7 @@ class Link:
     options: LinkOptions = DEFAULT
     buffer: str | None = None
     error: str | None = None
+    where: tuple[str, str | None] = field(default=("", None), compare=False)  # its path, and its file
 
     def __str__(self) -> str:
         return f"{without_secrets(self.source)} -> {without_secrets(self.sink)}"

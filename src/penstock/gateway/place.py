@@ -7,11 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, PenstockError, nearest
+from penstock.gateway.errors import ModuleError
 
 
 class ConfigurationError(InvalidArgument):
     """A gateway's description cannot be right; the text names the file and the line, or the path of the value."""
+
+
+def located(where: tuple[str, str | None], error: Exception) -> Exception:
+    """The same error, told with the path and the file of what it is about."""
+    place = ": ".join(part for part in reversed(where) if part)
+    if not place or isinstance(error, ConfigurationError) or str(error).startswith(place):
+        return error
+    if isinstance(error, PenstockError):
+        error.args = (f"{place}: {error}", *error.args[1:])
+        return error
+    told = ModuleError(f"{place}: {type(error).__name__}: {error}")
+    told.__cause__ = error
+    return told
 
 
 class Place:

@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -36,13 +37,14 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
-from penstock.gateway.errors import MessageFailed, ModuleError
+from penstock.gateway.errors import MessageFailed, ModuleError, StepFailed
 from penstock.gateway.module import Module, Outlet
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
 from penstock.gateway.throttle import Throttle
 
 BATCH = 256
+START_LOOK_S = 0.1
 log = logging.getLogger("penstock.gateway")
 _numbers = itertools.count(1)
 
@@ -136,6 +138,11 @@ class ProcessModule(Module):
         self._seen_handled, self._seen_s = -1, 0.0
         self._passes = 0  # times the pump found nothing more to read
         self.dead: BaseException | None = None
+        self._answered = threading.Event()  # to start, or nobody will
+        self._answer_lock = threading.Lock()
+        self._starting = self._awaited = False  # it was told to start and has not answered; somebody waits for that
+        self._start_error: BaseException | None = None
+        self._publishing, self._published = False, 0
         self.process: subprocess.Popen[bytes] | None = None
 
     # ---- life
@@ -169,8 +176,31 @@ class ProcessModule(Module):
         self._thread.start()
 
     def start(self) -> None:
-        """Have the process start the module."""
+        """Have the process start the module, and wait for its answer; programs of another kind give none."""
+        self._starting = self._awaited = self._launch.kind is not None
         self._send(control.Start())
+        if not self._awaited:
+            return
+        try:
+            answered = self._await_start(time.monotonic() + self._launch.timeout_s)
+        finally:
+            with self._answer_lock:
+                self._awaited = False
+        if (error := self._start_error or self.dead) is not None:
+            raise error
+        if not answered:
+            log.warning("module %r: in start its process says more than its sinks take; nobody waits", self.name)
+
+    def _await_start(self, until_s: float) -> bool:
+        """Whether the process has answered. Not while a sink is full: that one may be started after this one."""
+        seen: tuple[bool, int] = (False, 0)
+        while not self._answered.wait(START_LOOK_S):
+            if time.monotonic() >= until_s:
+                raise ModuleError(f"its process did not answer start in {self._launch.timeout_s} s")
+            before, seen = seen, (self._publishing, self._published)
+            if seen[0] and seen == before:
+                return False
+        return True
 
     def receive(self, message: GatewayMessage) -> None:
         """Send one message."""
@@ -253,7 +283,7 @@ class ProcessModule(Module):
     def seconds_in_hand(self, now_s: float) -> float:
         """How long the process has been at the message in its hand, as far as those who looked can tell."""
         done = self.handled
-        if self._begun <= done or done != self._seen_handled:
+        if (self._begun <= done and not self._starting) or done != self._seen_handled:
             self._seen_handled, self._seen_s = done, now_s
         return now_s - self._seen_s
 
@@ -270,12 +300,17 @@ class ProcessModule(Module):
         with contextlib.suppress(OSError):
             self._send(control.Destroy())
         self._end_process()
+        if self._closing_killed():
+            self._tell(StepFailed("its process did not end in order; it was killed", "stop"))
         self._wake()
         if self._thread is not threading.current_thread():
             self._thread.join(self._launch.grace_period_s)
             if self._thread.is_alive():
                 log.warning("module %r: a sink stays full; what its process said last is published when there is room",
                             self.name)  # fmt: skip
+
+    def _closing_killed(self) -> bool:
+        return self.dead is None and self.process is not None and self.process.returncode == -signal.SIGKILL
 
     def destroy(self) -> None:
         """End the process where that has not been done; close everything."""
@@ -351,9 +386,10 @@ class ProcessModule(Module):
             if not data:
                 raise ModuleError(f"its process ended while it was being made{self._status()}")
             for message in decoder.feed(data):
-                if message == control.Reply(control.Status.OK):
+                if isinstance(message, control.Reply) and message.status is control.Status.OK:
                     return
-                raise ModuleError("its process could not make the module; it said why on standard error")
+                why = getattr(message, "reason", "") or "it said why on standard error"
+                raise ModuleError(f"its process could not make the module: {why}")
 
     def _end_process(self) -> None:
         if self.process is None:
@@ -396,6 +432,7 @@ class ProcessModule(Module):
         try:
             self._pump()
         finally:
+            self._answered.set()
             with self._handing_over:
                 self._pumping = False
                 left_to_this = self._closed
@@ -412,6 +449,8 @@ class ProcessModule(Module):
             self._forward()
             self._passes += 1
             if self._closing.is_set() and self._process_ended():
+                while self._listen(decoder) is None and self._has_spoken():
+                    pass  # what it said last
                 break
             for number, _ in poll.poll(1000):
                 if number == self._wake_read:
@@ -442,9 +481,12 @@ class ProcessModule(Module):
             try:
                 message = self._unframer.message(data)
                 if message is not None:
+                    self._publishing = True
                     self._publish(message)
             except (PenstockError, TimeoutError) as error:
                 self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
+            self._publishing = False
+            self._published += 1
         return len(batch) > 0
 
     def _publish(self, message: GatewayMessage) -> None:
@@ -468,9 +510,31 @@ class ProcessModule(Module):
         for message in messages:
             if isinstance(message, control.Reply) and message.status is control.Status.DETACH:
                 return ModuleError("its process has detached itself")
-            if isinstance(message, control.Reply) and message.status is control.Status.ERROR:
-                self._give_back(message)
+            if isinstance(message, control.Reply):
+                self._take_reply(message)
         return None if data else ModuleError(f"its process ended{self._status()}")
+
+    def _take_reply(self, reply: control.Reply) -> None:
+        error = None
+        if reply.status is control.Status.ERROR:
+            if reply.step in (control.Step.RECEIVE, control.Step.CREATE):  # a bare one tells of no step
+                self._give_back(reply)
+                return
+            step = reply.step.name.lower()
+            error = StepFailed(f"{step} raised in its process: {reply.reason}", step)
+        if reply.step is control.Step.START:
+            with self._answer_lock:
+                self._starting = False
+                if self._awaited:
+                    self._start_error, error = error, None
+                self._answered.set()
+        if error is not None:
+            self._tell(error)
+
+    def _has_spoken(self) -> bool:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        return bool(poll.poll(0))
 
     def _give_back(self, reply: control.Reply) -> None:
         """The process failed at these messages: they are not handled."""

@@ -18,7 +18,7 @@ from penstock.gateway.place import Place
 
 MAX_SECRET_BYTES = 1 << 16
 MAX_DEPTH = 64
-_REFERENCE = re.compile(r"\$(\$)?\{([^{}]*)\}")
+_REFERENCE = re.compile(r"(\$\$\{)|\$\{([^{}]*)\}")
 _TYPES = {"int": int, "float": float}
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
@@ -41,12 +41,14 @@ def _text(place: Place, text: str) -> Any:
     kind, colon, name = text[2:-1].partition(":")
     if colon and kind in (*_TYPES, "bool") and _REFERENCE.fullmatch(text):
         return _typed(place, kind, _variable(place, name))
+    if "${" in _REFERENCE.sub("", text):
+        place.fail(f"{text!r} has a ${{ without its }}; $${{ stands for ${{ itself")
     return _REFERENCE.sub(lambda match: _filled(place, match), text)
 
 
 def _filled(place: Place, match: re.Match[str]) -> str:
     if match[1]:
-        return match[0][1:]
+        return "${"
     kind, colon, rest = match[2].partition(":")
     if colon and kind == "file":
         return _secret(place, rest)
@@ -84,12 +86,12 @@ def _secret(place: Place, path: str) -> str:
         place.fail(f"{path} cannot be read: {error}", error)
 
 
-def with_defaults(data: Any) -> Any:
+def with_defaults(top: Place) -> Any:
     """``defaults`` (``module`` and ``link``) put into every entry that does not say otherwise."""
-    if not isinstance(data, Mapping) or not isinstance(data.get("defaults"), Mapping):
-        return data
-    data = dict(data)
-    defaults = data.pop("defaults")
+    if not isinstance(top.value, Mapping) or "defaults" not in top.value:
+        return top.value
+    data, defaults = dict(top.value), top["defaults"].mapping()
+    del data["defaults"]
     for key, name in (("modules", "module"), ("links", "link")):
         given, entries = defaults.get(name), data.get(key)
         if isinstance(given, Mapping) and isinstance(entries, list):

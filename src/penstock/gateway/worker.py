@@ -16,6 +16,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import functools
 import heapq
@@ -69,6 +70,11 @@ class Deadline:
     def left_s(self) -> float | None:
         """Seconds until it, 0 after it; None: for ever."""
         return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def until(self, seconds: float | None) -> Deadline:
+        """The earlier one of this and ``seconds`` from now."""
+        left_s = self.left_s
+        return self if seconds is None or (left_s is not None and left_s <= seconds) else Deadline(seconds)
 
     def part(self, share: float) -> Deadline:
         """An earlier one: when ``share`` of the time that is left has gone."""
@@ -163,6 +169,7 @@ class Worker:
         self.failed = 0
         self.taken = 0  # messages that left the queue and are done with, handled or lost
         self.lost = 0  # of those: never handled
+        self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
         self.expired = 0  # of what was taken: had waited too long
@@ -172,6 +179,7 @@ class Worker:
         self.ending = threading.Event()  # waits of the module's supervision end when it is set
         self.after: Callable[[], object] | None = None  # what the thread does last, for a module that removes itself
         self._on_failure = on_failure
+        self._last: Callable[[], object] | None = None
         self._orders: deque[Order] = deque()
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -183,7 +191,7 @@ class Worker:
     def adopt(self, module: Any) -> None:
         """Hand everything from now on to ``module``."""
         self.module = module
-        self.destroyed = False
+        self.destroyed = self._stopped = False
         self._receive: Callable[[GatewayMessage], Any] = self._awaited(module.receive)
         many = getattr(module, "receive_many", None)
         self._receive_many: Callable[[Sequence[GatewayMessage]], Any] | None = many and self._awaited(many)
@@ -290,8 +298,9 @@ class Worker:
         self.ending.set()
         return self.post(self._stop)
 
-    def end(self, *steps: str) -> Order:
-        """Call ``steps``, then end the thread."""
+    def end(self, *steps: str, last: Callable[[], object] | None = None) -> Order:
+        """Call ``steps``, then end the thread; ``last`` is the last thing that it does."""
+        self._last = last
         self.cut()
         return self.post(lambda: self._end(steps))
 
@@ -312,11 +321,23 @@ class Worker:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
+    def count_failure(self) -> None:
+        """One failure more; by any thread, also when it was given up meanwhile."""
+        self.failed += 1
+        with contextlib.suppress(ValueError):  # the counters were closed
+            self.counters.add("errors")
+
     def lose(self, count: int, reason: str = "error") -> None:
         """Count messages that left the queue and will not be handled."""
         if count > 0:
             self.taken += count
             self.lose_taken(count, reason)
+
+    def lose_stored(self, count: int) -> None:
+        """Count messages that the module had stored and that its bounds drove out. They were handled as their link
+        says: their source is not to send them once more (``epoch`` stays)."""
+        self.gone += count
+        self.counters.drop("overflow", count)
 
     def lose_taken(self, count: int, reason: str = "error") -> None:
         """Count messages as never handled that were counted as taken before."""
@@ -334,9 +355,14 @@ class Worker:
                 self._turn()
         except _Abandoned:
             log.warning("module %r, which had been given up, came back; it gets no further call", self.name)
+        except Exception:
+            if self.life is not Life.ABANDONED:  # then what it counts with is closed
+                raise
         finally:
             if self._loop is not None:
                 self._loop.close()
+            if self._last is not None:
+                self._last()
 
     def _turn(self) -> None:
         if self._orders:
@@ -414,13 +440,16 @@ class Worker:
                     self._batch_failed(batch, error)
             self.taken += len(batch)
         else:
-            orders, receive = self._orders, self._receive
+            orders, receive, special = self._orders, self._receive, self.special
             for message in batch:
                 if orders:
                     self._obey()
                     receive = self._receive
                     if self.life is not Life.RUNNING:
                         break
+                if special and self._has_expired(message):
+                    self.taken += 1
+                    continue
                 try:
                     receive(message)
                 except BaseException as error:
@@ -436,19 +465,26 @@ class Worker:
 
     def _still_wanted(self, batch: Sequence[GatewayMessage]) -> Sequence[GatewayMessage]:
         """Give the links' bounds their room back; leave out what has waited too long."""
-        kept, now_ns = [], time.time_ns()
+        kept = []
         for message in batch:
             joint = self.joints.get(message.id)
             if joint is not None and joint.bound is not None:
                 joint.bound.release(message)
-            ttl_s = joint.options.ttl_s if joint is not None else None
-            if ttl_s is not None and now_ns - message.timestamp_ns > ttl_s * 1e9:
+            if self._has_expired(message):
                 self.taken += 1
-                self.expired += 1
-                self.counters.add("expired")
             else:
                 kept.append(message)
         return kept
+
+    def _has_expired(self, message: GatewayMessage) -> bool:
+        """Whether it has waited longer than its link allows; it is counted then, and is not to be handled."""
+        joint = self.joints.get(message.id)
+        ttl_s = joint.options.ttl_s if joint is not None else None
+        if ttl_s is None or time.time_ns() - message.timestamp_ns <= ttl_s * 1e9:
+            return False
+        self.expired += 1
+        self.counters.add("expired")
+        return True
 
     def _message_failed(self, message: GatewayMessage, error: BaseException) -> None:
         joint = self.joints.get(message.id)
@@ -483,6 +519,9 @@ class Worker:
     def _retry_due(self) -> None:
         while self.aside and self.aside[0].due_s <= time.monotonic() and self.life is Life.RUNNING and not self._orders:
             one = self.aside[0]  # there until it is handled: whoever waits for it looks here
+            if self._has_expired(one.message):
+                heapq.heappop(self.aside)
+                continue
             self.doing, self.busy_since = "receive", time.monotonic()
             failed: BaseException | None = None
             keeps = self._receive_again is not None
@@ -515,6 +554,8 @@ class Worker:
             self._pause(_backoff(options, tries))
             if self.ending.is_set() or self.life is not Life.RUNNING:
                 break
+            if self._has_expired(message):
+                return
             tries += 1
             self.doing, self.busy_since = "receive", time.monotonic()
             try:
@@ -547,6 +588,9 @@ class Worker:
             self._pause(_backoff(self.joints[left[0].id].options, tries))
             if self.ending.is_set() or self.life is not Life.RUNNING or self._receive_many is None:
                 self.lose_taken(len(left), "closed")
+                return
+            left = [message for message in left if not self._has_expired(message)]
+            if not left:
                 return
             tries += 1
             self.doing, self.busy_since = "receive", time.monotonic()
@@ -620,7 +664,8 @@ class Worker:
             self.busy_since = None
 
     def _stop(self) -> None:
-        if self.life in (Life.RUNNING, Life.QUIET, Life.FAILED):
+        if self.life in (Life.RUNNING, Life.QUIET, Life.FAILED) and not self._stopped:
+            self._stopped = True
             self._step("stop")
         self._be_quiet()
         self.queue.close()
@@ -645,8 +690,7 @@ class Worker:
     def _fail(self, step: str, error: BaseException) -> None:
         if self.life is Life.ABANDONED:
             raise _Abandoned from error
-        self.failed += 1
-        self.counters.add("errors")
+        self.count_failure()
         if isinstance(error, ClosedError) and self.queue.closed:
             return  # it was told to quit in the midst of a publish
         try:

@@ -1,5 +1,5 @@
 """Payloads to columns: ``decode.json(frame, "speed double")``, ``decode.msgpack``, ``decode.arrow``,
-``decode.struct``, ``decode.array``, ``decode.gateway``.
+``decode.protobuf``, ``decode.avro``, ``decode.struct``, ``decode.array``, ``decode.gateway``.
 
 Rules: each takes a DataFrame and gives it back with a column ``value`` (named by ``into``) and a column ``_corrupt``
 that is null, or says why this payload could not be decoded. A bad payload never fails the job and its row never
@@ -9,6 +9,8 @@ batches. Nothing is evaluated: no pickle in arrays, no code in layouts.
 
 from __future__ import annotations
 
+import json as texts
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 CORRUPT = "_corrupt"
 Decoder = Callable[[pyarrow.Array], tuple[pyarrow.Array, pyarrow.Array]]
 
-__all__ = ["json", "msgpack", "arrow", "struct", "array", "gateway"]
+__all__ = ["json", "msgpack", "arrow", "protobuf", "avro", "struct", "array", "gateway"]
 
 
 def json(
@@ -65,6 +67,30 @@ def arrow(
     arrow_type = _arrow_type(kind)
     decoded = _apply(frame, column, into, ArrayType(kind), lambda batch: payload.arrow(batch, arrow_type))
     return decoded.withColumn(into, F.explode_outer(into)) if explode else decoded
+
+
+def protobuf(
+    frame: DataFrame, message: Any, descriptors: str | os.PathLike[str] | bytes | None = None, *,
+    column: str = "payload", into: str = "value",
+) -> DataFrame:  # fmt: skip
+    """Protocol buffers: ``message`` is a generated class, or a name in ``descriptors``, a file of ``protoc
+    --include_imports --descriptor_set_out`` (or its bytes). Unset fields with presence are null, enums their names.
+    """
+    from penstock.spark import protobuf as room
+
+    data, name = room.descriptor_bytes(message, descriptors)
+    kind = _spark_type(room.compiled(data, name)[0])
+    return _apply(frame, column, into, kind, lambda batch: payload.protobuf(batch, data, name))
+
+
+def avro(
+    frame: DataFrame, schema: str | Mapping[str, Any], *, skip: int = 0, column: str = "payload", into: str = "value"
+) -> DataFrame:
+    """Avro's binary form by its schema (JSON text or a dict), after ``skip`` bytes (5 with a registry's number)."""
+    from penstock.spark import avro as room
+
+    text = schema if isinstance(schema, str) else texts.dumps(schema)
+    return _apply(frame, column, into, _spark_type(room.compiled(text)[0]), lambda b: payload.avro(b, text, skip))
 
 
 def struct(frame: DataFrame, layout: Mapping[str, str], *, column: str = "payload", into: str = "value") -> DataFrame:
@@ -139,6 +165,12 @@ def _arrow_type(kind: DataType) -> pyarrow.DataType:
     from pyspark.sql.pandas.types import to_arrow_type
 
     return to_arrow_type(kind, timezone="UTC")
+
+
+def _spark_type(kind: pyarrow.DataType) -> DataType:
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(kind, prefer_timestamp_ntz=False)
 
 
 def _layout_type(dtype: numpy.dtype[Any]) -> StructType:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import bisect
 import errno
 import itertools
+import logging
 import math
 import os
 import sys
@@ -32,6 +33,7 @@ from penstock.spark.records import Array, record_bytes, wrong_records
 from penstock.spark.topic_names import TopicNames
 
 Found = TypeVar("Found")
+LOG = logging.getLogger("penstock.spark")
 LEAST_SHARE = 0.01
 LISTINGS = 100  # of a directory whose segments go while they are looked at
 
@@ -79,6 +81,7 @@ class Directory:
         self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
         self._topics: dict[Path, dict[int, str]] = {}
         self._listed: list[tuple[int, int]] = []
+        self.permissive = False  # a damaged header is made again where that can be done
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
@@ -152,11 +155,29 @@ class Directory:
         known = self._headers.get(name)
         if known is None or known.seal is None:
             path = self._file(name, "log")
-            known = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
+            data = read_part(path, 0, layout.SEGMENT_HEADER_BYTES + layout.BATCH.size)
+            try:
+                known = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
+            except CorruptionError as error:
+                if not self.permissive:
+                    raise
+                known = self._made_header(path, name, data)
+                LOG.warning("%s; made again from its name and its first batch", error)
             if str(known.uuid) != self.uuid:
                 raise StateError(anew_text(str(self.path)))
             self._headers[name] = known
         return known
+
+    def _made_header(self, path: Path, name: tuple[int, int], data: bytes) -> layout.SegmentHeader:
+        """In place of a damaged one: the nonce that its first batch has, and the seal where it is whole."""
+        batch = data[layout.SEGMENT_HEADER_BYTES :]
+        whole = len(batch) == layout.BATCH.size and batch[:4] == layout.BATCH_MAGIC
+        fields = layout.BATCH.unpack(batch) if whole else ()
+        if not fields or fields[10] != layout.crc32c(batch[8:60]):
+            raise CorruptionError(f"{path}: neither its header nor its first batch is whole", str(path))
+        made = layout.SegmentHeader(self._uuid(), fields[2], name[0], 0, name[1]).encode()
+        head = made[: layout.SEGMENT.size] + data[layout.SEGMENT.size : layout.SEGMENT_HEADER_BYTES]
+        return layout.decode_segment_header(head, str(path))
 
     def _file(self, name: tuple[int, int], suffix: str) -> Path:
         return self.path / layout.segment_name(*name, suffix)
@@ -270,17 +291,22 @@ class Directory:
             place: Callable[[int], int] = lambda at: start if at == 0 else int(positions[at])  # noqa: E731
             count = len(entries)
         else:  # a few looks at a mapped file; where it is wrong, pieces are uneven, not wrong
-            offsets = entries["offset"][start - segment.first : end - segment.first]
+            entries = entries[start - segment.first : end - segment.first]
+            offsets = entries["offset"]
             place = lambda at: start + at  # noqa: E731
             count = end - start
         begin = int(offsets[0])
-        whole = max(1, (segment.end if end >= segment.next else int(offsets[-1]) + 1) - begin)
+        last = segment.end if end >= segment.next else int(offsets[-1]) + int(record_bytes(entries[-1:])[0])
+        whole = max(1, last - begin)
         pieces = min(count, max(1, math.ceil(whole / max(1.0, most_bytes))))
         edges = [begin + whole * number // pieces for number in range(1, pieces)]
         cuts = sorted(bisect.bisect_left(range(count), edge, key=lambda at: int(offsets[at])) for edge in edges)
+        if pieces == count:  # each by itself, though several may lie between two edges
+            cuts = list(range(1, count))
         for low, high in itertools.pairwise([0, *cuts, count]):
             if high > low:
-                yield place(low), end if high == count else place(high), whole // pieces
+                size = (begin + whole if high == count else int(offsets[high])) - int(offsets[low])
+                yield place(low), end if high == count else place(high), max(1, size)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -19,15 +19,20 @@ from penstock.errors import InvalidArgument
 
 Decoded = tuple[pyarrow.Array, pyarrow.Array]
 MAX_PROPERTIES = 65536
+_GREATEST_FLOAT32 = float(numpy.finfo(numpy.float32).max)
 
 
 def each(batch: pyarrow.Array, function: Callable[[bytes], Any], kind: pyarrow.DataType) -> Decoded:
     """Decode one by one where the form leaves no other way; whatever ``function`` raises becomes the reason."""
     values: list[Any] = []
     reasons: list[str | None] = []
+    check = _number_check(kind)
     for data in batch.to_pylist():
         try:
-            values.append(None if data is None else function(data))
+            value = None if data is None else function(data)
+            if check is not None and value is not None:
+                check(value)
+            values.append(value)
             reasons.append(None if data is not None else "payload is null")
         except Exception as error:  # a decoder's error is the row's, never the job's
             values.append(None)
@@ -50,6 +55,58 @@ def _typed(values: list[Any], reasons: list[str | None], kind: pyarrow.DataType)
     return pyarrow.array(values, kind), pyarrow.array(reasons, pyarrow.string())
 
 
+def _number_check(kind: pyarrow.DataType) -> Callable[[Any], None] | None:
+    """Raises ``ValueError`` for a number that the type would cut; None where there is none in it.
+
+    Arrow cuts 1.5 to 1 for an integer and makes 1e39 infinite for a float; it refuses other numbers that do not fit.
+    """
+    if pyarrow.types.is_integer(kind):
+        return _check_integer
+    if pyarrow.types.is_float32(kind):
+        return _check_float32
+    if pyarrow.types.is_list(kind) or pyarrow.types.is_map(kind):
+        inner = _number_check(kind.item_type if pyarrow.types.is_map(kind) else kind.value_type)
+        return None if inner is None else _check_items(inner)
+    if not pyarrow.types.is_struct(kind):
+        return None
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    inside = [(field.name, inner) for field in fields if (inner := _number_check(field.type)) is not None]
+    return _check_fields(inside) if inside else None
+
+
+def _check_integer(value: Any) -> None:
+    if isinstance(value, float) and not value.is_integer():
+        raise ValueError(f"{value!r} is no whole number")
+
+
+def _check_float32(value: Any) -> None:
+    if isinstance(value, float) and abs(value) > _GREATEST_FLOAT32 and abs(value) != float("inf"):
+        raise ValueError(f"{value!r} is too great for its column")
+
+
+def _check_items(inner: Callable[[Any], None]) -> Callable[[Any], None]:
+    def check(values: Any) -> None:
+        for item in values.values() if isinstance(values, dict) else values:
+            value = item[1] if isinstance(item, tuple) else item
+            if value is not None:
+                inner(value)
+
+    return check
+
+
+def _check_fields(inside: list[tuple[str, Callable[[Any], None]]]) -> Callable[[Any], None]:
+    def check(values: Any) -> None:
+        for name, inner in inside:
+            value = values.get(name) if isinstance(values, dict) else None
+            if value is not None:
+                try:
+                    inner(value)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from None
+
+    return check
+
+
 def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:300]
 
@@ -65,6 +122,28 @@ def msgpack(batch: pyarrow.Array, kind: pyarrow.DataType) -> Decoded:
         return value
 
     return each(batch, one, kind)
+
+
+def avro(batch: pyarrow.Array, schema: str, skip: int) -> Decoded:
+    """Avro values of a schema, after ``skip`` bytes."""
+    from penstock.spark.avro import compiled
+
+    kind, decode = compiled(schema)
+
+    def one(data: bytes) -> Any:
+        if len(data) < skip:
+            raise ValueError(f"{len(data)} bytes, {skip} stand before the value")
+        return decode(data[skip:])
+
+    return each(batch, one, kind)
+
+
+def protobuf(batch: pyarrow.Array, descriptors: bytes, name: str) -> Decoded:
+    """Protobuf messages of that name."""
+    from penstock.spark.protobuf import compiled
+
+    kind, decode = compiled(descriptors, name)
+    return each(batch, decode, kind)
 
 
 def arrow(batch: pyarrow.Array, kind: pyarrow.StructType) -> Decoded:

@@ -83,6 +83,7 @@ class Place(Protocol):
         log: bool = True,
         whole: bool = False,
         lossy: bool = False,
+        permissive: bool = False,
     ) -> Iterator[Range]:
         """What can match in these positions, in pieces of about ``most_bytes``; without ``log`` indexes alone count."""
 
@@ -187,7 +188,10 @@ class DirectoryPlace:
         log: bool = True,
         whole: bool = False,
         lossy: bool = False,
+        permissive: bool = False,
     ) -> Iterator[Range]:
+        self.directory.permissive = permissive
+
         def look(segment: Segment, low: int, high: int) -> list[Range]:
             share = self.directory.share(segment, bounds, log)
             if segment.end * share <= most_bytes and (low, high) == (segment.first, segment.next):
@@ -207,6 +211,7 @@ class DirectoryPlace:
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
         needs_log = reading.needs_log
+        self.directory.permissive = reading.permissive
         for stretch in self.directory.stretches(
             start, end, reading.bounds, log=needs_log, whole=reading.whole, lossy=reading.lossy
         ):

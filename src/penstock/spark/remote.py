@@ -124,6 +124,7 @@ class BrokerPlace:
         log: bool = True,
         whole: bool = False,
         lossy: bool = False,
+        permissive: bool = False,
     ) -> Iterator[Range]:
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         if end <= start:

@@ -96,8 +96,9 @@ def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str],
     def pieces(most_bytes: int) -> Iterator[Range]:
         for place, start, end in spans:
             yield from place.ranges(
-                start, end, how.bounds, most_bytes, log=how.needs_log, whole=how.whole, lossy=how.lossy
-            )
+                start, end, how.bounds, most_bytes,
+                log=how.needs_log, whole=how.whole, lossy=how.lossy, permissive=how.permissive,
+            )  # fmt: skip
 
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))

@@ -102,19 +102,24 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return kept
 
     def _within(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
-        """As far as ``most_bytes`` go, journal by journal, at least one piece."""
-        reached = dict(known)
-        left = most_bytes
+        """As far as ``most_bytes`` go, journal by journal; one message at least, however long it is."""
+        reached, left = dict(known), most_bytes
         for uuid, place in places.items():
-            for piece in place.ranges(
-                known[uuid], ends[uuid], self.bounds, max(1, most_bytes // 4), lossy=not self.fail
-            ):
-                if left <= 0:
-                    return reached
-                reached[uuid] = piece.end
-                left -= piece.size
-            if left > 0:
-                reached[uuid] = ends[uuid]
+            at, stop, piece_bytes = known[uuid], ends[uuid], max(1, most_bytes // 4)
+            while at < ends[uuid]:
+                for piece in place.ranges(
+                    at, stop, self.bounds, piece_bytes, lossy=not self.fail, permissive=self.how.permissive
+                ):
+                    if piece.size > left and (piece_bytes > 1 or left < most_bytes):
+                        break  # look at it in smaller pieces, down to one message
+                    at, left = piece.end, left - piece.size
+                else:
+                    at, stop = stop, ends[uuid]
+                    continue
+                if piece_bytes == 1 or left <= 0:
+                    return reached | {uuid: at}
+                stop, piece_bytes = piece.end, max(1, min(piece_bytes, left) // 8)
+            reached[uuid] = at
         return reached
 
     def reportLatestOffset(self) -> Offset | None:

@@ -9,6 +9,7 @@ than a bucket. All of it runs inside the JVM. Batch only: Spark has no such wind
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -36,7 +37,8 @@ def align(
 ) -> DataFrame:
     """For each message of topic ``onto`` (or each point of a grid), the nearest one in time of every other topic.
 
-    The result has the columns of ``onto`` and, for each other topic, ``TOPIC_timestamp_ns`` and ``TOPIC_COLUMN``.
+    The result has the columns of ``onto`` and, for each other topic, ``TOPIC_timestamp_ns`` and ``TOPIC_COLUMN``, where
+    TOPIC has ``_`` for what is no letter or digit, and ``_2`` and so on after it where that name is taken.
     """
     from pyspark.sql import functions as F
 
@@ -45,10 +47,8 @@ def align(
     if topics is None:
         topics = sorted(row.topic for row in frame.select("topic").distinct().collect())
     result = frame.filter(F.col("topic") == onto) if onto is not None else grid(frame, every_s or 0.0)
-    for topic in topics:
-        if topic == onto:
-            continue
-        name = column_name(topic)
+    names = column_names([topic for topic in topics if topic != onto], columns, result.columns)
+    for topic, name in names.items():
         right = frame.filter(F.col("topic") == topic).select(
             "timestamp_ns",
             F.col("ordinal").alias("__ordinal"),
@@ -65,6 +65,20 @@ def align(
 def column_name(topic: str) -> str:
     """``topic`` as the beginning of a column name."""
     return re.sub(r"\W+", "_", topic).strip("_") or "_"
+
+
+def column_names(topics: Sequence[str], columns: Sequence[str], taken: Sequence[str]) -> dict[str, str]:
+    """For each topic the beginning of its columns' names, so that no two are equal, whatever their case."""
+    known, names = {name.lower() for name in taken}, {}
+    for topic in dict.fromkeys(topics):
+        plain = column_name(topic)
+        for name in itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2))):
+            made = {f"{name}_{column}".lower() for column in ("timestamp_ns", *columns)}
+            if known.isdisjoint(made):
+                known |= made
+                names[topic] = name
+                break
+    return names
 
 
 def grid(frame: DataFrame, every_s: float) -> DataFrame:
