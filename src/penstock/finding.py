@@ -17,3 +17,4 @@ class Finding:
     text: str
     remedy: str = ""
     grave: bool = True
+    meant: bool = False  #: names what may have been meant: worth saying beside any other reason

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 import penstock
 
-from .command import run, start
+from .command import HERE, environment, run, start
 
 
 def test_a_port_that_nobody_listens_at_fails_at_once() -> None:
@@ -23,10 +28,147 @@ def test_a_host_that_nobody_has_fails_at_once() -> None:
     assert done.returncode == 1 and "tcp://no-such-host.invalid:99" in done.stderr
 
 
-def test_a_bus_is_not_for_commands() -> None:
-    for words in (("sub", "bus:x"), ("pub", "bus:x", "hello")):
-        done = run(*words)
-        assert done.returncode == 2 and "use shm:/x" in done.stderr
+@pytest.mark.parametrize(
+    "words",
+    ["sub bus:x", "pub bus:x hello", "delay bus:x", "call bus:x hello", "serve bus:x -- cat", "record bus:x -o {}/r",
+     "bridge bus:x shm:/y", "bridge shm:/y bus:x", "play {}/j --map *=bus:x"],
+)  # fmt: skip
+def test_a_bus_is_not_for_commands(words: str, tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path}/j#t") as kept:
+        kept.publish(b"1")
+    done = run(*words.format(tmp_path).split())
+    assert done.returncode == 2 and "use shm:/x" in done.stderr, done.stderr
+    assert "bus:" not in run(words.partition(" ")[0], "--help").stdout
+
+
+def test_why_of_a_bus_advises_nothing_that_is_refused() -> None:
+    done = run("why", "bus:x")
+    assert done.returncode == 4 and "use shm:/x" in done.stdout and "penstock pub" not in done.stdout
+    assert "nobody publishes" not in done.stdout
+
+
+@pytest.fixture
+def steady() -> Iterator[str]:
+    """A channel with a message every few milliseconds, to the end of the test."""
+    name = f"shm:/steady-{uuid.uuid4().hex[:8]}"
+    over = threading.Event()
+    with penstock.publisher(name) as publisher:
+
+        def publish() -> None:
+            while not over.wait(0.005):
+                publisher.publish(b"short")
+
+        thread = threading.Thread(target=publish)
+        thread.start()
+        yield name
+        over.set()
+        thread.join()
+
+
+def test_a_filter_that_never_matches_a_steady_stream_is_named(steady: str) -> None:
+    listening = start("sub", steady, "--filter", "size > 1000")
+    assert listening.stderr is not None
+    line = listening.stderr.readline()
+    listening.send_signal(signal.SIGINT)
+    listening.communicate(timeout=60)
+    assert "none passes the filter 'size > 1000'" in line and "short" in line
+
+
+def test_timeout_holds_for_what_the_filter_keeps_back(steady: str) -> None:
+    done = run("sub", steady, "--filter", "size > 1000", "--timeout", "0.5")
+    assert done.returncode == 3, done.stderr
+    assert "nothing came for 0.5 s" in done.stderr and "none passes the filter 'size > 1000'" in done.stderr
+    done = run("sub", steady, "--filter", "size < 1000", "--timeout", "30", "-n", "3")
+    assert (done.returncode, done.stdout) == (0, "short\n" * 3)
+
+
+def test_from_end_begins_with_what_is_new() -> None:
+    name = f"shm:/end-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        publisher.publish(b"old")
+        listening = start("sub", name, "--from", "end", "-n", "1")
+        assert publisher.wait_ready(1, 60)
+        publisher.publish(b"new")
+        out, err = listening.communicate(timeout=60)
+        assert out == "new\n", err
+        assert run("sub", name, "-n", "1").stdout == "old\n"
+
+
+def test_delay_is_of_what_arrives_and_not_of_what_is_kept() -> None:
+    name = f"shm:/old-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        publisher.publish(b"old")
+        looking = start("delay", name, "-n", "1", "--every", "0.2", "--json")
+        assert publisher.wait_ready(1, 60)
+        for number in range(3):
+            publisher.publish(b"%d" % number)
+        out, err = looking.communicate(timeout=60)
+        assert json.loads(out)["messages"] == 3, err
+
+
+def test_record_tells_an_address_that_nobody_answers_at(tmp_path: Path, steady: str) -> None:
+    done = run("record", steady, "tcp://127.0.0.1:1", "-o", f"{tmp_path}/two", "-n", "3", "--json")
+    assert done.returncode == 1 and "tcp://127.0.0.1:1: " in done.stderr and "refused" in done.stderr, done.stderr
+    told = json.loads(done.stdout)
+    assert told["messages"] == 3 and "tcp://127.0.0.1:1" in told["errors"]
+    done = run("record", "tcp://127.0.0.1:1", "-o", f"{tmp_path}/one")
+    assert done.returncode == 1 and "refused" in done.stderr and "--wait" in done.stderr
+    assert not (tmp_path / "one").exists()
+
+
+def test_bridge_tells_an_address_that_nobody_answers_at() -> None:
+    done = run("bridge", "tcp://127.0.0.1:1", f"shm:/y-{uuid.uuid4().hex[:8]}")
+    assert done.returncode == 1 and "refused" in done.stderr and "--wait" in done.stderr
+
+
+def test_delay_tells_an_address_that_nobody_answers_at() -> None:
+    done = run("delay", "tcp://127.0.0.1:1")
+    assert done.returncode == 1 and "refused" in done.stderr and "--wait" in done.stderr
+
+
+def test_properties_are_checked_before_anybody_is_waited_for() -> None:
+    name = f"shm:/nobody-{uuid.uuid4().hex[:8]}"
+    done = run("pub", "-p", "a", name, "hi", "--timeout", "60")
+    assert done.returncode == 2 and "NAME=VALUE" in done.stderr
+    done = run("pub", "-p", "a=b", name, "hi", "--timeout", "60")
+    assert done.returncode == 2 and "have no properties" in done.stderr
+
+
+def test_pub_says_whom_it_waits_for_after_a_second() -> None:
+    name = f"shm:/nobody-{uuid.uuid4().hex[:8]}"
+    waiting = start("pub", name, "hi", "--timeout", "60")
+    assert waiting.stderr is not None
+    line = waiting.stderr.readline()
+    waiting.send_signal(signal.SIGINT)
+    _, rest = waiting.communicate(timeout=60)
+    assert "waiting for 1 subscriber" in line and name in line and "--wait 0" in line and rest == ""
+
+
+def test_a_topic_that_is_not_there_is_told_at_the_end(tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path}/j#cam.front") as kept:
+        kept.publish(b"x")
+    done = run("sub", f"journal:{tmp_path}/j#cam.nope", "--last", "2", "-e")
+    assert (done.stdout, done.returncode) == ("", 1) and "no topic 'cam.nope'" in done.stderr
+    done = run("sub", f"journal:{tmp_path}/j#cam.front", "--from", "end", "-e")
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+def test_a_misspelt_name_is_told_with_the_silence() -> None:
+    name = f"shm:/misspelt-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name):
+        done = run("sub", name[:-1], "--timeout", "0.2")
+        assert done.returncode == 3 and f"{name} is open: was that meant?" in done.stderr
+
+
+def test_a_closed_output_is_one_sentence() -> None:
+    name = f"shm:/closed-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name) as publisher:
+        publisher.publish(b"x")
+        done = subprocess.run(
+            ["sh", "-c", '"$@" >&-', "sh", *HERE, "sub", name], text=True, capture_output=True, timeout=60,
+            env=environment(), check=False,
+        )  # fmt: skip
+        assert done.returncode == 1 and "standard output" in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_silence_is_explained_once() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.broker import Client, Server
 from penstock.journal import Journal
 from tests.monitor.handles import Handles
 
-from .command import run
+from .command import run, start
 
 
 @pytest.fixture
@@ -75,6 +76,29 @@ def test_a_reader_that_holds_everything(handles: Handles, name: str) -> None:
     )  # fmt: skip
     code, text = reasons(f"shm:{name}")
     assert code == 4 and "holds all its 4 places" in text and str(handles.pid) in text
+
+
+def test_a_reader_that_moves_slowly_is_not_stuck(handles: Handles, name: str) -> None:
+    handles.do(
+        f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns now",
+        f"open shm subscriber {name}", f"set {name}/subscriber lag 7", f"add {name}/subscriber matched 9",
+        f"set {name}/subscriber last_ns 1000000000",
+    )  # fmt: skip
+    code, text = reasons(f"shm:{name}")
+    assert code == 4 and "7 messages wait for the subscriber" in text and "took none in 2 s" in text
+    looking = start("why", f"shm:{name}", "--json")
+    while looking.poll() is None:  # a handle notes the time of some messages only
+        handles.do(f"add {name}/subscriber delivered 1")
+        time.sleep(0.05)
+    out, err = looking.communicate(timeout=60)
+    assert looking.returncode == 0 and "reads, and 7 messages wait for it" in out, out + err
+
+
+def test_the_last_message_of_a_reader_that_is_behind_is_a_bound(handles: Handles, name: str) -> None:
+    handles.do(f"open shm subscriber {name}", f"set {name}/subscriber last_ns now")
+    assert "<" not in run("ls", f"shm:{name}").stdout and "<" not in run("info", f"shm:{name}").stdout
+    handles.do(f"set {name}/subscriber lag 7")
+    assert "<" in run("ls", f"shm:{name}").stdout and "<" in run("info", f"shm:{name}").stdout
 
 
 def test_a_queue_without_a_consumer(handles: Handles, name: str) -> None:

@@ -18,4 +18,5 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             who = f"subscriber {block['name']!r} of process {block['pid']} ({block['program']})"
             remedy = "read it, close it, or give it timeout= or another overflow="
             yield Finding(f"{who} is full and nobody reads it: its bus waits", remedy)
-    yield Finding(f"bus:{parts.name} reaches one process: a command outside of it never hears it", "use shm:/NAME")
+    text = f"bus:{parts.name} reaches one process: a command outside of it never hears it"
+    yield Finding(text, f"use shm:/{parts.name}")

@@ -10,7 +10,8 @@ import typer
 
 from penstock.address import without_secrets
 from penstock.bridge import Bridge, read_map
-from penstock.cli import exits, show
+from penstock.cli import exits, show, silence
+from penstock.cli.target import live_addresses, opened
 from penstock.shm import read_vchans
 
 app = typer.Typer()
@@ -18,8 +19,10 @@ app = typer.Typer()
 
 @app.command()
 def bridge(
-    source: Annotated[str, typer.Argument(help="Where messages come from: any address.")],
-    sink: Annotated[str, typer.Argument(help="Where they go: any address.")],
+    source: Annotated[
+        str, typer.Argument(help="Where messages come from.", callback=opened, autocompletion=live_addresses)
+    ],
+    sink: Annotated[str, typer.Argument(help="Where they go.", callback=opened, autocompletion=live_addresses)],
     vchans: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="Lines 'ID = ID' or 'ID = ADDRESS'.")
     ] = None,
@@ -28,6 +31,7 @@ def bridge(
         typer.Option(exists=True, dir_okay=False, help="The sink is a multiplexer; lines 'ID /NAME', the same on all."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a source that nobody can reach yet.")] = False,
     report: Annotated[float, typer.Option(min=0.0, help="Seconds between lines that tell what passed; 0: none.")] = 5.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, on standard output.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
@@ -42,43 +46,45 @@ def bridge(
     """
     with Bridge(
         source, sink, vchans=read_map(vchans) if vchans else None, names=read_vchans(names) if names else None
-    ) as opened:
+    ) as carrying:
+        if not wait:
+            silence.refuse_unreachable(source, carrying.subscriber, None)
         try:
-            place = without_secrets(str(getattr(opened.publisher, "address", sink)))
+            place = without_secrets(str(getattr(carrying.publisher, "address", sink)))
             if as_json and not quiet:
-                show.print_json({"from": opened.source, "to": place})
+                show.print_json({"from": carrying.source, "to": place})
             elif not quiet:
-                print(f"bridge: {opened.source} > {place}", file=sys.stderr, flush=True)
-            if opened.not_held and not quiet:
-                exits.told(f"{place} cannot hold {' and '.join(opened.not_held)} of messages: they end here")
+                print(f"bridge: {carrying.source} > {place}", file=sys.stderr, flush=True)
+            if carrying.not_held and not quiet:
+                exits.told(f"{place} cannot hold {' and '.join(carrying.not_held)} of messages: they end here")
             if count is not None:
-                opened.run(count)
+                carrying.run(count)
             else:
-                _serve(opened, 0.0 if quiet else report, as_json)
+                _serve(carrying, 0.0 if quiet else report, as_json)
         except exits.STOPPED:  # the usual end
             pass
         if not quiet:
-            _tell(opened, as_json)
+            _tell(carrying, as_json)
 
 
-def _serve(opened: Bridge, report: float, as_json: bool) -> None:
+def _serve(carrying: Bridge, report: float, as_json: bool) -> None:
     """Until Ctrl-C, the end of the source, or an error, which ends the command."""
-    opened.start()
-    while not opened.wait(report or 60.0):
+    carrying.start()
+    while not carrying.wait(report or 60.0):
         if report:
-            _tell(opened, as_json)
+            _tell(carrying, as_json)
 
 
-def _tell(opened: Bridge, as_json: bool) -> None:
-    ledger, before = opened.ledger, opened.subscriber.ledger
+def _tell(carrying: Bridge, as_json: bool) -> None:
+    ledger, before = carrying.ledger, carrying.subscriber.ledger
     if as_json:
-        measured = opened.latency
+        measured = carrying.latency
         latency_ns = None if measured is None else measured.corrected_ns or measured.apparent_ns
         counts = {"carried": ledger.delivered, "lost_here": ledger.lost, "lost_before": before.lost}
         show.print_json({**counts, "latency_ns": latency_ns})
         return
     text = f"carried {ledger.delivered}, lost here {ledger.lost}, lost before {before.lost}"
-    latency = opened.latency
+    latency = carrying.latency
     if latency is not None:
         text += f", latency {latency.apparent_ns / 1e6:.3f} ms by both clocks"
         if latency.corrected_ns is not None:

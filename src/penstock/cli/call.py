@@ -9,7 +9,7 @@ import typer
 
 import penstock
 from penstock.cli import show
-from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
+from penstock.cli.target import OptionList, ServiceArgument, answer_within, with_options
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
 
@@ -18,7 +18,7 @@ app = typer.Typer()
 
 @app.command()
 def call(
-    address: AddressArgument,
+    address: ServiceArgument,
     data: Annotated[
         str | None, typer.Argument(help="What to ask; '-' or nothing reads it from standard input.")
     ] = None,

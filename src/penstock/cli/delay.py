@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import penstock
+from penstock import address as addresses
 from penstock.address import without_secrets
-from penstock.cli import exits, show
+from penstock.cli import exits, show, silence
+from penstock.cli.start import start_options
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
 
 app = typer.Typer()
@@ -25,21 +27,23 @@ def delay(
     timeout: Annotated[
         float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so long.")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that nobody can reach yet.")] = False,
     option: OptionList = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
 ) -> None:
     """How old messages are when they arrive: now minus the timestamp that the publisher gave.
 
-    It subscribes, because a message's age is known only to who reads it. Between machines the difference of their
-    clocks is part of the figure, and may make it negative.
+    It subscribes, because a message's age is known only to who reads it, and begins with the next message that is
+    published. Between machines the difference of their clocks is part of the figure, and may make it negative.
 
     Example: [green]penstock delay shm:/camera --count 5[/]
     """
     shown = without_secrets(address)
     ages_s: deque[float] = deque(maxlen=window)
-    with penstock.subscriber(
-        with_options(address, option, **answer_within(address, option, timeout))
-    ) as subscriber:
+    where = with_options(address, option, **answer_within(address, option, timeout))
+    with penstock.subscriber(where, **_from_now(where)) as subscriber:
+        if not wait:
+            silence.refuse_unreachable(address, subscriber, timeout)
         printed = 0
         silence_told = False
         due = time.monotonic() + every
@@ -50,7 +54,7 @@ def delay(
             if fresh:
                 heard = time.monotonic()
             if timeout is not None and time.monotonic() - heard >= timeout:
-                exits.told(f"{shown}: nothing came for {timeout:g} s")
+                exits.told(f"{shown}: nothing came for {timeout:g} s{silence.hint([address])}")
                 raise typer.Exit(exits.TIME_OVER)
             if time.monotonic() >= due:
                 due += every
@@ -59,7 +63,13 @@ def delay(
                     printed += 1
                 elif not silence_told:
                     silence_told = True
-                    exits.told(f"{shown}: nothing came yet; 'penstock why {shown}' may tell the reason")
+                    silence.tell(shown, subscriber)
+
+
+def _from_now(where: str) -> dict[str, Any]:
+    """What was kept before is old, which says nothing of how long a message takes; an address may ask for it."""
+    options = start_options(where, None, "end")
+    return {name: value for name, value in options.items() if name not in addresses.parse(where).options}
 
 
 def _ages(subscriber: penstock.Subscriber, timeout: float) -> list[float]:

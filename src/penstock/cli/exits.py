@@ -28,7 +28,7 @@ from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
-    "Terminated", "choice", "ending", "guard", "told",
+    "Terminated", "choice", "ending", "guard", "need_output", "told",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
@@ -38,6 +38,9 @@ INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
 class Terminated(BaseException):
     """SIGTERM came: unwinds through every ``with`` block like Ctrl-C does."""
 
+
+#: Which of stdout and stderr were closed when this began.
+closed: set[str] = set()
 
 #: How a person or a supervisor ends a command: what one of them means, the other means too.
 STOPPED = (KeyboardInterrupt, Terminated)
@@ -57,6 +60,12 @@ def catch_termination() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, raise_terminated)
+
+
+def need_output() -> None:
+    """For a command whose output is all that it is for."""
+    if "stdout" in closed:
+        raise OSError("standard output is closed: there is nowhere to print to")
 
 
 def told(text: str) -> None:
@@ -79,6 +88,7 @@ def ending() -> Iterator[None]:
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # started with it closed: what is printed goes nowhere
+            closed.add(name)
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
     try:
         yield

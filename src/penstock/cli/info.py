@@ -9,8 +9,8 @@ import typer
 
 from penstock import address as addresses
 from penstock.cli import exits, show
-from penstock.cli.ls import as_record
-from penstock.cli.target import AddressArgument, broker_address
+from penstock.cli.ls import as_record, last_text
+from penstock.cli.target import SeenAddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
 from penstock.observe.latency import spread
@@ -23,7 +23,7 @@ app = typer.Typer()
 
 @app.command()
 def info(
-    address: AddressArgument,
+    address: SeenAddressArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """Everything known about one address: its parts, who has it open, their books, what the room tells about it.
@@ -83,7 +83,7 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "waiting": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
             "peers": str(block.peers),
             "memory": show.bytes_text(block.memory_bytes),
-            "last message": show.seconds_text(block.idle_s) + " ago" if block.last_ns else "none",
+            "last message": f"{last_text(block)} ago".replace("now ago", "now") if block.last_ns else "none",
             "latency": _latency(block),
         }
         for name, text in rows.items():

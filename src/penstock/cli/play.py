@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import exits, show
+from penstock.cli.target import opened
 from penstock.recording.player import Player, targets
 from penstock.recording.span import Span, messages, reader
 from penstock.recording.story import Story, parts, read_story
@@ -53,7 +54,9 @@ def play(
     with contextlib.ExitStack() as stack:
         journals = [stack.enter_context(reader(folder)) for folder in folders]
         span = Span.of(journals, start, length)
-        player = Player(stack, targets(journals, topic, mapping, story), wait, timeout)
+        to = targets(journals, topic, mapping, story)
+        opened(list(to.values()))
+        player = Player(stack, to, wait, timeout)
         with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
             while player.play(messages(journals, topic, span), speed, advance) and loop:
                 pass

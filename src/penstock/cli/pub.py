@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -23,7 +24,7 @@ from penstock.errors import InvalidArgument, describe
 app = typer.Typer()
 
 #: Reaches where a message that nobody is there for is gone.
-LIVE = ("bus", "shm", "tcp")
+LIVE = ("shm", "tcp")
 
 
 @app.command()
@@ -67,15 +68,14 @@ def pub(
 
     Example: [green]penstock pub shm:/room '{"n": {count}, "celsius": {gauss:20:0.5}}' --count 100 --rate 10[/]
     """
-    silence.refuse_bus(address)
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
     where = with_options(address, option, **answer_within(address, option, timeout, ("broker", "shm", "tcp")))
     with penstock.publisher(where) as publisher:
+        more = _properties(publisher, properties, shown)
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()
-        more = _properties(publisher, properties, shown)
         try:
             published, total = _publish(publisher, bodies, rate, more)
         except TimeoutError as error:
@@ -136,10 +136,13 @@ def _repeat(make: Any) -> Iterator[bytes]:
 
 def _wait(publisher: Publisher, subscribers: int, timeout: float, address: str) -> None:
     if subscribers and not publisher.wait_ready(subscribers, 0):
-        if sys.stderr.isatty():
-            print(f"waiting for {subscribers} subscriber(s) of {address}; --wait 0 does not wait", file=sys.stderr)
         deadline = time.monotonic() + timeout
+        tell_at = time.monotonic() + (0 if sys.stderr.isatty() else silence.TELL_AFTER_S)
         while not publisher.wait_ready(subscribers, min(0.5, max(0.0, deadline - time.monotonic()))):
+            if time.monotonic() >= tell_at:
+                tell_at = math.inf
+                told = f"waiting for {subscribers} subscriber(s) of {address}; --wait 0 does not wait"
+                print(told, file=sys.stderr, flush=True)
             if time.monotonic() >= deadline:
                 raise TimeoutError(
                     f"{address}: no {subscribers} subscriber(s) within {timeout:g} s (--timeout, --wait)"

@@ -10,7 +10,7 @@ import typer
 
 from penstock import address as addresses
 from penstock.cli import exits, show
-from penstock.cli.target import AddressArgument
+from penstock.cli.target import SeenAddressArgument
 from penstock.observe.rates import PRODUCERS, flow
 from penstock.observe.snapshot import Block, live, matching
 
@@ -25,7 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 
 @hz_app.command()
 def hz(
-    address: AddressArgument, window: Window = 5.0, every: Every = 1.0, count: Count = None, as_json: Json = False
+    address: SeenAddressArgument, window: Window = 5.0, every: Every = 1.0, count: Count = None, as_json: Json = False
 ) -> None:
     """Messages per second of an address, rolling, without disturbing the publisher.
 
@@ -36,7 +36,7 @@ def hz(
 
 @bw_app.command()
 def bw(
-    address: AddressArgument, window: Window = 5.0, every: Every = 1.0, count: Count = None, as_json: Json = False
+    address: SeenAddressArgument, window: Window = 5.0, every: Every = 1.0, count: Count = None, as_json: Json = False
 ) -> None:
     """Bytes per second of an address, rolling, without disturbing the publisher.
 

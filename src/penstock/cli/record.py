@@ -13,7 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import expanded, live_addresses
+from penstock.cli.silence import REACH_S
+from penstock.cli.target import expanded, live_addresses, opened
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.observe.rates import PRODUCERS
 from penstock.observe.snapshot import live
@@ -29,7 +30,9 @@ def record(
     output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the recording; new or empty.")],
     addresses: Annotated[
         list[str] | None,
-        typer.Argument(help="What to record; or with '*'.", autocompletion=live_addresses, show_default=False),
+        typer.Argument(
+            help="What to record; or with '*'.", autocompletion=live_addresses, show_default=False, callback=opened
+        ),
     ] = None,
     everything: Annotated[
         bool, typer.Option("--all", "-a", help="All that is published over shm: and tcp:// on this machine now.")
@@ -46,6 +49,7 @@ def record(
     names: Annotated[
         list[str] | None, typer.Option("--as", metavar="TOPIC", help="The topics, in the order of the addresses.")
     ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for publishers that nobody can reach yet.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End after so long; otherwise Ctrl-C ends it.")] = None,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many messages.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was recorded as one JSON object.")] = False,
@@ -54,13 +58,14 @@ def record(
 
     Messages keep their bodies, timestamps and properties; what was lost before it could be recorded is recorded as a
     loss. After kill -9 of the recorder everything synced is there, and 'penstock play' says that the end is missing.
-    Ctrl-C stores what was published until then; a second one does not wait for that. An address that fails is told at
-    once, the others go on, and the code at the end is 1.
+    Ctrl-C stores what was published until then; a second one does not wait for that. An address that fails or that
+    nobody answers at is told at once, the others go on, and the code at the end is 1. Of shared memory the messages
+    that its slots still hold are recorded too.
 
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
     chosen = _chosen(addresses or [], everything)
-    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count)
+    plan = _plan(chosen, names, output, split, max_size, pre_buffer, count, wait)
     with Recorder(plan) as recorder:
         told: dict[str, str] = {}
         with contextlib.suppress(*exits.STOPPED):  # the usual end of a recording
@@ -96,6 +101,7 @@ def _plan(
     max_size: str | None,
     pre: str | None,
     count: int | None,
+    wait: bool,
 ) -> Plan:
     topics = names or [topic_of(address) for address in given]
     if len(topics) != len(given):
@@ -113,6 +119,7 @@ def _plan(
         max_bytes=size_bytes(max_size, "--max-size") if max_size is not None else None,
         pre_buffer_s=duration_s(pre, "--pre-buffer") if pre is not None else None,
         max_messages=count,
+        reach_s=None if wait else REACH_S,
     )
 
 

@@ -8,32 +8,26 @@ from typing import Any
 
 from penstock.address import parse, without_secrets
 from penstock.cli import exits
-from penstock.errors import InvalidArgument, PenstockError, RefusedError
+from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
 
-__all__ = ["TELL_AFTER_S", "hint", "reason", "refuse_bus", "refuse_unreachable", "tell"]
+__all__ = ["TELL_AFTER_S", "hint", "missing", "reason", "refuse_unreachable", "tell"]
 
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
-
-
-def refuse_bus(address: str) -> None:
-    """A bus is heard in its own process alone, and a command is another one."""
-    parts = parse(address)
-    if parts.scheme == "bus":
-        raise InvalidArgument(f"{parts.text} lives inside one process, which a command never is; use shm:/{parts.name}")
+#: How long a reader is watched before it is said that it does not read: a hint must not keep anybody waiting.
+WATCH_S = 0.5
 
 
 def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> None:
     """A publisher over TCP that cannot be reached: told at once, instead of tried for ever."""
     if parse(address).scheme != "tcp":
         return
-    deadline = time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S))
-    for session in subscriber.sessions:
-        while not session.wait_connected(0.02) and time.monotonic() < deadline:
-            if session.last_error:
-                text = without_secrets(address)
-                raise RefusedError(f"{text}: {session.last_error}; --wait tries until somebody is there")
+    from penstock.tcp.explain import unreached
+
+    why = unreached(subscriber, time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S)))
+    if why:
+        raise RefusedError(f"{without_secrets(address)}: {why}; --wait tries until somebody is there")
 
 
 def tell(address: str, handle: Any) -> None:
@@ -57,10 +51,19 @@ def reason(address: str, handle: Any = None) -> str:
     from penstock.observe.explain import explain
 
     try:
-        found = [finding for finding in explain(address) if finding.grave]
+        found = [finding for finding in explain(address, WATCH_S) if finding.grave]
     except (PenstockError, OSError):
         return ""
-    return _sentence(found[0]) if found else ""
+    return "; ".join(_sentence(finding) for finding in found[:1] + [f for f in found[1:] if f.meant])
+
+
+def missing(address: str) -> str:
+    """What a journal lacks of what is read of it; empty where it is all there, and of other reaches."""
+    if parse(address).scheme != "journal":
+        return ""
+    from penstock.journal.explain import explain
+
+    return next((_sentence(finding) for finding in explain(parse(address)) if finding.grave), "")
 
 
 def _sentence(finding: Finding) -> str:

@@ -36,7 +36,7 @@ def start_options(address: str, since: str | None, first: str | None, last: int 
     if last is not None:
         raise InvalidArgument(f"--last: {parts.text} cannot be read backwards; journal: addresses can")
     if first == "end":
-        return {}
+        return {"history": False} if "history" in names else {}
     return {_option(names, "from_ordinal", "--from", parts.text): 1 if ordinal is None else ordinal}
 
 

@@ -58,7 +58,7 @@ def sub(
     ] = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait for a publisher that nobody can reach yet.")] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=0.0, help="End with code 3 when nothing came for so many seconds.")
+        float | None, typer.Option(min=0.0, help="End with code 3 when nothing was printed for so long (s).")
     ] = None,
     option: OptionList = None,
     as_json: Annotated[
@@ -74,13 +74,13 @@ def sub(
 
     Example: [green]penstock sub shm:/room --filter '.celsius > 20.5' --count 10[/]
     """
+    exits.need_output()
     passes = compile_filter(expression) if expression else None
     write = _writer(form, template, as_json)
     addresses = expanded(given)
     with contextlib.ExitStack() as stack:
         sources = []
         for address in addresses:
-            silence.refuse_bus(address)
             more = start_options(address, since, first, last)
             where = with_options(address, option, **answer_within(address, option, timeout))
             subscriber = stack.enter_context(penstock.subscriber(where, **more))
@@ -91,14 +91,19 @@ def sub(
         reader = Reader(sources, write, passes, expression or "")
         try:
             complete = reader.run(count, timeout, exit_at_end)
+            hint = "" if complete else f": {reader.unmatched()}" if reader.unmatched() else silence.hint(addresses)
         finally:
             for source in sources:
                 source.losses.look()
                 if ledger:
                     _print_ledger(source.subscriber)
     if not complete:
-        exits.told(f"{', '.join(s.address for s in sources)}: nothing came for {timeout:g} s{silence.hint(addresses)}")
+        exits.told(f"{', '.join(s.address for s in sources)}: nothing came for {timeout:g} s{hint}")
         raise typer.Exit(exits.TIME_OVER)
+    if exit_at_end and (lacking := [said for address in addresses if (said := silence.missing(address))]):
+        for said in lacking:  # a name that is misspelt looks like an end
+            exits.told(said)
+        raise typer.Exit(exits.FAILED)
 
 
 def _writer(form: decode.Format, template: str | None, as_json: bool) -> Write:
@@ -182,20 +187,23 @@ class Reader:
 
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
         """Until the count is reached or the end (True), or nothing came for too long (False)."""
-        quiet_since = time.monotonic()
+        read_at = printed_at = time.monotonic()
         at_end_s = max((0.0 if s.address.startswith("journal:") else QUIET_AT_END_S for s in self.sources), default=0.0)
         while count is None or self.printed < count:
-            quiet_s = time.monotonic() - quiet_since
-            bounds = [0.5, *(b - quiet_s for b in (timeout, at_end_s if exit_at_end else None) if b is not None)]
-            if self._round(None if count is None else count - self.printed, max(0.0, min(bounds))):
-                quiet_since = time.monotonic()
-                continue
-            quiet_s = time.monotonic() - quiet_since
-            if exit_at_end and quiet_s >= at_end_s:
+            ends = [printed_at + timeout] if timeout is not None else []
+            ends += [read_at + at_end_s] if exit_at_end else []
+            before, wait_s = self.printed, min([0.5, *(end - time.monotonic() for end in ends)])
+            came = self._round(None if count is None else count - self.printed, max(0.0, wait_s))
+            now = time.monotonic()
+            read_at = now if came else read_at
+            if self.printed > before:
+                printed_at = now
+            elif exit_at_end and not came and now - read_at >= at_end_s:
                 return True
-            if timeout is not None and quiet_s >= timeout:
+            elif timeout is not None and now - printed_at >= timeout:
                 return False
-            self._tell_silence()
+            else:
+                self._tell_silence()
         return True
 
     def _round(self, most: int | None, wait_s: float) -> int:
@@ -227,15 +235,21 @@ class Reader:
         source.losses.look()
         return len(batch)
 
+    def unmatched(self) -> str:
+        """What the filter kept back, when that is all that came; else empty."""
+        seen = sum(source.seen for source in self.sources)
+        if self.printed or not seen:
+            return ""
+        shown = decode.body_text(self.example)
+        return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}"
+
     def _tell_silence(self) -> None:
         """One line, when for a second nothing was printed at all."""
         if self.silence_told or self.printed or time.monotonic() - self.began < silence.TELL_AFTER_S:
             return
         self.silence_told = True
-        seen = sum(source.seen for source in self.sources)
-        if seen:
-            shown = decode.body_text(self.example)
-            exits.told(f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}")
+        if said := self.unmatched():
+            exits.told(said)
         elif len(self.sources) == 1:
             silence.tell(self.sources[0].address, self.sources[0].subscriber)
         else:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.observe.snapshot import Block
 
 __all__ = [
-    "AddressArgument", "AddressesArgument", "OptionList", "answer_within", "broker_address", "expanded",
-    "live_addresses", "live_brokers", "live_queues", "with_options",
+    "AddressArgument", "AddressesArgument", "OptionList", "SeenAddressArgument", "ServiceArgument", "answer_within",
+    "broker_address", "expanded", "live_addresses", "live_brokers", "live_queues", "opened", "with_options",
 ]  # fmt: skip
 
 
@@ -70,22 +70,31 @@ def _open(incomplete: str) -> set[str]:
     return names
 
 
-AddressArgument = Annotated[
-    str,
-    typer.Argument(
-        help="bus:NAME, shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC",
-        autocompletion=live_addresses,
-        show_default=False,
-    ),
-]
+REACHES = "shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC"
+
+
+def opened(given: Any) -> Any:
+    """Addresses that a command opens, as they are: no bus, which is heard in its own process, and a command is another.
+
+    Every argument for such an address has this as its callback.
+    """
+    for address in [given] if isinstance(given, str) else given or []:
+        scheme, _, name = address.partition(":")
+        if scheme == "bus":
+            raise InvalidArgument(f"{address} lives inside one process, which a command never is; use shm:/{name}")
+    return given
+
+
+def _argument(help_text: str, **more: Any) -> Any:
+    return typer.Argument(help=help_text, autocompletion=live_addresses, show_default=False, **more)
+
+
+#: One to open; one to look at, which may be inside another process; one with a server; several to open.
+AddressArgument = Annotated[str, _argument(REACHES, callback=opened)]
+SeenAddressArgument = Annotated[str, _argument(f"{REACHES}; or bus:NAME")]
+ServiceArgument = Annotated[str, _argument("shm:/NAME, tcp://HOST:PORT or broker://HOST:PORT/TOPIC", callback=opened)]
 AddressesArgument = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="ADDRESS",
-        help="shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC; several, or with '*'.",
-        autocompletion=live_addresses,
-        show_default=False,
-    ),
+    list[str], _argument(f"{REACHES}; several, or with '*'.", metavar="ADDRESS", callback=opened)
 ]
 OptionList = Annotated[
     list[str] | None,

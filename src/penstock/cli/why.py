@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import AddressArgument, OptionList, with_options
+from penstock.cli.target import OptionList, SeenAddressArgument, with_options
 from penstock.observe.explain import explain, explain_filter
 
 app = typer.Typer()
@@ -16,7 +16,7 @@ app = typer.Typer()
 
 @app.command()
 def why(
-    address: AddressArgument,
+    address: SeenAddressArgument,
     expression: Annotated[
         str | None, typer.Option("--filter", help="Also read for a while and see whether this filter matches anything.")
     ] = None,

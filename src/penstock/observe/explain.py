@@ -19,13 +19,19 @@ from penstock.observe.filter import compile_filter
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import seen
 from penstock.observe.rates import PRODUCERS, flow
-from penstock.observe.snapshot import Block, matching
+from penstock.observe.snapshot import Block, Key, live, matching
 
 __all__ = ["Finding", "explain", "explain_filter"]
 
+#: How long a reader is watched before it is said to stand still.
+WATCH_S = 2.0
 
-def explain(text: str) -> list[Finding]:
-    """What can be said about the silence of an address, the likeliest reason first."""
+
+def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
+    """What can be said about the silence of an address, the likeliest reason first.
+
+    Readers for which messages wait are watched for up to ``watch_s``, and said to stand still where they do.
+    """
     parts = addresses.parse(text)
     everything = seen()
     blocks = matching(everything, text)
@@ -35,10 +41,11 @@ def explain(text: str) -> list[Finding]:
         return sorted(found, key=lambda finding: not finding.grave)
     found = [*_room(parts)]
     found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
-    found += _readers([b for b in blocks if b.kind not in PRODUCERS])
+    readers = [b for b in blocks if b.kind not in PRODUCERS]
+    found += _readers(readers, _standing(readers, watch_s), watch_s)
     found += _processes({b.pid for b in blocks})
-    if not blocks:
-        found += _misspelt(text, everything)
+    if not blocks or (parts.scheme == "shm" and not any(b.kind in PRODUCERS for b in blocks)):
+        found += _misspelt(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)
 
 
@@ -75,9 +82,10 @@ def _try(subscriber: penstock.Subscriber, passes: Callable[..., bool], timeout: 
 
 
 def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
-    if not publishers and scheme in ("bus", "shm"):
-        reach = "in its own process only" if scheme == "bus" else "on this machine"
-        yield Finding(f"nobody publishes {text} {reach}", f"penstock pub {text} 'hello'")
+    if not publishers and scheme == "bus":
+        return  # its room has said that nobody can from here
+    if not publishers and scheme == "shm":
+        yield Finding(f"nobody publishes {text} on this machine", f"penstock pub {text} 'hello'")
     elif not publishers:
         yield Finding(f"no publisher of {text} on this machine; one elsewhere cannot be seen from here", grave=False)
     for block in publishers:
@@ -123,7 +131,21 @@ _CALL_ENDS = {
 }
 
 
-def _readers(readers: list[Block]) -> Iterator[Finding]:
+def _standing(readers: list[Block], watch_s: float) -> set[Key]:
+    """Those for which something waits and that took nothing while they were watched.
+
+    When a reader that is behind took its last message stands nowhere: a handle notes the time of some messages only.
+    """
+    counts = {block.key: flow(block) for block in readers if block.waiting or block.depth}
+    deadline = time.monotonic() + watch_s
+    while counts and time.monotonic() < deadline:
+        time.sleep(min(0.05, watch_s))
+        now = {block.key: flow(block) for block in live()}
+        counts = {key: count for key, count in counts.items() if now.get(key) == count}
+    return set(counts)
+
+
+def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterator[Finding]:
     if not readers:
         yield Finding("nobody reads it on this machine", grave=False)
     for block in readers:
@@ -131,11 +153,14 @@ def _readers(readers: list[Block]) -> Iterator[Finding]:
         quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
         if block.state.lower().startswith(STANDSTILL) and quiet_s > 1:
             yield Finding(f"{who} says: {block.state}")
-        if block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
-            text = f"{who} holds all its {block.capacity} places and took nothing for {quiet_s:.0f} s"
+        stands = block.key in standing
+        if stands and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+            text = f"{who} holds all its {block.capacity} places and took nothing in {watch_s:g} s"
             yield Finding(text, f"release messages there, or end process {block.pid}")
-        elif block.waiting and quiet_s > QUIET_S:
-            yield Finding(f"{block.waiting} messages wait for {who}, which took none for {quiet_s:.0f} s")
+        elif stands and block.waiting:
+            yield Finding(f"{block.waiting} messages wait for {who}, which took none in {watch_s:g} s")
+        elif block.waiting:
+            yield Finding(f"{who} reads, and {block.waiting} messages wait for it", grave=False)
         if block.kind == "queue" and block.peers == 0 and (block.depth or block.lag):
             yield Finding(f"the queue {block.name} has {block.depth or block.lag} messages and no consumer")
         if filtered := block.dropped.get("filtered"):
@@ -165,8 +190,10 @@ def _processes(pids: set[int]) -> Iterator[Finding]:
             yield Finding(f"process {pid} waits for a disk or device", grave=False)
 
 
-def _misspelt(text: str, everything: list[Block]) -> Iterator[Finding]:
-    known = sorted({block.address for block in everything if block.address})
-    close = difflib.get_close_matches(text, known, n=3, cutoff=0.75)
+def _misspelt(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+    """What is open under a name like it: another place of the same reach, not the broker of its own topic."""
+    text = parts.text.partition("?")[0]
+    known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
+    close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)
     if close:
-        yield Finding(f"{' and '.join(close)} {'is' if len(close) == 1 else 'are'} open: was that meant?")
+        yield Finding(f"{' and '.join(close)} {'is' if len(close) == 1 else 'are'} open: was that meant?", meant=True)

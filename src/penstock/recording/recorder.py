@@ -19,7 +19,7 @@ import penstock
 from penstock import _core
 from penstock.address import without_secrets
 from penstock.carry import in_parts
-from penstock.errors import CapacityError, PenstockError, describe
+from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
 from penstock.recording.tape import Plan, Tape
 
@@ -51,6 +51,7 @@ class Source:
     waiting: deque[Entry] = field(default_factory=deque)
     waiting_bytes: int = 0
     error: str = ""
+    unreached: str = ""  #: why nobody answered at first; of no account once somebody has
     counters: Any = None
     described: bool = False  # whether it was asked what its messages are made of
     done: threading.Event = field(default_factory=threading.Event)
@@ -83,6 +84,7 @@ class Recorder:
                 source = Source(without_secrets(address), topic, penstock.subscriber(address))
                 source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
                 self.sources.append(source)
+            self._reach()
             self._tape = Tape(self.plan)
             for source in self.sources:
                 thread = threading.Thread(target=self._run, args=(source, self._tape), name=f"record {source.topic}")
@@ -120,7 +122,7 @@ class Recorder:
     @property
     def errors(self) -> dict[str, str]:
         """Of each address that was not recorded as it should be, why not."""
-        return {source.address: source.error for source in self.sources if source.error}
+        return {s.address: said for s in self.sources if (said := s.error or _not_reached_yet(s))}
 
     def stop(self) -> None:
         """Store what was published until now, end the story, close everything.
@@ -137,6 +139,7 @@ class Recorder:
             raise
         try:
             if self._tape is not None:
+                self._failed.update({s.address: said for s in self.sources if (said := _not_reached_yet(s))})
                 self._tape.end({**self.totals(), "failed": self._failed})
         finally:
             self._close()
@@ -149,6 +152,20 @@ class Recorder:
             "lost": sum(sum(source.lost.values()) + source.missed for source in self.sources),
             "topics": {source.topic: source.messages for source in self.sources},
         }
+
+    def _reach(self) -> None:
+        """Look whether the publishers are there; ``RefusedError`` when none is, before anything is written."""
+        if self.plan.reach_s is None:
+            return
+        deadline = time.monotonic() + self.plan.reach_s
+        for source in self.sources:
+            if hasattr(source.subscriber, "sessions"):
+                from penstock.tcp.explain import unreached
+
+                source.unreached = unreached(source.subscriber, deadline)
+        if self.sources and all(source.unreached for source in self.sources):
+            said = "; ".join(f"{source.address}: {source.unreached}" for source in self.sources)
+            raise RefusedError(f"{said}; --wait tries until somebody is there")
 
     def _end_reading(self) -> None:
         with self._lock:
@@ -302,6 +319,15 @@ class Recorder:
     def _tell_loss(self, source: Source, tape: Tape, count: int, reason: str) -> None:
         event = {"event": "lost", "count": count, "reason": reason}
         tape.tell({**event, "address": source.address, "topic": source.topic})
+
+
+def _not_reached_yet(source: Source) -> str:
+    if not source.unreached or source.messages or source.subscriber.ledger.matched:
+        return ""
+    if any(session.connected for session in getattr(source.subscriber, "sessions", ())):
+        source.unreached = ""
+        return ""
+    return f"not reached yet: {source.unreached}"
 
 
 def _entry(topic: str, message: Message, copy: bool = False) -> Entry:

@@ -31,6 +31,7 @@ class Plan:
     max_bytes: int | None = None
     pre_buffer_s: float | None = None
     max_messages: int | None = None
+    reach_s: float | None = None  #: how long publishers may take to answer; None: for ever, and nothing is said
 
     @property
     def split(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from penstock import address as addresses
 from penstock.finding import Finding
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "explain", "unreached"]
 
 ANSWER_S = 2.0
 
@@ -36,6 +36,20 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
         yield Finding(f"{where} cannot be reached: {error.strerror or error}")
     else:
         yield Finding(f"somebody listens at {where}", grave=False)
+
+
+def unreached(subscriber: Any, deadline: float) -> str:
+    """Why a publisher of an open subscriber cannot be reached; empty once all are, or when the time is over.
+
+    ``deadline`` is a moment of ``time.monotonic``.
+    """
+    for session in subscriber.sessions:
+        while not session.wait_connected(0.02):
+            if session.last_error:
+                return str(session.last_error)
+            if time.monotonic() >= deadline:
+                break
+    return ""
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
