@@ -32,7 +32,7 @@ from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.layout import encode_properties
-from penstock.types import Schema
+from penstock.types.schema import Schema, digest_of
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -648,7 +648,7 @@ class Protocol(Session):
         if not rest:
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):
                 raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
-            digests = [Schema.parse(one).digest for one in known.versions(name).values()]
+            digests = [digest_of(one) for one in known.versions(name).values()]
             return _data({"version": version, "schema": text, "digests": digests})
         if len(rest) != 2:
             raise Refusal("bad_request", "the form is SCHEMA <topic> [<version> <base64>]")
