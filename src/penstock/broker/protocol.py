@@ -79,6 +79,7 @@ class Protocol(Session):
     """One connection's verbs."""
 
     work: Work | None = None  #: of the command under way, when it takes more than a turn
+    published = False  #: in the compatible mode
     _work: tuple[str, int] = ("", 0)  # its verb and number of requests
 
     # --- events
@@ -188,7 +189,7 @@ class Protocol(Session):
 
     def hello_(self, version: str = "", *rest: str) -> Answer:
         """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing."""
-        if self.hello or self.subscriptions:
+        if self.hello or self.subscriptions or self.published:
             raise Disconnect("HELLO comes first")
         known = [str(number) for number in VERSIONS]
         self.hello = int(version) if version in known else max(VERSIONS)
@@ -274,6 +275,7 @@ class Protocol(Session):
         while not self.broker.has_room(batch):
             yield WAIT
         self.broker.publish(batch)
+        self.published = True
         self.confirms = True  # nothing is told, but a commit that fails closes the connection
         self.touched()
         return None
