@@ -71,8 +71,8 @@ def pub(
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
-    where = with_options(address, option, **answer_within(address, option, timeout, ("broker", "shm", "tcp")))
-    with penstock.publisher(where) as publisher:
+    within = answer_within(address, option, timeout, ("broker", "shm", "tcp"))
+    with penstock.publisher(with_options(address, option), **within) as publisher:
         more = _properties(publisher, properties, shown)
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()

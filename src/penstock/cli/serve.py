@@ -20,7 +20,7 @@ import typer
 
 import penstock
 from penstock.calls import Request
-from penstock.cli import show
+from penstock.cli import exits, show
 from penstock.cli.target import OptionList, ServiceArgument, with_options
 from penstock.errors import InvalidArgument
 
@@ -105,6 +105,8 @@ def serve(
         try:
             while True:
                 time.sleep(3600)
+        except exits.STOPPED:  # the usual end
+            pass
         finally:
             ledger = server.ledger
             if as_json:

@@ -82,8 +82,8 @@ def sub(
         sources = []
         for address in addresses:
             more = start_options(address, since, first, last)
-            where = with_options(address, option, **answer_within(address, option, timeout))
-            subscriber = stack.enter_context(penstock.subscriber(where, **more))
+            more |= answer_within(address, option, timeout)
+            subscriber = stack.enter_context(penstock.subscriber(with_options(address, option), **more))
             if not wait:
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
