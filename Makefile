@@ -1,4 +1,4 @@
-# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, stress, model, torture, clean. Each sets up what it needs.
+# The commands: run, test, spark, build, check, pythons, bench, steady, wheel, docs, pictures, stress, model, torture, clean. Each sets up what it needs.
 
 # PYTHON=/path/to/python3.13 picks an interpreter; each but python3 has an environment of its own, named by its version.
 PYTHON ?= python3
@@ -11,7 +11,7 @@ JOBS ?= 2
 CONSTRAINTS ?= constraints.txt
 export CMAKE_BUILD_PARALLEL_LEVEL ?= $(JOBS)
 
-.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress model torture clean tools system
+.PHONY: run test spark build check lint pythons bench steady wheel wheel-test stress model torture docs pictures clean tools system
 
 run: build
 	@echo "running the demo for a minute: $(BIN)/penstock demo"
@@ -80,6 +80,16 @@ bench: build
 # The tests under load, on one core, with a slow disk, in random order, as another user: what a release must pass.
 steady: build system
 	$(BIN)/python scripts/steady.py $(or $(PART),all) $(ARGUMENTS)
+
+# The documents as a site with search and an API reference: build/site/index.html.
+docs: build
+	$(call step,installing what the site is built with,$(PIP) --group docs $(addprefix -c ,$(CONSTRAINTS)))
+	$(call step,building the site,$(BIN)/python scripts/site.py)
+	@echo "open build/site/index.html"
+
+# The pictures of the documents, from a running demo.
+pictures: build system
+	$(BIN)/python scripts/pictures.py
 
 # What is published: a wheel for each Python at hand (PYTHONS= names others) and the source distribution, in dist/.
 wheel: build

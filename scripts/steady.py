@@ -1,7 +1,8 @@
 """The tests under six conditions, one after the other: what a release must pass. ``make steady [PART=loaded]``.
 
 ``quiet``: as they are. ``loaded``: beside four busy processes. ``one-core``: pinned to one. ``slow-disk``: every sync
-20 ms slower. ``shuffled``: in random order (the seed is in the log). ``other-user``: as nobody, when started by root.
+20 ms slower. ``shuffled``: in random order (the seed is in the log). ``other-user``: as nobody, when started by root
+(a Python in a folder that is root's alone is shown to nobody in a mount namespace).
 Arguments after the part's name go to pytest. Each part's output is kept in ``build/steady``.
 """
 
@@ -12,6 +13,7 @@ import contextlib
 import os
 import pwd
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -25,8 +27,20 @@ LOGS = ROOT / "build" / "steady"
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))"
 PATIENCE_S = "600"  # of one test; only one that hangs needs as long under any of the conditions
 
-#: What a condition adds: arguments of pytest and of ``subprocess.run``.
-Added = tuple[list[str], dict[str, Any]]
+#: What a condition adds: a command before the tests', arguments of pytest and of ``subprocess.run``.
+Added = tuple[list[str], list[str], dict[str, Any]]
+#: In a mount namespace: an empty folder that all may enter hides $1, but for what is in $2; then as nobody.
+SHOW = """
+hidden=$1 shown=$2 place=$(mktemp -d /tmp/steady.XXXXXX)
+shift 2
+mount --bind "$shown" "$place"
+mount -t tmpfs -o mode=755 none "$hidden"
+mkdir -p "$shown"
+mount --bind "$place" "$shown"
+umount "$place"
+rmdir "$place"
+exec setpriv --reuid nobody --regid "$(id -g nobody)" --clear-groups -- "$@"
+"""
 
 
 class LeftOut(Exception):
@@ -35,14 +49,14 @@ class LeftOut(Exception):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Added]:
-    yield [], {}
+    yield [], [], {}
 
 
 @contextlib.contextmanager
 def loaded() -> Iterator[Added]:
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(4)]
     try:
-        yield [], {}
+        yield [], [], {}
     finally:
         for process in busy:
             process.kill()
@@ -54,7 +68,7 @@ def one_core() -> Iterator[Added]:
     if not hasattr(os, "sched_setaffinity"):
         raise LeftOut("this system cannot pin a process to a core")
     core = min(os.sched_getaffinity(0))
-    yield [], {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
+    yield [], [], {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
 
 
 @contextlib.contextmanager
@@ -66,12 +80,12 @@ def slow_disk() -> Iterator[Added]:
         source = ROOT / "scripts" / "slow_sync.c"
         subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
         before = os.environ.get("LD_PRELOAD", "")
-        yield [], {"env": {**os.environ, "LD_PRELOAD": f"{library}:{before}".rstrip(":")}}
+        yield [], [], {"env": {**os.environ, "LD_PRELOAD": f"{library}:{before}".rstrip(":")}}
 
 
 @contextlib.contextmanager
 def shuffled() -> Iterator[Added]:
-    yield ["--shuffle"], {}
+    yield [], ["--shuffle"], {}
 
 
 @contextlib.contextmanager
@@ -82,13 +96,23 @@ def other_user() -> Iterator[Added]:
     with tempfile.TemporaryDirectory() as home:
         os.chown(home, user.pw_uid, user.pw_gid)
         environment = {**os.environ, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
-        options = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": [], "env": environment, "cwd": ROOT}
+        options: dict[str, Any] = {"env": environment, "cwd": ROOT}
+        prefix = []
+        if (hidden := root_alone(Path(sys.base_prefix))) is None:
+            options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        else:
+            prefix = ["unshare", "--mount", "sh", "-e", "-c", SHOW, "sh", str(hidden), sys.base_prefix]
         try:
-            probe = [sys.executable, "-c", "import penstock, pytest"]
+            probe = [*prefix, sys.executable, "-c", "import penstock, pytest"]
             subprocess.run(probe, check=True, capture_output=True, **options)
         except (OSError, subprocess.CalledProcessError):
             raise LeftOut(f"nobody cannot run {sys.executable} or read {ROOT}") from None
-        yield ["-p", "no:cacheprovider", "--basetemp", f"{home}/pytest"], options
+        yield prefix, ["-p", "no:cacheprovider", "--basetemp", f"{home}/pytest"], options
+
+
+def root_alone(path: Path) -> Path | None:
+    """The first folder on the way to it that others may not enter."""
+    return next((part for part in [*reversed(path.parents), path] if not part.stat().st_mode & stat.S_IXOTH), None)
 
 
 PARTS: dict[str, Callable[[], contextlib.AbstractContextManager[Added]]] = {
@@ -104,9 +128,9 @@ def run(part: str, arguments: list[str]) -> bool:
     command = [sys.executable, "-m", "pytest", "--ignore", "tests/stress", "--timeout", PATIENCE_S, "-rf"]
     began = time.monotonic()
     try:
-        with PARTS[part]() as (added, options), log.open("w") as file:
+        with PARTS[part]() as (prefix, added, options), log.open("w") as file:
             done = subprocess.run(
-                [*command, *added, *arguments], check=False, stdout=file, stderr=subprocess.STDOUT,
+                [*prefix, *command, *added, *arguments], check=False, stdout=file, stderr=subprocess.STDOUT,
                 **{"cwd": ROOT, **options},
             )  # fmt: skip
     except LeftOut as reason:

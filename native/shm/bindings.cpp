@@ -5,9 +5,13 @@
 #include <nanobind/stl/string.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <map>
+#include <mutex>
 
 #include "bindings.hpp"
 #include "message/message.hpp"
+#include "shm/bindings_handle.hpp"
 #include "shm/checksum.hpp"
 #include "text.hpp"
 
@@ -37,6 +41,56 @@ PyObject *raise_current() {
     } catch (const std::exception &error) {
         return PyErr_Format(PyExc_RuntimeError, "%s", error.what());
     }
+}
+
+std::atomic<bool> interpreter_gone{false};
+
+namespace {
+
+struct Open {
+    void (*stop)(void *);
+    bool (*leave)(void *);
+};
+
+struct OpenHandles {
+    std::mutex mutex;
+    std::map<void *, Open> all;
+
+    static OpenHandles &get() {
+        static auto *made = new OpenHandles;  // never destroyed: threads may still be inside while the process ends
+        return *made;
+    }
+};
+
+// After the interpreter: no Python code runs any more, so nobody comes to wait anew and nobody is told of an error.
+void leave_all() {
+    constexpr std::int64_t longest_ns = 1'000'000'000;
+    if (interpreter_gone.exchange(true)) return;
+    std::lock_guard lock(OpenHandles::get().mutex);
+    auto &all = OpenHandles::get().all;
+    for (auto &[object, open] : all) open.stop(object);
+    std::int64_t deadline = monotonic_ns() + longest_ns;
+    for (auto &[object, open] : all)
+        while (!open.leave(object) && monotonic_ns() < deadline) usleep(200);
+}
+
+}  // namespace
+
+bool leave_at_exit(void *object, void (*stop)(void *), bool (*leave)(void *)) {
+    static const bool registered = Py_AtExit(leave_all) == 0 || std::atexit(leave_all) == 0;
+    if (!registered) return PyErr_Format(PyExc_RuntimeError, "no place for a function at exit"), false;
+    try {
+        std::lock_guard lock(OpenHandles::get().mutex);
+        OpenHandles::get().all[object] = {stop, leave};
+    } catch (const std::bad_alloc &) {
+        return PyErr_NoMemory(), false;
+    }
+    return true;
+}
+
+void forget_at_exit(void *object) {
+    std::lock_guard lock(OpenHandles::get().mutex);
+    OpenHandles::get().all.erase(object);
 }
 
 bool read_timeout(PyObject *object, std::int64_t &deadline_ns) {

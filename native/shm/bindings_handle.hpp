@@ -1,10 +1,13 @@
 // What the Python objects of a publisher and of a subscriber share: whether they may be used, waiting without the GIL,
-// closing while another thread waits, the end.
+// closing while another thread waits, the end of the interpreter.
 //
 // An Object derives from HandleObject and says by `kind` what people call it.
 #pragma once
 
 #include <Python.h>
+#include <unistd.h>
+
+#include <atomic>
 
 #include "message/message.hpp"
 #include "shm/bindings.hpp"
@@ -18,7 +21,29 @@ struct HandleObject {
     std::int64_t spin_ns;
     std::uint32_t waiting;  // threads and tasks that would touch the handle after a close
     bool close_pending;
+    std::atomic<std::uint32_t> inside;  // threads in native code without the GIL
 };
+
+// Has the handle leave its channel at the end of the interpreter, if it still is there. False with an error set.
+bool leave_at_exit(void *object, void (*stop)(void *), bool (*leave)(void *));
+void forget_at_exit(void *object);
+extern std::atomic<bool> interpreter_gone;
+
+// Runs it without the GIL. Once the interpreter is gone nobody comes back: there is no GIL to take.
+template <typename Object, typename Function>
+auto run_inside(Object *self, Function &&function) {
+    struct Outside {
+        Object *self;
+        ~Outside() {
+            self->inside.fetch_sub(1);
+            while (interpreter_gone.load()) pause();
+        }
+    };
+    self->inside.fetch_add(1);  // while it has the GIL: whoever ends the interpreter sees it
+    GilReleased released;
+    Outside outside{self};
+    return function();
+}
 
 // The handle where it may be used, else null with an error set.
 template <typename Object>
@@ -39,7 +64,7 @@ template <typename Object>
 void settle_close(Object *self) {
     if (!self->close_pending || self->waiting) return;
     self->close_pending = false;
-    without_gil([&] { self->handle->close(false); });
+    run_inside(self, [&] { self->handle->close(false); });
 }
 
 // Runs it without the GIL; a close by another thread waits until it is over.
@@ -53,7 +78,7 @@ auto run_without_gil(Object *self, Function &&function) {
         }
     } away{self};
     ++self->waiting;
-    return without_gil(function);
+    return run_inside(self, function);
 }
 
 // Runs a wait without the GIL. False with an error set.
@@ -114,11 +139,25 @@ PyObject *close_method(PyObject *object, PyObject *) {
     Py_RETURN_NONE;
 }
 
-// The process ends: nothing is waited for.
+// The interpreter is gone: threads that wait are told to stop, and once none is inside the channel is left. Its memory
+// stays mapped: the process ends anyway. Where a thread stays inside, others find this process dead.
 template <typename Object>
-PyObject *abandon_method(PyObject *object, PyObject *) {
-    if (auto *handle = reinterpret_cast<Object *>(object)->handle) handle->close(true);
-    Py_RETURN_NONE;
+void stop_object(void *object) {
+    auto *handle = static_cast<Object *>(object)->handle;
+    if (!handle->member.belongs_here()) return;
+    handle->closed.store(true);
+    if (handle->member.joined()) handle->wake();
+}
+template <typename Object>
+bool leave_object(void *object) {
+    auto *self = static_cast<Object *>(object);
+    if (self->handle->member.belongs_here() && self->inside.load()) return false;
+    self->handle->member.leave(true);
+    return true;
+}
+template <typename Object>
+bool remember_handle(Object *self) {
+    return leave_at_exit(self, stop_object<Object>, leave_object<Object>);
 }
 
 // A task of an event loop waits for the descriptor: a close gives it back when the task has looked once more.
@@ -195,6 +234,7 @@ void destroy_handle(Object *self) {
     auto *handle = self->handle;
     if (!handle) return;
     self->handle = nullptr;
+    forget_at_exit(self);
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
     without_gil([&] { delete handle; return 0; });

@@ -139,7 +139,7 @@ int publisher_init(PyObject *object, PyObject *arguments, PyObject *names) {
         raise_current();
         return -1;
     }
-    return 0;
+    return remember_handle(self) ? 0 : -1;
 }
 
 PyObject *publisher_new(PyTypeObject *type, PyObject *, PyObject *) {
@@ -174,7 +174,6 @@ PyMethodDef methods[] = {
      "retired(timeout=0)\n--\n\nSlots whose message was released by all since the last call."},
     {"fileno", publisher_fileno, METH_NOARGS, "fileno()\n--\n\nA descriptor that is readable when a slot may be had."},
     {"close", close_method<PublisherObject>, METH_NOARGS, "close()\n--\n\nLeave the channel."},
-    {"_abandon", abandon_method<PublisherObject>, METH_NOARGS, nullptr},
     {"_agree_on_schema", agree_on_schema_method<PublisherObject>, METH_VARARGS, nullptr},
     {"_activate", publisher_activate, METH_NOARGS, nullptr},
     {"_do_grow", publisher_do_grow, METH_O, nullptr},

@@ -99,7 +99,7 @@ int subscriber_init(PyObject *object, PyObject *arguments, PyObject *names) {
         return -1;
     }
     self->holder.handle = self->handle;
-    return 0;
+    return remember_handle(self) ? 0 : -1;
 }
 
 PyObject *subscriber_new(PyTypeObject *type, PyObject *, PyObject *) {
@@ -136,7 +136,6 @@ PyMethodDef methods[] = {
     {"close", close_method<SubscriberObject>, METH_NOARGS, "close()\n--\n\nLeave the channel; held messages stay whole."},
     {"_begin_wait", begin_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_end_wait", end_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
-    {"_abandon", abandon_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_agree_on_schema", agree_on_schema_method<SubscriberObject>, METH_VARARGS, nullptr},
     {"_again", subscriber_again, METH_VARARGS, nullptr},
     {"_place_of", subscriber_place_of, METH_O, nullptr},

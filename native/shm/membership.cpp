@@ -85,6 +85,26 @@ std::string Membership::bell_name(bool publisher, std::uint32_t member) const {
 
 // ---------------------------------------------------------------------------------------------- joining
 
+// A control block of which nobody is a member, as it is before the first one comes. The new nonce gives its other files
+// new names: those of an earlier life belong to who made them, and may be mapped still.
+void Membership::begin_life(std::uint8_t *memory, std::uint64_t size) {
+    auto *header = reinterpret_cast<Header *>(memory);
+    std::memset(memory + offsetof(Header, type), 0, size - offsetof(Header, type));
+    header->made_ns = std::uint64_t(realtime_ns());
+    header->nonce = random_word();
+}
+
+// Under the file lock. True where those who used the channel are gone: their life of it ends here.
+bool Membership::end_life() {
+    const Header &header = *channel.header;
+    bool begun = header.takings.load() || header.ready.load() || header.vchans_ready.load() || header.flags.load();
+    if (!begun || anyone_left()) return false;
+    remove_files();
+    // Another user's file, in a directory where each may remove its own alone: it is used again.
+    if (has_name(control_file_)) begin_life(control_.data(), control_.size());
+    return true;
+}
+
 bool Membership::try_join() {
     std::string name = encoded_ + ".channel";
     File file = open_file(name, options.access, true);
@@ -98,9 +118,8 @@ bool Membership::try_join() {
             header->publisher_capacity = publisher_capacity;
             header->subscriber_capacity = subscriber_capacity;
             header->mode = options.access.mode;
-            header->nonce = random_word();
-            header->made_ns = std::uint64_t(realtime_ns());
             copy_text(header->name, sizeof header->name, channel_name());
+            begin_life(memory, at.total);
             header->magic = control_magic;
         });
         if (!file) return false;
@@ -123,14 +142,10 @@ bool Membership::try_join() {
     vchans_memory_ = Mapping();
     tables_memory_ = Mapping();
     PENSTOCK_STEP("join.after_lock");
+    if (end_life()) return false;  // all have left, and could not remove it
     if (channel.header->ready.load()) attach_tables(true);
     recover_locked();
-    const Header &header = *channel.header;
-    bool begun = header.takings.load() || header.ready.load() || header.vchans_ready.load() || header.flags.load();
-    if (!anyone_left() && begun) {  // all have died: their life of the channel ends here
-        remove_files();
-        return false;
-    }
+    if (end_life()) return false;  // all have died
     try {
         check_agreement();
         if (is_publisher && !channel.header->ready.load()) make_tables();

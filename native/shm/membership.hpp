@@ -120,6 +120,8 @@ class Membership {
     };
 
     bool try_join();
+    static void begin_life(std::uint8_t *memory, std::uint64_t size);
+    bool end_life();
     void check_header() const;
     void check_agreement();
     void agree_on_type(char *type, std::size_t room, bool has_publisher);

@@ -23,7 +23,7 @@ def serving(address: str, command: str, *options: str) -> Iterator[subprocess.Po
     finally:
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
-        assert "Traceback" not in told
+        assert "Traceback" not in told and process.returncode == 0, "a service that was asked to stop has done its work"
 
 
 def call(*words: str, data: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -37,6 +37,22 @@ def test_a_command_answers() -> None:
         assert (found.returncode, found.stdout) == (0, b"HELLO; ECHO $HOME")
         found = call(address, "-", data=b"from a pipe\n" * 20_000)
         assert (found.returncode, found.stdout) == (0, b"FROM A PIPE\n" * 20_000)
+
+
+def test_a_command_that_reads_late_or_not_at_all_gets_its_time() -> None:
+    """More than a pipe holds, to a command that looks at it after a while, or never."""
+    address = f"shm:/{unique()}"
+    with serving(address, "sh -c 'sleep 0.3; wc -c'"):
+        assert call(address, "-", "--wait", "30", data=bytes(1_000_000)).stdout.strip() == b"1000000"
+    with serving(address, "echo done"):
+        assert call(address, "-", "--wait", "30", data=bytes(1_000_000)).stdout == b"done\n"
+
+
+def test_a_command_that_prints_without_end_is_killed() -> None:
+    address = f"shm:/{unique()}"
+    with serving(address, "yes"):
+        found = call(address, "x", "--wait", "30", "--timeout", "60")
+        assert found.returncode == 1 and b"printed more than 64 MiB" in found.stderr
 
 
 def test_a_command_that_fails_says_so() -> None:

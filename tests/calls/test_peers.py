@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -13,11 +14,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
-from penstock.calls import Request, Server
+from penstock.calls import Client, Request, Server
 from tests.broker.conftest import until
 from tests.broker.test_security import certificate
 from tests.conformance.reaches import unique
@@ -48,6 +50,14 @@ def end(process: subprocess.Popen[str]) -> None:
     process.wait()
     assert process.stdout is not None
     process.stdout.close()
+
+
+@pytest.fixture(params=["bus", "shm", "tcp"])
+def served_here(request: pytest.FixtureRequest) -> Iterator[tuple[str, Server]]:
+    """A server in this process, and its address."""
+    address = {"bus": f"bus:{unique('here')}", "shm": f"shm:/{unique('here')}", "tcp": "tcp://127.0.0.1:0"}
+    with penstock.server(address[request.param], lambda payload: payload) as server:
+        yield server.address, server
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -242,13 +252,17 @@ def test_garbage_ends_its_own_connection_alone() -> None:
             assert client.ledger.delivered == 2
 
 
-def test_more_than_is_allowed_is_refused() -> None:
+def test_more_than_is_allowed_is_refused_and_costs_its_own_call_alone() -> None:
     with penstock.server("tcp://127.0.0.1:0", lambda payload: payload, max_message_bytes=1000) as server:
-        with penstock.client(f"tcp://127.0.0.1:{server.port}") as client, pytest.raises(penstock.PeerGone):
-            client.call(bytes(2000), 30)
+        with penstock.client(server.address) as client:
+            assert len(client.call(bytes(1000), 30)) == 1000, "as many as allowed"
+            for size in (1001, 3_000_000):
+                with pytest.raises(penstock.RefusedError, match=f"a request of {size} bytes where 1000 are allowed"):
+                    client.call(bytes(size), 30)
             assert client.call(b"small", 30) == b"small"
-        with penstock.client(f"tcp://127.0.0.1:{server.port}", max_message_bytes=100) as client, pytest.raises(ValueError, match="max_message_bytes"):
-            client.call(bytes(2000), 30)
+        small = penstock.client(server.address, max_message_bytes=100)
+        with small, pytest.raises(ValueError, match="max_message_bytes"):
+            small.call(bytes(2000), 30)
 
 
 def test_tls(tmp_path: Path) -> None:
@@ -471,3 +485,133 @@ def test_a_token_is_spoken_of_as_of_a_server() -> None:
 def test_a_server_at_a_port_that_the_system_chose_is_named_by_it() -> None:
     with penstock.server("tcp://127.0.0.1:0?token=secret", bytes) as server:
         assert server.address == f"tcp://127.0.0.1:{server.port}" and str(server.port) in repr(server)
+
+
+def test_a_forked_child_is_told_to_open_its_own_and_leaves_the_parents_alone(served_here: tuple[str, Server]) -> None:
+    """Two processes on one connection would take each other's answers."""
+    address, server = served_here
+    client = penstock.client(address)
+    assert client.call(b"before", 30) == b"before"
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with client:
+                client.call(b"child", 5)
+        except penstock.StateError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            server.close()
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    for number in range(20):
+        assert client.call(b"%d" % number, 30) == b"%d" % number
+    client.close()
+
+
+@pytest.mark.parametrize("options", [{"max_clients": 0}, {"max_message_bytes": "1k"}, {"keepalive": -1}, {"token": 5}])
+def test_options_that_cannot_be_are_refused_at_once(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        penstock.server("tcp://127.0.0.1:0", bytes, **options)
+
+
+def test_clients_that_call_once_each_do_not_all_take_the_same_server() -> None:
+    address = f"shm:/{unique('shared')}"
+    with penstock.server(address, lambda _: b"one"), penstock.server(address, lambda _: b"two"):
+        answers = set()
+        for _ in range(64):  # by chance alike: once in 2**63
+            with penstock.client(address) as client:
+                answers.add(client.call(b"", 30))
+    assert answers == {b"one", b"two"}
+
+
+def test_a_server_that_left_calls_unanswered_is_asked_last() -> None:
+    address, release = f"shm:/{unique('silent')}", threading.Event()
+
+    def silent(_: bytes) -> bytes:
+        release.wait(60)
+        return b"late"
+
+    servers = (penstock.server(address, silent), penstock.server(address, lambda _: b"good"))
+    with servers[0], servers[1], penstock.client(address) as client:
+        assert client.wait_ready(2, 60)
+        expired = 0
+        for _ in range(8):
+            try:
+                assert client.call(b"", 1.0) == b"good"
+            except TimeoutError:
+                expired += 1
+        release.set()
+    assert expired <= 1 and release.is_set()
+
+
+def test_all_servers_that_were_waited_for_are_used_at_once() -> None:
+    address = f"bus:{unique('both')}"
+    with penstock.server(address, lambda _: b"one"), penstock.client(address) as client:
+        assert client.call(b"", 30) == b"one"
+        with penstock.server(address, lambda _: b"two"):
+            assert client.wait_ready(2, 60)
+            assert {client.call(b"", 30) for _ in range(2)} == {b"one", b"two"}
+
+
+def test_closing_waits_for_functions_of_many_workers() -> None:
+    begun, ended = threading.Semaphore(0), []
+
+    def slow(_: bytes) -> bytes:
+        begun.release()
+        time.sleep(0.3)
+        ended.append(1)
+        return b""
+
+    address = f"bus:{unique('closing')}"
+    server = penstock.server(address, slow, workers=3)
+    with penstock.client(address) as client:
+        threads = [threading.Thread(target=_ignoring(client), daemon=True) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in threads:
+            assert begun.acquire(timeout=60)
+        server.close(timeout=60)
+        assert len(ended) == 3
+        for thread in threads:
+            thread.join(60)
+
+
+def _ignoring(client: Client) -> Any:
+    def call() -> None:
+        with contextlib.suppress(penstock.PeerGone):
+            client.call(b"", 60)
+
+    return call
+
+
+def test_how_a_function_gets_the_request() -> None:
+    def none(payload: bytes, more: int = 3) -> bytes:
+        return b"%d" % more
+
+    def position(payload: bytes, request: Request) -> bytes:
+        return b"%d" % request.number
+
+    def optional(payload: bytes, request: Request | None = None) -> bytes:
+        return b"%d" % (request.number if request else 0)
+
+    def keyword(payload: bytes, *, request: Request) -> bytes:
+        return b"%d" % request.number
+
+    for function, answer in ((none, b"3"), (position, b"1"), (optional, b"1"), (keyword, b"1"), (bytes.upper, b"X")):
+        address = f"bus:{unique('function')}"
+        with penstock.server(address, function), penstock.client(address) as client:
+            assert client.call(b"x", 30) == answer, function
+    for wrong in (lambda: b"", lambda a, b, c: b""):
+        with pytest.raises(TypeError, match="takes the payload, or the payload and the request"):
+            penstock.server(f"bus:{unique('function')}", wrong)
+
+
+def test_what_is_no_payload_is_refused_with_its_type() -> None:
+    address = f"bus:{unique('types')}"
+    with penstock.server(address, lambda _: 7) as server, penstock.client(address) as client:
+        with pytest.raises(TypeError, match=r"a call takes bytes .*, not int"):
+            client.call(7, 30)  # type: ignore[arg-type]
+        with pytest.raises(penstock.CallFailed, match=r"an answer is bytes .*, not int"):
+            client.call(b"", 30)
+        assert server.ledger.balanced

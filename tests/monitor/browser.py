@@ -99,10 +99,10 @@ class Browser:
     def _cdp(self, command: str, **parameters: Any) -> Any:
         return self._call("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page."""
+    def screenshot(self, path: Path, whole: bool = True) -> None:
+        """The whole page, or what the window shows."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        shot = self._cdp("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        shot = self._cdp("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def log(self) -> list[Any]:

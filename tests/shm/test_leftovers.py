@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,61 @@ def test_a_directory_in_which_others_could_remove_files_is_refused(tmp_path: Pat
         done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=LONG)
         assert ("fine" in done.stdout) == fine, (oct(mode), done)
         assert fine or "sticky" in done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("end", ["leaves", "dies"])
+def test_a_shared_channel_goes_on_without_the_user_who_made_it(end: str) -> None:
+    """Each may remove its own files alone (the sticky bit); the channel is used again all the same."""
+    shared = Path(tempfile.mkdtemp(prefix="penstock-users-", dir="/dev/shm"))
+    shared.chmod(0o1777)
+
+    def start_as(user: int, code: str) -> subprocess.Popen[str]:
+        begin = f"import os, penstock; from penstock import shm\nos.setgroups([]); os.setgid({user}); os.setuid({user})\n"
+        environment = os.environ | {"PENSTOCK_SHM_DIR": str(shared)}
+        command = [sys.executable, "-c", begin + code]
+        return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def said(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline()
+
+    first = start_as(12345, """
+with penstock.publisher("shm:/arm", mode=0o666, slots=16), penstock.publisher("shm:/part?mux=/mux", mode=0o666, slots=16):
+    print("made", flush=True)
+    input()
+""")  # fmt: skip
+    second = start_as(65534, """
+input()
+with penstock.subscriber("shm:/arm", mode=0o666), penstock.subscriber("shm:/part?mux=/mux", mode=0o666):
+    print("joined", flush=True)
+    input()
+for _ in range(3):
+    with penstock.subscriber("shm:/arm", mode=0o666) as early, penstock.publisher("shm:/arm", mode=0o666, slots=8) as own:
+        own.publish(b"mine")
+        assert bytes(early.read(0)) == b"mine" and own.slots == 8 and early.ledger.matched == 1
+    with penstock.publisher("shm:/part?mux=/mux", mode=0o666) as part:
+        part.publish(b"x")
+    shm.clean()
+print("works", flush=True)
+""")  # fmt: skip
+    try:
+        assert said(first) == "made\n"
+        assert second.stdin is not None
+        if end == "dies":
+            first.kill()
+            first.wait(LONG)
+        print(file=second.stdin, flush=True)
+        assert said(second) == "joined\n"
+        first.communicate("\n" if end == "leaves" else None, timeout=LONG)
+        print(file=second.stdin, flush=True)
+        assert said(second) == "works\n"
+        second.communicate(timeout=LONG)
+        owner = start_as(12345, "print(sorted(shm.clean()))")
+        assert owner.communicate(timeout=LONG)[0] == "['/arm', '/mux']\n"
+        assert not files(shared, "%2F")
+    finally:
+        for process in (first, second):
+            process.kill()
+            process.wait(LONG)
+        shutil.rmtree(shared)

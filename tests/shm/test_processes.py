@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -351,3 +352,28 @@ assert bytes(subscriber.read(0)) == b"still works"
         assert tried.returncode == 0, errors
     finally:
         subprocess.run(["umount", str(place)], check=True)
+
+
+def test_ctrl_c_beside_waiting_threads_leaves_nothing(name: str) -> None:
+    code = """
+import sys, threading, time
+from penstock import shm
+publisher = shm.Publisher(sys.argv[1] + "-full", reliable=True)
+threading.Thread(target=publisher.publish, args=(b"nobody listens",), daemon=True).start()
+subscriber = shm.Subscriber(sys.argv[1], on_message=print)
+other = shm.Subscriber(sys.argv[1])
+threading.Thread(target=other.read, daemon=True).start()
+print("ready", flush=True)
+time.sleep(3600)
+"""
+    waiting = child(code, name)
+    assert waiting.stdout is not None and waiting.stdout.readline() == "ready\n"
+    deadline = time.monotonic() + LONG
+    while sum(member.asleep for channel in shm.channels() if channel.name.startswith(name) for member in channel.members) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    waiting.send_signal(signal.SIGINT)
+    _, errors = waiting.communicate(timeout=LONG)
+    assert waiting.returncode == -signal.SIGINT, errors
+    assert errors.strip().endswith("KeyboardInterrupt") and "ClosedError" not in errors
+    assert not [path for path in Path(os.environ["PENSTOCK_SHM_DIR"]).iterdir() if "%2F" in path.name]

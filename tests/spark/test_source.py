@@ -18,6 +18,7 @@ from tests.spark.journals import BEGIN_NS, extend, make
 
 from penstock.errors import CorruptionError, PenstockError
 from penstock.journal import Journal
+from penstock.spark import directory as directory_module
 from penstock.spark import push_down
 from penstock.spark.directory import Directory
 from penstock.spark.failure import unwrap
@@ -142,6 +143,33 @@ def test_a_damaged_header_in_permissive_mode(tmp_path, sealed):
     log.write_bytes(data)
     with pytest.raises(CorruptionError, match=log.name):
         read(mode="permissive")
+
+
+def test_a_sealed_segment_is_looked_at_once_by_all_plans(tmp_path, monkeypatch):
+    """Planning again, as each trigger of a stream does, reads no header and no summary of one that is known."""
+    rows = make(tmp_path / "j", 6000)
+    seen = []
+
+    def counted(function):
+        def read(path, *arguments):
+            seen.append(str(path))
+            return function(path, *arguments)
+
+        return read
+
+    monkeypatch.setattr(directory_module, "read_part", counted(directory_module.read_part))
+    monkeypatch.setattr(directory_module, "read_all", counted(directory_module.read_all))
+    schema = StructType([StructField("position", LongType())])
+    counts = []
+    for topics in ("b", "a.x", "a.*"):
+        reader = JournalReader({"path": str(tmp_path / "j"), "topics": topics}, schema)
+        parts = reader.partitions()
+        counts.append(sum("log" in name or "topics" in name for name in seen))
+        seen.clear()
+        got = [position for part in parts for batch in reader.read(part) for position in batch["position"].to_pylist()]
+        assert got == [row[1] for row in rows if row[0] == topics or (topics == "a.*" and row[0] != "b")]
+        seen.clear()
+    assert counts[0] >= 2 * len(segments(tmp_path / "j")) - 2 and max(counts[1:]) <= 4, counts
 
 
 def test_segments_opened_are_counted(tmp_path, monkeypatch):

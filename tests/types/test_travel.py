@@ -219,6 +219,17 @@ def test_recordings_and_mcap_files_have_the_schema(tmp_path: Path) -> None:
         assert list(subscriber.values(0)) == [Pose(1.0)] * 3
 
 
+def test_what_is_played_says_what_it_is_made_of(tmp_path: Path) -> None:
+    record(tmp_path / "run", pose=(Pose, Pose(1.0)))
+    with penstock.subscriber("shm:/types-played", type=PoseAndTime, overflow="block") as subscriber:
+        done = command("play", tmp_path / "run", "--map", "pose=shm:/types-played?reliable=true&slots=16", "--wait", 1)
+        assert done.returncode == 0, done.stderr
+        assert [pose.x for pose in subscriber.values(0)] == [1.0] * 3
+    with penstock.subscriber("shm:/types-played", type=Angle):
+        done = command("play", tmp_path / "run", "--map", "pose=shm:/types-played", "--wait", 1)
+        assert done.returncode == 1 and "carries Angle (json), not this Pose (json)" in done.stderr
+
+
 def test_a_recording_in_parts_says_it_in_each(tmp_path: Path) -> None:
     plan = Plan(tmp_path / "run", {"shm:/types-parts": "pose"}, max_messages=40, split_bytes=200)
     with penstock.publisher("shm:/types-parts", type=Pose, slots=64) as publisher, Recorder(plan) as recorder:
@@ -252,7 +263,7 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
         done = command("schema", "shm:/types-shown")
         assert "optional int64 seconds = 1;" in done.stdout, done.stderr
     with penstock.publisher("tcp://127.0.0.1:0", type=numpy.dtype([("a", "<i4"), ("b", "<f4", (2,))])) as publisher:
-        done = command("schema", f"tcp://127.0.0.1:{publisher.port}")
+        done = command("schema", f"tcp://127.0.0.1:{publisher.port}", "--timeout", 60)
         assert "a: <i4" in done.stdout and "b: <f4 (2,)" in done.stdout, done.stderr
     done = command("schema", "shm:/types-nobody")
     assert done.returncode == 1 and "nobody has said" in done.stderr

@@ -32,7 +32,7 @@ from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.layout import encode_properties
-from penstock.types import Schema
+from penstock.types.schema import Schema, digest_of
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -399,7 +399,9 @@ class Protocol(Session):
         if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
-        return OK
+        # A temporary queue goes with its connection; by this its consumer goes on at the right place on another one.
+        begins = self._start(options, queue.options.topics) or self.broker.store.next
+        return b"OK begins=%d\n" % begins if queue.options.temporary else OK
 
     def _subscribe(self, queue: Queue, credit: int, *, automatic: bool, raw: bool) -> None:
         subscription = Subscription(self, queue, self.numbers(), credit, automatic, raw)
@@ -486,7 +488,7 @@ class Protocol(Session):
         if change:
             dead_letters.bind(self.broker, found)
         start = self._start(given, wanted.topics)
-        if start is not None:
+        if start is not None and not (found.options.temporary and not change):  # there it is about a new one only
             self.need_manage()
             self.broker.seek(found, start)
         return found
@@ -623,7 +625,7 @@ class Protocol(Session):
         if not rest:
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):
                 raise Refusal("denied", f"the topic is neither yours to publish to nor to read: {name}")
-            digests = [Schema.parse(one).digest for one in known.versions(name).values()]
+            digests = [digest_of(one) for one in known.versions(name).values()]
             return _data({"version": version, "schema": text, "digests": digests})
         if len(rest) != 2:
             raise Refusal("bad_request", "the form is SCHEMA <topic> [<version> <base64>]")

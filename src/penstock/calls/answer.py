@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import threading
 import time
 import weakref
@@ -29,7 +30,7 @@ from typing import Any
 
 from penstock._core import Counters
 from penstock.address import without_secrets
-from penstock.calls.envelope import Envelope, Kind, pack, text_of
+from penstock.calls.envelope import Envelope, Kind, pack, payload_of, text_of
 from penstock.calls.lanes import open_server
 from penstock.channel import Handle, Ledger
 from penstock.errors import ClosedError, DecodeError, InvalidArgument, PenstockError, ProtocolError, StateError
@@ -72,17 +73,22 @@ class Request:
             raise DecodeError(f"a request of {size} bytes is not {codec.name}: {error}", self.payload) from error
 
     def reply(self, data: Any) -> bool:
-        """Answer with ``data``; False where the client no longer waits for it."""
-        if self._server._encode is not None:
-            data = self._server._encode(data)
-        if isinstance(data, str):
-            raise TypeError("an answer is bytes, not str; encode it: text.encode()")
-        payload = data if isinstance(data, bytes) else bytes(memoryview(data))
-        return self._server._answer(self, Kind.ANSWER, payload)
+        """Answer with ``data`` (bytes; None: nothing; an object where the server has a ``reply_type``).
 
-    def fail(self, text: str) -> bool:
+        False where the client no longer waits for it.
+        """
+        return self._server._answer(self, Kind.ANSWER, self._encoded(data))
+
+    def _encoded(self, data: Any) -> bytes:
+        encode = self._server._encode
+        if encode is None:
+            return b"" if data is None else payload_of(data, "an answer is")
+        return payload_of(encode(data), "an answer is")
+
+    def fail(self, why: str | BaseException) -> bool:
         """Answer with an error: the client's call raises ``CallFailed`` with this text."""
-        return self._server._answer(self, Kind.FAILURE, text.encode("utf-8", "replace"))
+        text = text_of(why) if isinstance(why, BaseException) else str(why).encode("utf-8", "replace")
+        return self._server._answer(self, Kind.FAILURE, text)
 
     @property
     def cancelled(self) -> bool:
@@ -133,7 +139,7 @@ class Server(Handle):
         if isinstance(workers, bool) or not isinstance(workers, int) or not 1 <= workers <= 1024:
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
         self._function = function
-        self._takes_request = function is not None and _takes_two(function)
+        self._passes = _passes_request(function) if function is not None else ""
         self._lane = open_server(address, options)
         self.address = without_secrets(address)
         if self._lane.port is not None:  # tcp://HOST:0 listens at a port that the system has chosen
@@ -147,10 +153,12 @@ class Server(Handle):
         self._backlog: deque[Request] = deque()
         self._lock = threading.RLock()  # a finaliser may run inside a call of its own thread
         self._receiver = threading.get_ident()
+        self._pid = os.getpid()
         self._closed = threading.Event()
         self._final: Ledger | None = None
         self._told = False  # that the function raised
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers = workers
         self._slots = threading.Semaphore(workers)
         self._pool = ThreadPoolExecutor(workers, "penstock calls") if function is not None and workers > 1 else None
         self._thread: threading.Thread | None = None
@@ -171,6 +179,7 @@ class Server(Handle):
             raise StateError("this server has a function that answers; open it without one to iterate")
         while not self._closed.is_set():
             try:
+                self._check()
                 request = self._next()
             except ClosedError:
                 return
@@ -184,12 +193,17 @@ class Server(Handle):
             raise StateError("this server has a function that answers; open it without one to receive")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            if self._closed.is_set():
-                raise ClosedError(f"the server of {self.address} was closed")
+            self._check()
             left = TURN_S if deadline is None else max(0.0, min(TURN_S, deadline - time.monotonic()))
             request = self._next(left)
             if request is not None or (deadline is not None and time.monotonic() >= deadline):
                 return request
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise ClosedError(f"the server of {self.address} was closed")
+        if os.getpid() != self._pid:
+            raise StateError(f"the server of {self.address} was opened before this process was forked; open it again")
 
     def _next(self, timeout: float = TURN_S) -> Request | None:
         """The next request that is worth beginning."""
@@ -275,25 +289,40 @@ class Server(Handle):
     def _run(self, request: Request) -> None:
         assert self._function is not None
         try:
-            more = (request,) if self._takes_request else ()
-            result = self._function(request.value, *more)
+            if self._passes == "request=":
+                result = self._function(request.value, request=request)
+            else:
+                result = self._function(request.value, *((request,) if self._passes else ()))
             if inspect.isawaitable(result):
                 asyncio.run_coroutine_threadsafe(self._finish(request, result), self._event_loop())
                 return
-            self._reply(request, result)
         except BaseException as error:  # SystemExit too: one request must not end the thread that serves all
             self._fail(request, error)
+        else:
+            self._reply(request, result)
 
-    async def _finish(self, request: Request, result: Any) -> None:
+    async def _finish(self, request: Request, awaitable: Any) -> None:
         try:
-            self._reply(request, await result)
+            result = await awaitable
         except BaseException as error:
             self._fail(request, error)
+        else:
+            self._reply(request, result)
 
     def _reply(self, request: Request, result: Any) -> None:
         if request._done:
             return  # the function has answered by itself
-        request.reply(b"" if result is None and self._encode is None else result)
+        try:
+            payload = request._encoded(result)
+        except Exception as error:  # the function gave what is no answer
+            self._fail(request, error)
+            return
+        try:
+            self._answer(request, Kind.ANSWER, payload)
+        except (PenstockError, OSError) as error:
+            if not self._closed.is_set():
+                self._counters.add("errors")
+                logger.warning("%s: an answer could not be sent: %s", self.address, error)
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self._counters.add("errors")
@@ -301,14 +330,14 @@ class Server(Handle):
             self._told = True
             logger.warning("%s: the function raised; from now on it is only counted", self.address, exc_info=error)
         if not request._done and not self._closed.is_set():
-            with contextlib.suppress(PenstockError):  # closed meanwhile
+            with contextlib.suppress(PenstockError, OSError):  # closed meanwhile, or its client is out of reach
                 self._answer(request, Kind.FAILURE, text_of(error))
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         """The loop that runs coroutines of the function, made when the first one comes."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="penstock calls loop", daemon=True).start()
+            threading.Thread(target=_run_loop, args=(self._loop,), name="penstock calls loop", daemon=True).start()
         return self._loop
 
     def _answer(self, request: Request, kind: Kind, payload: bytes) -> bool:
@@ -375,6 +404,12 @@ class Server(Handle):
 
     def close(self, timeout: float = 5.0) -> None:
         """Tell the clients and give everything back. Waits ``timeout`` seconds at most for a function that runs."""
+        if os.getpid() != self._pid:  # the threads and the locks are the parent's
+            if not self._closed.is_set():
+                self._closed.set()
+                self._lane.abandon()
+            return
+        deadline = time.monotonic() + timeout
         with self._lock:
             if self._closed.is_set():
                 return
@@ -389,6 +424,9 @@ class Server(Handle):
             self._thread.join(timeout)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+            for _ in range(self._workers):  # a slot is free when its function has returned
+                if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                    break
         if self._loop is not None:
             asyncio.run_coroutine_threadsafe(_end_tasks(self._loop), self._loop)
         self._final = Ledger.of(self._counters.snapshot())
@@ -404,12 +442,39 @@ async def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon(loop.stop)
 
 
-def _takes_two(function: Callable[..., Any]) -> bool:
-    """Whether it wants the request beside the payload."""
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     try:
-        inspect.signature(function).bind(None)
-        return False
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+def _passes_request(function: Callable[..., Any]) -> str:
+    """How the function gets the request beside the payload: by position, as ``request=``, or (empty) not at all.
+
+    A second parameter that may be left out gets it only where it is called ``request``.
+    """
+    try:
+        signature = inspect.signature(function)
     except ValueError:  # a builtin that does not say
-        return False
+        return ""
+    parameters = signature.parameters
+    if "request" in parameters and parameters["request"].kind is inspect.Parameter.KEYWORD_ONLY:
+        return "request="
+    one, two = _binds(signature, None), _binds(signature, None, None)
+    if not one and not two:
+        name = getattr(function, "__name__", repr(function))
+        takes = f"{name}{signature}"
+        raise TypeError(f"a server's function takes the payload, or the payload and the request; this is {takes}")
+    if one and two:
+        second = list(parameters.values())[1:2]
+        return "position" if second and second[0].name == "request" else ""
+    return "position" if two else ""
+
+
+def _binds(signature: inspect.Signature, *arguments: Any) -> bool:
+    try:
+        signature.bind(*arguments)
     except TypeError:
-        return True
+        return False
+    return True

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock._core import Counters
 from penstock.address import without_secrets
-from penstock.calls.envelope import Envelope, Kind, pack
+from penstock.calls.envelope import Envelope, Kind, pack, payload_of
 from penstock.calls.lanes import open_client
 from penstock.channel import Handle, Ledger, check_timeout
 from penstock.errors import (
@@ -33,6 +33,7 @@ from penstock.errors import (
     PeerGone,
     PenstockError,
     RefusedError,
+    StateError,
 )
 from penstock.types import codec_of
 
@@ -81,6 +82,7 @@ class Client(Handle, Generic[Asked, Answered]):
             raise InvalidArgument(f"max_calls={max_calls!r} must be 1 to 4096 calls under way at a time")
         self.address = self.name = without_secrets(address)
         self._origin = os.urandom(16)
+        self._pid = os.getpid()
         self._lane = open_client(address, options, self._origin, max_calls)
         scheme, _, name = self.address.partition(":")
         self._counters = Counters(scheme, "client", name.removeprefix("//"))
@@ -209,6 +211,8 @@ class Client(Handle, Generic[Asked, Answered]):
     def _check(self) -> None:
         if self._closed:
             raise ClosedError(f"the client of {self.address} was closed")
+        if os.getpid() != self._pid:
+            raise StateError(f"the client of {self.address} was opened before this process was forked; open it again")
 
     def _register(self, loop: asyncio.AbstractEventLoop | None) -> _Call:
         call = _Call(next(self._numbers), loop)
@@ -269,7 +273,7 @@ class Client(Handle, Generic[Asked, Answered]):
     def _take(self, envelope: Envelope) -> None:
         if envelope.kind is Kind.GOODBYE:
             peer = envelope.payload.decode("utf-8", "replace")
-            self._fail_calls_of(peer, f"{self.address}: the server has closed before it answered")
+            self._fail_calls_of(peer, f"{self.address}: the server has closed or died before it answered")
             return
         with self._lock:
             call = self._calls.pop(envelope.number, None) if envelope.origin == self._origin else None
@@ -294,7 +298,7 @@ class Client(Handle, Generic[Asked, Answered]):
 
     def _settle(self, call: _Call, answer: bytes, error: Exception | None) -> None:
         """Tell the one who waits. The call is out of the table already, so this happens once."""
-        self._lane.settled(call.peer)
+        self._lane.settled(call.peer, answered=error is None or isinstance(error, CallFailed | RefusedError))
         call.answer, call.error, call.done = answer, error, True
         if call.loop is None:
             with self._lock:
@@ -308,7 +312,7 @@ class Client(Handle, Generic[Asked, Answered]):
             peers = {call.peer for call in self._calls.values() if call.peer is not None}
         for peer in peers:
             if self._lane.gone(peer):
-                self._fail_calls_of(peer, f"{self.address}: the server has died before it answered")
+                self._fail_calls_of(peer, f"{self.address}: the server has closed or died before it answered")
 
     def _fail_calls_of(self, peer: Hashable, reason: str) -> None:
         with self._lock:
@@ -357,7 +361,7 @@ class Client(Handle, Generic[Asked, Answered]):
         """Tell the server that nobody waits for this call; a broker is told by another thread than the loop's."""
         if call.peer is None or self._closed:
             return
-        self._lane.settled(call.peer)
+        self._lane.settled(call.peer, answered=False)
         data = pack(Kind.CANCEL, call.number, 0, self._origin)
         if call.loop is not None and self._lane.durable:
             # Not the loop's own executor: it may be shut down already.
@@ -424,6 +428,11 @@ class Client(Handle, Generic[Asked, Answered]):
 
     def close(self) -> None:
         """Give everything back. Calls under way end by ``ClosedError``."""
+        if os.getpid() != self._pid:  # the calls, the loop and the locks are the parent's
+            if not self._closed:
+                self._closed = True
+                self._lane.abandon()
+            return
         with self._lock:
             if self._closed:
                 return
@@ -443,9 +452,7 @@ class Client(Handle, Generic[Asked, Answered]):
 
 
 def _payload(data: Buffer) -> bytes:
-    if isinstance(data, str):
-        raise TypeError("a call takes bytes, not str; encode it: text.encode()")
-    return data if isinstance(data, bytes) else bytes(memoryview(data))
+    return payload_of(data, "a call takes")
 
 
 def _wake(call: _Call) -> None:

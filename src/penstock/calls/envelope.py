@@ -70,6 +70,18 @@ def aged(envelope: Envelope, waited_ns: int) -> Envelope:
     return envelope._replace(left_ns=max(1, envelope.left_ns - waited_ns)) if envelope.left_ns else envelope
 
 
+def payload_of(data: object, takes: str) -> bytes:
+    """What a user gives as a request or an answer, as bytes."""
+    if isinstance(data, bytes):
+        return data
+    if isinstance(data, str):
+        raise TypeError(f"{takes} bytes, not str; encode it: text.encode()")
+    try:
+        return bytes(memoryview(data))  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{takes} bytes (or what has a buffer), not {type(data).__name__}") from None
+
+
 def text_of(error: BaseException) -> bytes:
     """What a client may know of an exception: its name and text, bounded."""
     try:

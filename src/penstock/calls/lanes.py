@@ -42,8 +42,8 @@ class ClientLane(ABC):
         """The next envelope, or None when the time is over. A goodbye's payload names the peer. ``PeerGone``: all
         peers are gone."""
 
-    def settled(self, peer: Hashable) -> None:  # noqa: B027 - few lanes count
-        """A call to that peer is under way no more."""
+    def settled(self, peer: Hashable, answered: bool) -> None:  # noqa: B027 - few lanes count
+        """A call to that peer is under way no more; ``answered`` by it, or given up."""
 
     @abstractmethod
     def gone(self, peer: Hashable) -> bool:
@@ -60,6 +60,9 @@ class ClientLane(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give everything back; a ``receive`` under way ends by ``ClosedError``."""
+
+    def abandon(self) -> None:  # noqa: B027 - most have nothing that a child shares with its parent
+        """Instead of ``close`` in a forked child: give back what is the child's own, and leave the parent's alone."""
 
 
 class ServerLane(ABC):
@@ -87,6 +90,9 @@ class ServerLane(ABC):
     @abstractmethod
     def close(self, goodbye: bytes) -> None:
         """Say goodbye to the clients, then give everything back."""
+
+    def abandon(self) -> None:  # noqa: B027 - as for clients
+        """Instead of ``close`` in a forked child."""
 
 
 def address_of(text: str, options: dict[str, Any], function: Any) -> tuple[Address, dict[str, Any]]:

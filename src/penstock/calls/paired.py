@@ -1,7 +1,8 @@
 """Lanes over two channels, for ``bus:`` and ``shm:``: a server has one for requests, a client one for answers.
 
 ``shm:/plan`` is no channel itself: a server of it reads ``shm:/plan/@server-ID``, a client ``shm:/plan/@client-ID``. A
-client finds the servers by their names and takes the one with the fewest of its own calls under way.
+client finds the servers by their names and takes the one with the fewest of its own calls under way, in turn where
+several have as few. A call that was given up counts until its server answers another one.
 
 Rules: answers never wait. A client's channel has room for as many as it may have calls under way; one that cannot take
 an answer has died or breaks the rule, and is forgotten.
@@ -120,6 +121,8 @@ class PairedClient(ClientLane):
         self._answers = place.reader(self._name, slots_for(most))
         self._writers: dict[str, Publisher] = {}
         self._under_way: Counter[str] = Counter()
+        self._given_up: Counter[str] = Counter()  # calls to a server since it last answered
+        self._turn = int.from_bytes(origin[:4])  # clients that call once each must not all take the same server
         self._scanned = 0.0
         self._lock = threading.Lock()  # of the writers: a handle is used by one thread at a time
         self._counting = threading.Lock()
@@ -150,7 +153,10 @@ class PairedClient(ClientLane):
             raise PeerGone(f"no server answers at {self._place.base}")
         if len(self._writers) == 1:
             return next(iter(self._writers))
-        return min(self._writers, key=self._under_way.__getitem__)
+        loads = {name: self._under_way[name] + self._given_up[name] for name in sorted(self._writers)}
+        free = [name for name, load in loads.items() if load == min(loads.values())]
+        self._turn += 1
+        return free[self._turn % len(free)]
 
     def _scan(self) -> None:
         """Make the list of servers anew."""
@@ -158,7 +164,7 @@ class PairedClient(ClientLane):
         self._scanned = time.monotonic()
         for name in set(self._writers) - living:
             self._writers.pop(name).close()
-            del self._under_way[name]
+            del self._under_way[name], self._given_up[name]
         for name in living - set(self._writers):
             self._writers[name] = self._place.writer(name, REQUEST_SLOTS)
 
@@ -177,10 +183,15 @@ class PairedClient(ClientLane):
         message.release()
         return unpack(data)
 
-    def settled(self, peer: Hashable) -> None:
+    def settled(self, peer: Hashable, answered: bool) -> None:
+        name = str(peer)
         with self._counting:
-            if self._under_way[str(peer)] > 0:
-                self._under_way[str(peer)] -= 1
+            if self._under_way[name] > 0:
+                self._under_way[name] -= 1
+            if answered:
+                del self._given_up[name]
+            elif name in self._writers:
+                self._given_up[name] += 1
 
     def gone(self, peer: Hashable) -> bool:
         gone = peer not in self._place.servers()
@@ -195,6 +206,8 @@ class PairedClient(ClientLane):
             if left <= 0:
                 return False
             time.sleep(min(0.02, left))
+        with self._lock:
+            self._scan()  # the next calls use all that were seen
         return True
 
     def fileno(self) -> int:

@@ -22,9 +22,10 @@ from typing import Any
 from penstock.address import Address
 from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
-from penstock.errors import PenstockError, ProtocolError, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 
 ANSWER_TTL_S = 3600.0  # an answer that nobody took is forgotten
+CANCEL_S = 1.0  # how long a broker that is away is waited for with a cancellation
 
 
 def answers_topic(topic: str, origin: bytes) -> str:
@@ -38,40 +39,68 @@ def cancels_topic(topic: str) -> str:
 
 
 class QueuedClient(ClientLane):
-    """The client's lane. Its peer is the broker, which outlives every server."""
+    """The client's lane. Its peer is the broker, which outlives every server.
+
+    It connects when it first calls. The queue of the answers is temporary and goes on where it was after a reconnect,
+    so that an answer which comes while the broker or the connection is away is not missed.
+    """
 
     durable = True
     ready = False  # the broker syncs before it confirms
 
     def __init__(self, address: Address, origin: bytes, queue: str, options: dict[str, Any]) -> None:
-        from penstock.broker import Client, Subscriber
+        from penstock.broker import Client
 
-        port = address.port or 9876
-        self._topic = address.topic or "default"
-        self._client = Client(address.host, port, **options)
+        self._address = address
+        self._place = (address.host, address.port or 9876)
+        self._topic = _topic_of(address)
+        self._queue = queue or self._topic
+        self._answers_topic = answers_topic(self._topic, origin)
+        self._options = options
+        self._client = Client(*self._place, **options)
         self._answers: Any = None
+        self._made = False  # the queue of requests
         self._lock = threading.Lock()
-        try:
-            # So that requests wait for a server. Who may not make the queue relies on the server that did.
-            with contextlib.suppress(RefusedError):
-                self._client.queue(queue or self._topic, create=True, topics=self._topic)
-            self._answers = Subscriber(
-                address.host, port, topics=answers_topic(self._topic, origin), ack="read", **options
-            )
-        except BaseException:
-            self._client.close()
-            raise
+        self._opening = threading.Lock()
+        self._closed = False
+
+    def _ask(self, deadline: float | None, method: Any, *arguments: Any, **more: Any) -> Any:
+        """One question to the broker, which has until the deadline; the caller holds the lock."""
+        self._client.timeout = self._time_for(deadline)
+        return method(*arguments, **more)
+
+    def _time_for(self, deadline: float | None) -> float:
+        timeout = float(self._options["timeout"])
+        return timeout if deadline is None else max(0.001, min(timeout, deadline - time.monotonic()))
+
+    def _open(self, deadline: float | None) -> None:
+        """The two queues: answers begin before the first request."""
+        from penstock.broker import Subscriber
+
+        with self._opening:
+            if self._answers is None:
+                options = {**self._options, "timeout": self._time_for(deadline)}
+                self._answers = Subscriber(*self._place, topics=self._answers_topic, ack="read", **options)
+            if not self._made:
+                # So that requests wait for a server. Who may not make the queue relies on the server that did.
+                with contextlib.suppress(RefusedError), self._lock:
+                    self._ask(deadline, self._client.queue, self._queue, create=True, topics=self._topic)
+                self._made = True
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
+        if self._closed:
+            raise ClosedError(f"the client of {self._address} was closed")
+        if self._answers is None or not self._made:
+            self._open(deadline)
         left = None if deadline is None else max(0.001, deadline - time.monotonic())
         with self._lock:
-            self._client.publish(self._topic, data, ttl_s=left)
+            self._ask(deadline, self._client.publish, self._topic, data, ttl_s=left)
         return "broker"
 
     def cancel(self, peer: Hashable, data: bytes) -> None:
         # Where it does not arrive, the time to live of the request ends it.
         with self._lock, contextlib.suppress(PenstockError, TimeoutError, OSError):
-            self._client.publish(cancels_topic(self._topic), data, ttl_s=60.0)
+            self._ask(time.monotonic() + CANCEL_S, self._client.publish, cancels_topic(self._topic), data, ttl_s=60.0)
 
     def receive(self, timeout: float) -> Envelope | None:
         message = self._answers.read(timeout)
@@ -83,8 +112,8 @@ class QueuedClient(ClientLane):
     def wait_ready(self, servers: int, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._lock:
-                if self._client.peers(self._topic)[1] >= servers:
+            with self._lock, contextlib.suppress(TimeoutError):
+                if self._ask(deadline, self._client.peers, self._topic)[1] >= servers:
                     return True
             left = 0.02 if deadline is None else min(0.02, deadline - time.monotonic())
             if left <= 0:
@@ -95,9 +124,18 @@ class QueuedClient(ClientLane):
         return int(self._answers.fileno())
 
     def close(self) -> None:
-        self._answers.close()
-        with self._lock:
-            self._client.close()
+        self._closed = True
+        if self._answers is not None:
+            self._answers.close()
+        self._client.close()
+
+
+def _topic_of(address: Address) -> str:
+    """The topic of the requests: one, by name."""
+    topic = address.topic or ""
+    if not topic or "*" in topic or ">" in topic:
+        raise InvalidArgument(f"{address.text!r}: calls need one topic: broker://HOST:PORT/TOPIC")
+    return topic
 
 
 class QueuedServer(ServerLane):
@@ -107,7 +145,7 @@ class QueuedServer(ServerLane):
         from penstock.broker import Client, Subscriber
 
         port = address.port or 9876
-        self._topic = address.topic or "default"
+        self._topic = _topic_of(address)
         self._client = Client(address.host, port, **options)
         self._cancels: Any = None
         try:

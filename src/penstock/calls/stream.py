@@ -8,6 +8,7 @@ Rules:
 - The server has one thread for all connections, so that a slow function delays no greeting; requests wait in a bounded
   queue, and connections are not read while it is full.
 - A lost connection is ``PeerGone`` for the calls under way on it; the next call connects again.
+- A request that is larger than allowed is passed over unread and refused; it costs its own call alone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from penstock.address import Address, is_loopback
-from penstock.calls.envelope import Envelope, aged, unpack
+from penstock.calls.envelope import HEADER as ENVELOPE
+from penstock.calls.envelope import Envelope, Kind, aged, pack, unpack
 from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.errors import ClosedError, InvalidArgument, PeerGone, PenstockError, ProtocolError, RefusedError
 from penstock.tcp.log import Throttle
@@ -47,6 +49,7 @@ class Connection:
         self._max = max_message_bytes
         self._lock = threading.Lock()  # an encrypted socket is used by one thread at a time
         self._received = bytearray()
+        self._pass_over = 0  # bytes of what is too large
         self._unsent = bytearray()
 
     def send(self, data: bytes) -> None:
@@ -100,18 +103,33 @@ class Connection:
             yield from self._frames()
 
     def _frames(self) -> Iterator[Envelope]:
-        while len(self._received) >= HEADER.size:
+        while True:
+            if self._pass_over:
+                passed = min(self._pass_over, len(self._received))
+                del self._received[:passed]
+                self._pass_over -= passed
+            if self._pass_over or len(self._received) < HEADER.size:
+                return
             header_size, kind, _, size = HEADER.unpack_from(self._received)
             if header_size != HEADER.size or kind != FrameType.PAYLOAD:
                 raise ProtocolError("the peer sent something else than calls")
-            if size > self._max:
-                raise ProtocolError(f"a call of {size} bytes where {self._max} are allowed (max_message_bytes)")
-            end = HEADER.size + size
+            too_large = size > self._max + ENVELOPE.size
+            end = HEADER.size + (ENVELOPE.size if too_large else size)
             if len(self._received) < end:
                 return
             data = bytes(self._received[HEADER.size : end])
             del self._received[:end]
-            yield unpack(data)
+            if too_large:
+                self._pass_over = size - ENVELOPE.size
+                self._refuse_size(unpack(data), size - ENVELOPE.size)
+            else:
+                yield unpack(data)
+
+    def _refuse_size(self, envelope: Envelope, size: int) -> None:
+        said = f"{size} bytes where {self._max} are allowed (max_message_bytes)"
+        if envelope.kind is not Kind.REQUEST:
+            raise ProtocolError(f"an answer of {said}")
+        self.send(pack(Kind.REFUSAL, envelope.number, 0, envelope.origin, f"a request of {said}".encode()))
 
     def close(self) -> None:
         """Close it; what waits is lost."""
@@ -146,8 +164,9 @@ class StreamClient(ClientLane):
         self._closed = False
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
-        if len(data) > self._max:
-            raise InvalidArgument(f"a call of {len(data)} bytes where {self._max} are allowed (max_message_bytes)")
+        if len(data) - ENVELOPE.size > self._max:
+            size = len(data) - ENVELOPE.size
+            raise InvalidArgument(f"a request of {size} bytes where {self._max} are allowed (max_message_bytes)")
         connection = self._connect(deadline)
         try:
             connection.send(data)
@@ -273,6 +292,12 @@ class StreamClient(ClientLane):
             self._forget(connection)
         self._selector.close()
 
+    def abandon(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.socket.close()  # and not taken out of the selector: the kernel's list is the parent's too
+        self._selector.close()
+
 
 class _Peer:
     """One connection of the server: greeting, then requests."""
@@ -365,6 +390,7 @@ class StreamServer(ServerLane):
             return  # it hung up before it was accepted, or there is no descriptor for it: it stays in the backlog
         if len(self._peers) >= self._max_clients:
             connection.close()
+            self._warnings.tell("calls: %s: closed, %d clients are the most (max_clients)", where, self._max_clients)
             return
         prepare(connection, self._keepalive)
         if self._tls is not None:
@@ -461,6 +487,13 @@ class StreamServer(ServerLane):
     def drop(self, way: Any) -> None:
         """Nothing was taken that could be given back."""
 
+    def abandon(self) -> None:
+        self._closed = True
+        for peer in self._peers.values():
+            peer.socket.close()
+        for one in (self._listener, self._bell, self._ring, self._selector):
+            one.close()
+
     def close(self, goodbye: bytes) -> None:
         """Closing the connections is the goodbye."""
         self._closed = True
@@ -493,8 +526,17 @@ def _step(connection: socket.socket, negotiation: Negotiation) -> Any:
             negotiation.outgoing.clear()
 
 
-def _token(token: str | bytes | None) -> bytes | None:
-    return token.encode() if isinstance(token, str) else token
+def _token(token: object) -> bytes | None:
+    if token is not None and not isinstance(token, str):
+        raise InvalidArgument(f"token= takes text, not {type(token).__name__}")
+    return None if token is None else token.encode()
+
+
+def _check(**options: float | None) -> None:
+    """Numbers above 0."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise InvalidArgument(f"{name}={value!r} must be a number above 0")
 
 
 def _tls(tls: ssl.SSLContext | None) -> ssl.SSLContext | None:
@@ -517,6 +559,8 @@ def open_client(
     """A client's lane to ``tcp://HOST:PORT`` (or ``tcp:///PATH``)."""
     if not address.name and not address.port:
         raise InvalidArgument(f"a client needs the server's port: {address.text!r} has none")
+    _check(connect_timeout=connect_timeout, max_message_bytes=max_message_bytes)
+    _check(**({} if keepalive is None else {"keepalive": keepalive}))
     return StreamClient(address, _token(token), _tls(tls), connect_timeout, max_message_bytes, keepalive)
 
 
@@ -532,6 +576,8 @@ def open_server(
     keepalive: float | None = 15.0,
 ) -> ServerLane:
     """A server's lane at ``tcp://HOST:PORT`` (or ``tcp:///PATH``). Off loopback it wants a token or certificates."""
+    _check(handshake_timeout=handshake_timeout, max_clients=max_clients, max_message_bytes=max_message_bytes)
+    _check(**({} if keepalive is None else {"keepalive": keepalive}))
     asks_who_comes = token is not None or (tls is not None and _tls(tls).verify_mode is ssl.CERT_REQUIRED)  # type: ignore[union-attr]
     if not (address.name or insecure or is_loopback(address.host) or asks_who_comes):
         raise RefusedError(

@@ -56,7 +56,8 @@ def play(
         span = Span.of(journals, start, length)
         to = targets(journals, topic, mapping, story)
         opened(list(to.values()))
-        player = Player(stack, to, wait, timeout)
+        schemas = {name: found.newest(name)[1] for found in (one.schemas for one in journals) for name in found.topics}
+        player = Player(stack, to, wait, timeout, schemas)
         with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
             while player.play(messages(journals, topic, span), speed, advance) and loop:
                 pass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import shlex
 import shutil
 import signal
@@ -27,6 +28,8 @@ from penstock.errors import InvalidArgument
 app = typer.Typer()
 LOOK_S = 0.05  # how often a running command's client is looked at
 MAX_ERROR_BYTES = 500
+MAX_ANSWER_BYTES = 64 << 20
+PIPE_BYTES = 1 << 16
 
 
 class Failed(Exception):
@@ -49,31 +52,75 @@ class Runner:
             return None
 
     def _run(self, payload: bytes, request: Request) -> bytes:
-        begun = time.monotonic()
         process = subprocess.Popen(
             self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
         )
-        data: bytes | None = payload
         try:
-            while True:
-                try:
-                    output, errors = process.communicate(data, timeout=LOOK_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    data = None  # it has what it was given; communicate goes on with the rest
-                if request.cancelled:
-                    raise Failed("the client no longer waits")
-                if time.monotonic() - begun > self._limit_s:
-                    raise Failed(f"{self._words[0]} took longer than {self._limit_s:g} s (--limit)")
+            output, errors = self._talk(process, payload, request)
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with whatever it has started: it leads a session of its own
-            process.communicate()
             raise
+        finally:
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                assert pipe is not None
+                with contextlib.suppress(OSError):  # what it did not read
+                    pipe.close()
+            process.wait()
         if process.returncode:
             said = errors.decode("utf-8", "replace").strip()[-MAX_ERROR_BYTES:]
             raise Failed(f"{self._words[0]} ended with code {process.returncode}{': ' if said else ''}{said}")
         return output
+
+    def _talk(self, process: subprocess.Popen[bytes], payload: bytes, request: Request) -> tuple[bytes, bytes]:
+        """Feed it and take what it prints, until it has closed both; now and then look whether somebody still waits.
+
+        Not by ``communicate``: it gives up feeding at its first time-out, and takes any amount of output.
+        """
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        begun = time.monotonic()
+        printed: dict[int, bytearray] = {pipe.fileno(): bytearray() for pipe in (process.stdout, process.stderr)}
+        rest = memoryview(payload)
+        with selectors.DefaultSelector() as selector:
+            for descriptor in printed:
+                selector.register(descriptor, selectors.EVENT_READ)
+            os.set_blocking(process.stdin.fileno(), False)
+            selector.register(process.stdin, selectors.EVENT_WRITE)
+            while any(descriptor in selector.get_map() for descriptor in printed):
+                for key, _ in selector.select(LOOK_S):
+                    if key.fileobj is process.stdin:
+                        rest = _feed(process.stdin.fileno(), rest)
+                        if not rest:
+                            selector.unregister(process.stdin)
+                            with contextlib.suppress(OSError):
+                                process.stdin.close()
+                    elif part := os.read(key.fd, PIPE_BYTES):
+                        self._keep(printed[key.fd], part, error=key.fd == process.stderr.fileno())
+                    else:
+                        selector.unregister(key.fileobj)
+                if request.cancelled:
+                    raise Failed("the client no longer waits")
+                if time.monotonic() - begun > self._limit_s:
+                    raise Failed(f"{self._words[0]} took longer than {self._limit_s:g} s (--limit)")
+        output, errors = printed.values()
+        return bytes(output), bytes(errors)
+
+    def _keep(self, kept: bytearray, part: bytes, error: bool) -> None:
+        kept += part
+        if error:
+            del kept[: -4 * MAX_ERROR_BYTES]  # the end of it says most
+        elif len(kept) > MAX_ANSWER_BYTES:
+            raise Failed(f"{self._words[0]} printed more than {MAX_ANSWER_BYTES >> 20} MiB")
+
+
+def _feed(descriptor: int, rest: memoryview) -> memoryview:
+    """Write what the pipe takes; gives what is left. A command that reads no more has all it wants."""
+    try:
+        return rest[os.write(descriptor, rest[:PIPE_BYTES]) :]
+    except BlockingIOError:
+        return rest
+    except OSError:
+        return rest[:0]
 
 
 @app.command()
@@ -92,22 +139,22 @@ def serve(
 
     Example: [green]penstock serve shm:/upper 'tr a-z A-Z'[/], then [green]penstock call shm:/upper hello[/]
     """
-    words = shlex.split(command)
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise InvalidArgument(f"{command!r} is no command: {error}") from None
     if not words or shutil.which(words[0]) is None:
         raise InvalidArgument(f"{words[0] if words else command!r} is no command that can be run")
     runner = Runner(words, limit)
     with penstock.server(with_options(address, option), runner, workers=processes) as server:
-        where = server.address if server.port is None else f"{server.address} (port {server.port})"
         if as_json:
             show.print_json({"address": server.address, "port": server.port})
         else:
-            print(f"answering calls at {where}; Ctrl-C ends", file=sys.stderr, flush=True)
+            print(f"answering calls at {server.address}; Ctrl-C ends", file=sys.stderr, flush=True)
         try:
             while True:
                 time.sleep(3600)
-        except exits.STOPPED:  # the usual end
-            pass
-        finally:
+        except exits.STOPPED:  # a service that was asked to stop has done its work
             ledger = server.ledger
             if as_json:
                 show.print_json({"calls": ledger.matched, "answered": ledger.delivered})

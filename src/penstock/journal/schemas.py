@@ -49,7 +49,7 @@ class Schemas:
     @property
     def total_bytes(self) -> int:
         """Of all texts."""
-        return sum(len(text) for versions in self._versions.values() for text in versions.values())
+        return sum(len(text) for versions in list(self._versions.values()) for text in versions.values())
 
     def add(self, topic: str, text: str) -> bytes:
         """One more version; gives its record."""
@@ -76,13 +76,15 @@ class Schemas:
         self._put(topic, {number: versions[number] for number in sorted(versions)[-MAX_VERSIONS:]})
 
     def _put(self, topic: str, versions: dict[int, str]) -> None:
-        """A new mapping each time: who looks at the old one is not disturbed."""
-        others = {name: found for name, found in self._versions.items() if name != topic}
-        self._versions = {**others, topic: versions} if versions else others
+        """A new mapping of the topic each time: who looks at the old one is not disturbed."""
+        if versions:
+            self._versions[topic] = versions
+        else:
+            self._versions.pop(topic, None)
 
     def records(self) -> Iterator[bytes]:
         """All of it, for a snapshot."""
-        for topic, versions in self._versions.items():
+        for topic, versions in list(self._versions.items()):
             name = topic.encode()
             for version, text in versions.items():
                 yield _HEAD.pack(len(name), version) + name + text.encode()

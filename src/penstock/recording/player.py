@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -15,6 +15,7 @@ from penstock.recording.span import topic_names
 from penstock.recording.story import Story
 from penstock.secrecy import without_secrets
 from penstock.topics import matches
+from penstock.types import Schema, Terms
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -52,9 +53,20 @@ def targets(
 class Player:
     """Publishers of all topics, and what went through them."""
 
-    def __init__(self, stack: contextlib.ExitStack, targets: dict[str, str], wait: int, timeout: float) -> None:
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        targets: dict[str, str],
+        wait: int,
+        timeout: float,
+        schemas: Mapping[str, str] | None = None,
+    ) -> None:
         opened = {to: stack.enter_context(penstock.publisher(to)) for to in dict.fromkeys(targets.values())}
         self._publishers = {name: opened[to] for name, to in targets.items()}
+        for to, publisher in opened.items():
+            said = {(schemas or {}).get(name) for name, address in targets.items() if address == to}
+            if len(said) == 1 and (text := said.pop()):  # all that goes there is of one type
+                publisher.agree(Terms(Schema.parse(text), writes=True))
         self.counts = dict.fromkeys(targets, 0)
         self.seconds = 0.0
         for to, publisher in opened.items():

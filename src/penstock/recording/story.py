@@ -83,7 +83,6 @@ class Story:
         if kind in ("going_on", "ended"):  # all of the recording, also what was told in segments that are gone
             self.lost = max(self.lost, int(event.get("lost", 0)))
 
-
     def missing(self) -> list[str]:
         """What the recording does not have, a sentence each; what was lost message by message stands in ``lost``."""
         found = []

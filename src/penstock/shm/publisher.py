@@ -16,7 +16,6 @@ from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Buffer, Ledger, Overflow, choose
 from penstock.errors import InvalidArgument, RefusedError
-from penstock.shm.handles import remember
 
 if TYPE_CHECKING:
     ResizeCallback = Callable[["Publisher", int, int], Any]
@@ -64,7 +63,6 @@ class Publisher(native.Publisher, channel.Publisher):
             max_publishers=max_publishers, max_subscribers=max_subscribers, local=local, mux=mux, vchan_id=vchan_id,
             mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
-        remember(self)
         #: Whether the activation message was published; False too where none was asked for.
         self.activated = activation and self._activate()
         if activation and not self.activated:

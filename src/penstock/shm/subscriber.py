@@ -15,7 +15,6 @@ from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
-from penstock.shm.handles import remember
 from penstock.shm.publisher import agree_on_schema, group_id, is_reliable
 
 if TYPE_CHECKING:
@@ -79,7 +78,6 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             max_publishers=max_publishers, max_subscribers=max_subscribers, mux=mux, vchan_id=vchan_id,
             history=history, mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
-        remember(self)
         self.call_in_thread(on_message)
 
     def agree(self, terms: channel.Terms) -> None:

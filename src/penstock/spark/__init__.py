@@ -16,7 +16,11 @@ __all__ = ["session", "push_down", "make_class_cache", "find_java"]
 
 
 def __getattr__(name: str) -> object:
-    """``table`` needs pyarrow and deltalake, which importing this must not."""
+    """``table`` and ``arrow_batches`` need pyarrow and more, which importing this must not."""
+    if name == "arrow_batches":
+        from penstock.spark.batches import arrow_batches
+
+        return arrow_batches
     if name == "table":
         from penstock.spark.lake import table
 

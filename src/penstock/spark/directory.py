@@ -29,12 +29,16 @@ from penstock.journal.disk import open_regular, read_all, read_part
 from penstock.journal.format import INDEX
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
+from penstock.spark.kept import Kept
 from penstock.spark.records import Array, record_bytes, wrong_records
 from penstock.spark.topic_names import TopicNames
 
 Found = TypeVar("Found")
 LOG = logging.getLogger("penstock.spark")
 LEAST_SHARE = 0.01
+HEADER_SIZE = 1024  # bytes that one takes in memory, about
+HEADERS: Kept[layout.SegmentHeader] = Kept(32 << 20)
+SUMMARIES: Kept[Array] = Kept(64 << 20)
 LISTINGS = 100  # of a directory whose segments go while they are looked at
 
 
@@ -81,6 +85,8 @@ class Directory:
         self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
         self._topics: dict[Path, dict[int, str]] = {}
         self._listed: list[tuple[int, int]] = []
+        self._names: dict[int, str] = {}  # of topics, by number, as far as planning has met them
+        self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: of so many names, those that are wanted
         self.permissive = False  # a damaged header is made again where that can be done
 
     # -- what is there ------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ class Directory:
 
     def header(self, name: tuple[int, int]) -> layout.SegmentHeader:
         """A segment's header, read once when it is sealed."""
-        known = self._headers.get(name)
+        known = self._headers.get(name) or HEADERS.get((self.uuid, name))
         if known is None or known.seal is None:
             path = self._file(name, "log")
             data = read_part(path, 0, layout.SEGMENT_HEADER_BYTES + layout.BATCH.size)
@@ -165,6 +171,8 @@ class Directory:
                 LOG.warning("%s; made again from its name and its first batch", error)
             if str(known.uuid) != self.uuid:
                 raise StateError(anew_text(str(self.path)))
+            if known.seal is not None and not self.permissive:
+                HEADERS.put((self.uuid, name), known, HEADER_SIZE)
             self._headers[name] = known
         return known
 
@@ -241,9 +249,8 @@ class Directory:
         summary = self._summary(segment) if bounds.by_row else None
         if summary is None:
             return True
-        topics = self.topics(segment) if bounds.patterns else {}
         if bounds.patterns:
-            self._check_named(summary["topic"], topics)
+            summary = summary[numpy.isin(summary["topic"], self._wanted_topics(segment, summary["topic"], bounds))]
         return any(
             bounds.wants(
                 (int(row["least_ordinal"]), int(row["greatest_ordinal"])),
@@ -251,9 +258,21 @@ class Directory:
                 (int(row["least_time_ns"]), int(row["greatest_time_ns"])),
                 (int(row["least_stored_ns"]), int(row["greatest_stored_ns"])),
             )
-            and (not bounds.patterns or bounds.wants_topic(topics[int(row["topic"])]))
             for row in summary
         )
+
+    def _wanted_topics(self, segment: Segment, numbers: Array, bounds: Bounds) -> Array:
+        """Which topics the patterns name, of all those that are known so far: a number's name never changes."""
+        unknown = set(numbers.tolist()) - self._names.keys()
+        if unknown:
+            self._names |= self.topics(segment)
+            self._check_named(numbers, self._names)
+        known, wanted = self._wanted.get(bounds.patterns, (0, numpy.empty(0, numpy.uint32)))
+        if known != len(self._names):
+            found = [number for number, name in self._names.items() if bounds.wants_topic(name)]
+            wanted = numpy.array(found, numpy.uint32)
+            self._wanted[bounds.patterns] = len(self._names), wanted
+        return wanted
 
     def _check_named(self, numbers: Array, topics: dict[int, str]) -> None:
         """Who asks for topics by name must not miss the messages of one whose name is damaged."""
@@ -265,11 +284,17 @@ class Directory:
     def _summary(self, segment: Segment) -> Array | None:
         if not segment.sealed:
             return None
-        try:
-            data = read_all(self.file(segment, "topics"))
-        except (FileNotFoundError, CorruptionError):
-            return None
-        return journal_format.summary(data, self.header((segment.first, segment.revision)))
+        key = self.uuid, segment.nonce
+        found = SUMMARIES.get(key)
+        if found is None:
+            try:
+                data = read_all(self.file(segment, "topics"))
+            except (FileNotFoundError, CorruptionError):
+                return None
+            found = journal_format.summary(data, self.header((segment.first, segment.revision)))
+            if found is not None:
+                SUMMARIES.put(key, found, len(data) + HEADER_SIZE)
+        return found
 
     def share(self, segment: Segment, bounds: Bounds, log: bool) -> float:
         """How much of a segment's bytes a reader touches, about: its index alone, or the part in the range of time."""

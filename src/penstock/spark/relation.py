@@ -27,6 +27,7 @@ from penstock.spark import scans
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 LOG = logging.getLogger("penstock.spark")
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -103,7 +104,7 @@ def separated(frame: DataFrame) -> DataFrame:
     enabled = frame.sparkSession.conf.get(_ENABLED, "false")
     if enabled != "true" or small.get("pushdown", "true").lower() != "true":
         return frame
-    more = {"pushdown": "true", "ends": _ends(frame, given)}
+    more = {"pushdown": "true", "ends": ends_of(given, frame.schema)}
     try:
         return _with_own_sources(frame, relation, given | more)
     except Exception as error:  # whatever another version of Spark does here: correct, only without push-down
@@ -165,11 +166,11 @@ def _table_class(gateway: Any) -> Any:
     return known
 
 
-def _ends(frame: DataFrame, options: Mapping[str, str]) -> str:
+def ends_of(options: Mapping[str, str], schema: StructType) -> str:
     """Where each journal ends now, as the option ``ends``."""
     from penstock.spark.places import open_places
     from penstock.spark.source import JournalReader
 
-    reader = JournalReader(dict(options), frame.schema)
+    reader = JournalReader(dict(options), schema)
     ends = {place.uuid: place.frontier for place in open_places(reader.places)}
     return json.dumps(ends if reader.ends is None else reader.ends)  # who loads may have noted them before

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
 from penstock.address import is_loopback
-from penstock.channel import Ledger, Overflow, check_timeout, choose
+from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.tcp import sockets
@@ -307,6 +307,10 @@ class Publisher(PublisherContract):
     def new_answer(self) -> Answer:
         """The protocol's side of a new connection."""
         return Answer(self._token, identity=self._identity, schema=self._schema)
+
+    def agree(self, terms: Terms) -> None:
+        """Who is greeted from now on is told it. Opened with a type it has told everybody."""
+        self._schema = terms.text
 
     @property
     def schema(self) -> str | None:

@@ -93,6 +93,7 @@ def plain(kind: Any, encoding: str = "json") -> Codec[Any]:
     room = msgspec.json if encoding == "json" else msgspec.msgpack
     try:
         schema = msgspec.json.schema(kind)
+        _mark_times(msgspec.inspect.type_info(kind), schema, schema.get("$defs", {}), set())
         decode = room.Decoder(kind).decode
     except TypeError as error:
         raise InvalidArgument(f"type={kind!r} cannot be described: {error}") from None
@@ -110,6 +111,41 @@ def plain(kind: Any, encoding: str = "json") -> Codec[Any]:
         return encoded
 
     return Codec(name or str(kind), encoding, {"jsonschema": schema}, checked, decode)
+
+
+_TIMES = {"DateTimeType": "date-time", "TimeType": "time"}
+
+
+def _mark_times(info: Any, node: Any, names: dict[str, Any], seen: set[str]) -> None:
+    """msgspec describes times without a zone as mere text: say what they are."""
+    if not isinstance(node, dict):
+        return
+    if "$ref" in node:
+        name = node["$ref"].rpartition("/")[2]
+        if name in seen or not name.endswith(getattr(getattr(info, "cls", None), "__name__", "")):
+            return  # looked at already, or another choice of a union
+        seen.add(name)
+        node = names[name]
+    kind = type(info).__name__
+    if kind in _TIMES and node.get("type") == "string":
+        node.setdefault("format", _TIMES[kind])
+    elif kind == "UnionType":
+        for one in info.types:
+            for choice in node.get("anyOf", ()):
+                if type(one).__name__ not in _TIMES or "format" not in choice:
+                    _mark_times(one, choice, names, seen)
+    elif kind == "TupleType":
+        for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
+            _mark_times(one, part, names, seen)
+    elif hasattr(info, "fields"):
+        for place, one in enumerate(info.fields):
+            parts = node.get("properties", {}).get(one.encode_name)
+            if parts is None and place < len(node.get("prefixItems", ())):
+                parts = node["prefixItems"][place]
+            _mark_times(one.type, parts, names, seen)
+    else:
+        _mark_times(getattr(info, "item_type", None), node.get("items"), names, seen)
+        _mark_times(getattr(info, "value_type", None), node.get("additionalProperties"), names, seen)
 
 
 # --- pydantic: by the models' own methods
@@ -223,7 +259,7 @@ def _numpy(kind: Any) -> Codec[Any]:
     dtype = numpy.dtype(kind)
     if dtype.hasobject or not dtype.itemsize:
         raise InvalidArgument(f"type={dtype!r}: items of a fixed size without Python objects are wanted")
-    frombuffer, empty = numpy.frombuffer, numpy.empty
+    view, item_bytes = numpy.ndarray, dtype.itemsize
     arrays = (numpy.ndarray, numpy.generic)
 
     def encode(value: Any) -> Any:
@@ -233,7 +269,10 @@ def _numpy(kind: Any) -> Codec[Any]:
         return numpy.ascontiguousarray(value)
 
     def decode(message: Any) -> Any:
-        return frombuffer(message, dtype) if len(message) else empty(0, dtype)
+        count, rest = divmod(len(message), item_bytes)
+        if rest:
+            raise ValueError(f"its bytes are no whole number of items of {item_bytes} bytes")
+        return view(count, dtype, message)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:

@@ -16,7 +16,7 @@ MAX_STEPS = 20_000  # of one comparison: choices within choices multiply
 MAX_DEPTH = 64  # of types within types; a type that holds itself is compared once
 # Words of JSON Schema that a message does not depend on.
 _SILENT = {"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "$schema", "readOnly"}
-_SILENT |= {"writeOnly", "contentEncoding", "discriminator"}
+_SILENT |= {"writeOnly", "discriminator"}
 _STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
 _STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf"}
 _ANYTHING: Mapping[str, Any] = {}
@@ -201,6 +201,10 @@ def _listed(node: Mapping[str, Any]) -> list[Any] | None:
 
 def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
     """Bounds and formats: what is read asks for no more than what is written promises."""
+    # Bytes and times have a form of their own in msgpack: who reads them as text must not be given them.
+    for word, forms in (("contentEncoding", None), ("format", {"date-time"})):
+        if word in mine and word not in theirs and (forms is None or mine[word] in forms):
+            yield f"{_place(path)} is written with {word} {mine[word]!r}, and read without"
     for word, value in theirs.items():
         if word in _SILENT or word in _STRUCTURE or word == "minItems" or mine.get(word) == value:
             continue

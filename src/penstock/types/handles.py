@@ -30,13 +30,13 @@ class TypedPublisher(Publisher[T]):
         self.inner = inner
         self.codec = codec
         self._encode = codec.encode
+        vars(self)["publish"] = _publishing(inner.publish, codec.encode)  # a message costs one frame of Python
         words = ("carries_properties", "carries_properties_of_many")
         vars(self).update({word: getattr(inner, word) for word in words})
 
     def publish(self, value: T, **options: Any) -> int | None:  # type: ignore[override]  # bytes are for forward()
         """Publish an object; gives its ordinal where the reach knows it. The options are the reach's."""
-        publish: Callable[..., int | None] = self.inner.publish
-        return publish(self._encode(value), **options) if options else publish(self._encode(value))
+        return self.publish(value, **options)  # of the handle itself: see __init__
 
     def publish_many(self, batch: Iterable[T], **options: Any) -> int:  # type: ignore[override]
         """Publish each of them, in order; gives how many. One that cannot be encoded: none is published."""
@@ -101,6 +101,34 @@ class TypedPublisher(Publisher[T]):
         return f"<{self.codec.name} to {self.inner!r}>"
 
 
+def _publishing(publish: Callable[..., int | None], encode: Callable[[Any], Any]) -> Callable[..., int | None]:
+    def publish_value(value: Any, **options: Any) -> int | None:
+        return publish(encode(value), **options) if options else publish(encode(value))
+
+    return publish_value
+
+
+def _reading(inner: Subscriber, decode: Callable[[Any], Any]) -> Callable[..., Any]:
+    def read(timeout: float | None = None) -> Any:
+        try:
+            message = inner.read(timeout)
+        except ClosedError:
+            _tell_refusal(inner)
+            raise
+        if message is not None:
+            message._decoder = decode
+        return message
+
+    return read
+
+
+def _tell_refusal(inner: Any) -> None:
+    """A reach that learns only later that the types differ has ended, and keeps why."""
+    refusal = getattr(inner, "refusal", None)
+    if refusal is not None:
+        raise refusal
+
+
 class _Decoding(Generic[T]):
     """Makes values of messages and counts what does not decode. It knows nothing of the handle, which may go first."""
 
@@ -136,17 +164,11 @@ class TypedSubscriber(Subscriber[T]):
         self.codec = codec
         self._decoding = _Decoding(codec)
         self._decode = self._decoding.decode
+        vars(self)["read"] = _reading(inner, self._decode)
 
     def read(self, timeout: float | None = None) -> Message[T] | None:
         """The next message, or None when the time is over."""
-        try:
-            message: Any = self.inner.read(timeout)
-        except ClosedError:
-            self._tell_refusal()
-            raise
-        if message is not None:
-            message._decoder = self._decode
-        return message  # type: ignore[no-any-return]
+        return self.read(timeout)  # of the handle itself: see __init__
 
     def read_newest(self, timeout: float | None = None) -> Message[T] | None:
         """The newest message, where the reach can pass over the others."""
@@ -160,7 +182,7 @@ class TypedSubscriber(Subscriber[T]):
         try:
             batch: Any = self.inner.read_many(most, timeout)
         except ClosedError:
-            self._tell_refusal()
+            _tell_refusal(self.inner)
             raise
         if isinstance(batch, list):
             for message in batch:
@@ -168,12 +190,6 @@ class TypedSubscriber(Subscriber[T]):
         else:
             batch._decoder = self._decode
         return batch  # type: ignore[no-any-return]
-
-    def _tell_refusal(self) -> None:
-        """A reach that learns only later that the types differ has ended, and keeps why."""
-        refusal = getattr(self.inner, "refusal", None)
-        if refusal is not None:
-            raise refusal
 
     # --- objects
 
@@ -184,17 +200,19 @@ class TypedSubscriber(Subscriber[T]):
         ``errors="raise"`` it is raised, and the loop may be begun again after it.
         """
         raises = _raises(errors)
+        read: Callable[..., Any] = self.read
+        decode = self._decode
         try:
-            while (message := self.read(timeout)) is not None:
+            while (message := read(timeout)) is not None:
                 try:
-                    value = self._decode(message)
+                    value = decode(message)
                 except DecodeError as error:
                     if raises:
                         raise
                     self._note(error)
                     continue
                 finally:
-                    del message  # the value may hold it; nothing else does
+                    message = None  # the value may hold it; nothing else does
                 yield value
                 del value
         except ClosedError:

@@ -19,6 +19,11 @@ MAX_TEXT_BYTES = 40_960  # fits into one line of a broker, one field of a greeti
 MAX_NAME_BYTES = 112
 
 
+def digest_of(text: str) -> str:
+    """16 hexadecimal digits that stand for a schema's text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 @dataclass(frozen=True, slots=True)
 class Schema:
     """What the messages of a channel or topic are made of."""
@@ -41,7 +46,7 @@ class Schema:
     @property
     def digest(self) -> str:
         """16 hexadecimal digits that stand for the text."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+        return digest_of(self.text)
 
     def checked(self) -> Schema:
         """This schema; ``InvalidArgument`` where it is too large to travel."""

@@ -48,7 +48,7 @@ class _Base(Requests):
         keepalive_s: float = DEFAULT_S,
     ) -> None:
         self._options: dict[str, Any] = {"token": token, "tls": tls}
-        self._timeout = timeout
+        self.timeout = timeout  #: seconds that an answer may take
         self._dialogue = Dialogue(token=token, name=name)
         self._link = Link(
             host,
@@ -96,7 +96,7 @@ class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
     def _finish(self, pending: Pending) -> Any:
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         try:
             while not pending.done:
                 self._advance()
@@ -104,7 +104,7 @@ class Client(_Base):
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise TimeoutError(self._link.silence(self._timeout))
+                    raise TimeoutError(self._link.silence(self.timeout))
                 self._link.wait(left)
         except ClosedError:
             if self.closed and pending.publishes:
@@ -144,7 +144,7 @@ class AsyncClient(_Base):
             future = self._loop.create_future()
             self._waiting.append((pending, future))
             self._look_again()
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 await future
         return pending.result()
 

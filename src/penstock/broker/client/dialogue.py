@@ -105,8 +105,8 @@ class Dialogue:
         producer: str | None = None,
         max_message_bytes: int = 64 << 20,
     ) -> None:
-        if token is not None and (not token.isprintable() or " " in token):
-            raise InvalidArgument("a token has no blanks or control characters")
+        if token is not None and (not isinstance(token, str) or not token.isprintable() or " " in token):
+            raise InvalidArgument("a token is text without blanks or control characters")
         self.token = token
         self.name = name
         self.producer = producer if producer is not None else uuid.uuid4().hex
@@ -118,6 +118,7 @@ class Dialogue:
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
         self._subscribe_lines: dict[str, bytes] = {}
+        self._following: dict[str, int] = {}  # of each temporary queue: the position that it has not given yet
         self._heads: dict[str, bytes] = {}
         self._waiting: deque[Pending] = deque()
         self._outgoing: deque[bytes] = deque()
@@ -174,12 +175,19 @@ class Dialogue:
         line = f"SUB {words.check_queue(queue)} {options}".rstrip().encode() + b"\n"
         self.subscriptions[queue] = receive
         self._subscribe_lines[queue] = line
-        return self._add(Pending(line))
+        return self._add(Pending(line, convert=lambda answer: self._subscribed(queue, answer)))
+
+    def _subscribed(self, queue: str, answer: tuple[str, str]) -> None:
+        """A temporary queue's broker tells where it begins, so that it can go on there after a reconnect."""
+        _, begins, position = answer[1].rpartition("begins=")
+        if begins:
+            self._following.setdefault(queue, words.number(position, "position"))
 
     def unsubscribe(self, queue: str) -> Pending | None:
         """Consume it no more."""
         self.subscriptions.pop(queue, None)
         self._subscribe_lines.pop(queue, None)
+        self._following.pop(queue, None)
         return self.ask(f"UNSUB {queue}", repeat=False) if self.ready else None
 
     def _add(self, pending: Pending) -> Pending:
@@ -280,6 +288,8 @@ class Dialogue:
             receive = self.subscriptions.get(rest)
             if receive is not None:
                 receive(batch)
+                if rest in self._following:
+                    self._following[rest] = (batch[-1].position or 0) + 1
         elif verb == "HELLO":
             self._welcome(rest)
         elif verb == "ERR":
@@ -409,13 +419,18 @@ class Dialogue:
         if self.ready:
             raise ProtocolError("HELLO is answered once")
         fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
+        if self.journal != fields.get("journal", ""):  # another store: what was known of the old one means nothing
+            self._following.clear()
         self.journal = fields.get("journal", "")
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
         self.ready = True
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}
-        self._renewed = {line for line in self._subscribe_lines.values() if line not in asked}
+        lines = {queue: line for queue, line in self._subscribe_lines.items() if line not in asked}
+        for queue in lines.keys() & self._following.keys():
+            lines[queue] = lines[queue][:-1] + b" from_position=%d\n" % self._following[queue]
+        self._renewed = set(lines.values())
         again = deque(Pending(line) for line in self._renewed)
         for pending in self._waiting:
             if pending.repeat or not pending.asked:

@@ -3,18 +3,23 @@
 args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` ("application/octet-stream"),
 ``headers`` ({}), ``token`` (null: no ``Authorization: Bearer``), ``tries`` (5), ``backoff_s`` (0.5, doubled each time).
 Answers of 500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers
-outside 200 to 299, it is a failure.
+outside 200 to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of
+their own), ``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
 """
 
 from __future__ import annotations
 
 import http.client
+import json
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 from penstock._core.gateway import GatewayMessage
+from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import Module, Outlet, options
+from penstock.gateway.modules.file_out import as_json
 
 
 class _Refused(OSError):
@@ -24,11 +29,15 @@ class _Refused(OSError):
 class HttpPoster(Module):
     """Posts."""
 
+    receive_many: Callable[[Sequence[GatewayMessage]], None]  # there where messages are batched
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
         given = options(args, url="", timeout_s=10.0, content_type="application/octet-stream", headers={}, token=None,
-                        tries=5, backoff_s=0.5)  # fmt: skip
+                        tries=5, backoff_s=0.5, batch=1, batch_format="lines")  # fmt: skip
+        if given["batch"] < 1 or given["batch_format"] not in ("lines", "json"):
+            raise ValueError('batch is 1 or more and batch_format "lines" or "json"')
         if given["tries"] < 1 or not given["backoff_s"] > 0:
             raise ValueError("tries is 1 or more and backoff_s above 0")
         if (parts := urlsplit(given["url"])).scheme not in ("http", "https") or not parts.hostname:
@@ -43,15 +52,37 @@ class HttpPoster(Module):
         self._connection = kind(parts.hostname or "", parts.port, timeout=configuration["timeout_s"])
         self._ending = threading.Event()
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if configuration["batch"] > 1:
+            self.receive_many = self._post_batches
 
     def receive(self, message: GatewayMessage) -> None:
         """Post one and wait for the answer."""
         headers = {f"X-Property-{quote(k, safe='')}": quote(v, safe=" /:;,.=+") for k, v in message.properties.items()}
-        headers["Content-Type"] = self.configuration["content_type"]
-        headers.update(self.configuration["headers"])
+        self._post_until_taken(bytes(message), {**headers, **self._own_headers()})
+
+    def _post_batches(self, messages: Sequence[GatewayMessage]) -> None:
+        """As many together as are allowed in a request."""
+        most = self.configuration["batch"]
+        for begin in range(0, len(messages), most):
+            group = messages[begin : begin + most]
+            if self.configuration["batch_format"] == "lines":
+                body = b"".join(bytes(message) + b"\n" for message in group)
+            else:
+                body = json.dumps([as_json(message) for message in group]).encode()
+            try:
+                self._post_until_taken(body, self._own_headers())
+            except (OSError, http.client.HTTPException) as error:
+                if begin == 0 or self.on_failure is None:
+                    raise
+                left = [(message, 1) for message in messages[begin:]]  # those before were taken
+                self.on_failure(MessageFailed(f"{type(error).__name__}: {error}", given_back=left))
+                return
+
+    def _own_headers(self) -> dict[str, str]:
+        headers = {"Content-Type": self.configuration["content_type"], **self.configuration["headers"]}
         if self.configuration["token"] is not None:
             headers["Authorization"] = f"Bearer {self.configuration['token']}"
-        self._post_until_taken(bytes(message), headers)
+        return headers
 
     def _post_until_taken(self, body: bytes, headers: dict[str, str]) -> None:
         for tried in range(1, self.configuration["tries"] + 1):

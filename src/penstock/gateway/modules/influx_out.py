@@ -1,0 +1,90 @@
+"""InfluxOut: numbers into InfluxDB, or whatever takes its line protocol over HTTP.
+
+args: ``url`` (required: with its path, ``http://HOST:8086/api/v2/write?org=O&bucket=B``, or ``/write?db=D`` of 1.x;
+times are nanoseconds), ``token`` (null), ``measurement`` ("gateway"; ``{NAME}`` stands for a property), ``tags`` ([]:
+names of properties), ``fields`` (null: all numbers, truth values and texts of the content, a JSON object; or a list of
+names), and of HttpPoster ``timeout_s``, ``headers``, ``tries``, ``backoff_s``. What waits together is sent together.
+Content that is no JSON object with such a field is a failure of that message alone.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.errors import MessageFailed
+from penstock.gateway.module import options
+from penstock.gateway.modules.http_poster import HttpPoster
+
+
+class InfluxOut(HttpPoster):
+    """Posts lines."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        own = options({k: v for k, v in args.items() if k in OWN} if isinstance(args, dict) else args, **OWN)
+        rest = {k: v for k, v in args.items() if k not in OWN} if isinstance(args, dict) else {}
+        for name in ("batch", "batch_format", "content_type"):
+            if name in rest:
+                raise ValueError(f"{name!r} is not known; messages that wait together are sent together")
+        token = rest.pop("token", None)
+        headers = {} if token is None else {"Authorization": f"Token {token}"}
+        given = super().parse({**rest, "content_type": "text/plain; charset=utf-8"})
+        return {**given, **own, "headers": {**headers, **given["headers"]}}
+
+    def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
+        """Send them as lines of one request."""
+        lines = []
+        for message in messages:
+            try:
+                lines.append(self._line(message))
+            except ValueError as error:
+                if len(messages) == 1 or self.on_failure is None:
+                    raise
+                self.on_failure(MessageFailed(f"ValueError: {error}", given_back=[(message, 1)]))
+        if lines:
+            self._post_until_taken("\n".join(lines).encode(), self._own_headers())
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Send one."""
+        self.receive_many([message])
+
+    def _line(self, message: GatewayMessage) -> str:
+        c, data = self.configuration, json.loads(bytes(message))
+        if not isinstance(data, dict):
+            raise ValueError(f"content is a JSON object, not {type(data).__name__}")
+        wanted = data if c["fields"] is None else {name: data[name] for name in c["fields"] if name in data}
+        fields = [f"{_escaped(name)}={text}" for name, value in wanted.items() if (text := _field(value)) is not None]
+        if not fields:
+            raise ValueError("content has no field that can be written")
+        name = re.sub(r"{(.*?)}", lambda m: message.properties.get(m[1], "-"), c["measurement"])
+        tags = [(tag, message.properties[tag]) for tag in c["tags"] if message.properties.get(tag)]
+        head = ",".join([_escaped(name, ", "), *(f"{_escaped(tag)}={_escaped(value)}" for tag, value in tags)])
+        return f"{head} {','.join(fields)} {message.timestamp_ns or time.time_ns()}"
+
+
+OWN: dict[str, Any] = {"measurement": "gateway", "tags": [], "fields": None}
+
+
+def _escaped(text: str, special: str = ",= ") -> str:
+    """A name or a tag: it cannot hold a line's end, nor end in a backslash."""
+    text = re.sub(r"[\r\n]+", " ", text).rstrip("\\") or "-"
+    return "".join(f"\\{sign}" if sign in special else sign for sign in text)
+
+
+def _field(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return f"{value}i" if -(1 << 63) <= value < 1 << 63 else repr(float(value))
+    if isinstance(value, float):
+        return repr(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return None

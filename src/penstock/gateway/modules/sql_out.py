@@ -1,0 +1,110 @@
+"""SqlOut: a row of a table for each message, in SQLite or any database with a driver for Python (DB-API 2.0).
+
+args: ``driver`` ("sqlite3"; such as "psycopg"), ``connect`` (the driver's arguments: {"database": "PATH"}), ``table``
+(required), ``columns`` (required: {COLUMN: WHERE FROM}, which is ``content``, ``time`` in seconds, ``source``,
+``property:NAME``, or ``json:FIELD`` of the content, inner ones by ``json:A.B``), ``create`` (null; a statement that is
+run first, such as CREATE TABLE IF NOT EXISTS). Messages that wait together are one transaction. What has no such
+property or field is null; content that is no JSON, where a field is asked for, is a failure of that message alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.errors import MessageFailed
+from penstock.gateway.module import Module, options
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
+MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
+
+
+class SqlOut(Module):
+    """Inserts."""
+
+    _connection: Any = None
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, driver="sqlite3", connect={}, table="", columns={}, create=None)
+        if not given["columns"]:
+            raise ValueError("columns is missing")
+        for name in (given["table"], *given["columns"]):
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} cannot name a table or column: letters, digits and _")
+        for place in given["columns"].values():
+            if not isinstance(place, str) or not re.fullmatch(r"content|time|source|property:.+|json:.+", place):
+                raise ValueError(f"a column is content, time, source, property:NAME or json:FIELD, not {place!r}")
+        try:
+            style = importlib.import_module(given["driver"]).paramstyle
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"driver {given['driver']!r} is no driver that can be loaded: {error}") from None
+        if style not in MARKS:
+            raise ValueError(f"driver {given['driver']!r} marks parameters by {style!r}; {', '.join(MARKS)} are known")
+        marks = ", ".join([MARKS[style]] * len(given["columns"]))
+        columns = ", ".join(given["columns"])  # names that were looked at above; values are parameters
+        return {**given, "insert": f"INSERT INTO {given['table']} ({columns}) VALUES ({marks})"}  # noqa: S608
+
+    def start(self) -> None:
+        """Connect; a database that is not there is a failure."""
+        self._connect()
+
+    def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
+        """Insert them, in one transaction."""
+        rows = []
+        for message in messages:
+            try:
+                rows.append(self._row(message))
+            except ValueError as error:
+                if len(messages) == 1 or self.on_failure is None:
+                    raise
+                self.on_failure(MessageFailed(f"ValueError: {error}", given_back=[(message, 1)]))
+        if not rows:
+            return
+        connection = self._connect()
+        try:
+            connection.cursor().executemany(self.configuration["insert"], rows)
+            connection.commit()
+        except Exception:
+            self.destroy()  # what was not committed is not there, and the next try connects anew
+            raise
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Insert one."""
+        self.receive_many([message])
+
+    def destroy(self) -> None:
+        """Leave the database."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> Any:
+        if self._connection is None:
+            c = self.configuration
+            self._connection = importlib.import_module(c["driver"]).connect(**c["connect"])
+            if c["create"] is not None:
+                self._connection.cursor().execute(c["create"])
+                self._connection.commit()
+        return self._connection
+
+    def _row(self, message: GatewayMessage) -> tuple[Any, ...]:
+        places = self.configuration["columns"].values()
+        data = json.loads(bytes(message)) if any(place.startswith("json:") for place in places) else None
+        return tuple(_value(message, place, data) for place in places)
+
+
+def _value(message: GatewayMessage, place: str, data: Any) -> Any:
+    kind, _, name = place.partition(":")
+    if kind == "property":
+        return message.properties.get(name)
+    if kind == "json":
+        for part in name.split("."):
+            data = data.get(part) if isinstance(data, dict) else None
+        return json.dumps(data) if isinstance(data, dict | list) else data
+    return {"content": bytes(message), "time": message.timestamp_ns / 1e9, "source": str(message.channel)}[kind]

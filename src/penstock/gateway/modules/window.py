@@ -1,0 +1,94 @@
+"""Window: messages that came within a time, as one.
+
+args: ``window_s`` (1.0), ``max_messages`` (1000) and ``max_bytes`` (1048576): a window is also closed by these; ``by``
+(null; a property: a window for each of its values, at most ``max_groups`` (1000), the oldest is closed first),
+``format`` ("lines": contents with a line's end between them; or "json": a list of their JSON values, or texts).
+Properties: ``count``, ``begin`` and ``end`` (seconds), and the one of ``by``. What has gathered is in memory: a window
+that is open when the gateway is killed is gone, one that is open at an orderly end is published.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Outlet, Source, options
+
+
+class Window(Source):
+    """Gathers; its thread closes windows whose time is over."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = options(args, window_s=1.0, max_messages=1000, max_bytes=1 << 20, by=None, max_groups=1000,
+                        format="lines")  # fmt: skip
+        if given["format"] not in ("lines", "json"):
+            raise ValueError(f'format is "lines" or "json", not {given["format"]!r}')
+        if not (given["window_s"] > 0 and min(given["max_messages"], given["max_bytes"], given["max_groups"]) > 0):
+            raise ValueError("window_s, max_messages, max_bytes and max_groups are above 0")
+        return given
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Begin with no window."""
+        super().create(broker, configuration)
+        self._lock = threading.Lock()
+        self._opened = threading.Condition(self._lock)
+        self._windows: dict[str, list[bytes]] = {}  # the oldest first
+        self._begin: dict[str, float] = {}
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Add one; publish the window that it fills."""
+        c, content = self.configuration, bytes(message)
+        group = message.properties.get(c["by"], "") if c["by"] is not None else ""
+        with self._lock:
+            window = self._windows.get(group)
+            if window is not None and sum(map(len, window)) + len(content) > c["max_bytes"]:
+                self._close(group)
+                window = None
+            if window is None:
+                if len(self._windows) >= c["max_groups"]:
+                    self._close(next(iter(self._windows)))
+                window = self._windows[group] = []
+                self._begin[group] = time.time()
+                self._opened.notify()
+            window.append(content)
+            if len(window) >= c["max_messages"]:
+                self._close(group)
+
+    def run(self) -> None:
+        """Close what is due."""
+        while not self.stopping.is_set():
+            with self._lock:
+                due = next(iter(self._begin.values()), None)
+                wait_s = None if due is None else due + self.configuration["window_s"] - time.time()
+                if wait_s is None or wait_s > 0:
+                    self._opened.wait(min(wait_s or 0.2, 0.2))
+                else:
+                    self._close(next(iter(self._windows)))
+
+    def stop(self) -> None:
+        """Publish what has gathered."""
+        super().stop()
+        with self._lock:
+            for group in list(self._windows):
+                self._close(group)
+
+    def _close(self, group: str) -> None:
+        """Under the lock, so that windows are published in order."""
+        window, c = self._windows.pop(group), self.configuration
+        properties = {"count": str(len(window)), "begin": repr(self._begin.pop(group)), "end": repr(time.time())}
+        if c["by"] is not None:
+            properties[c["by"]] = group
+        joined = b"\n".join(window) if c["format"] == "lines" else json.dumps([*map(_value, window)]).encode()
+        self.publish(joined, properties)
+
+
+def _value(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return content.decode(errors="backslashreplace")

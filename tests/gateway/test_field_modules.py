@@ -1,0 +1,318 @@
+"""The modules that speak to servers, files and databases, each against a real one where this machine can have it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sqlite3
+import stat
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.gateway import Delivery, Event, Gateway, GatewayMessage, LinkOptions, modules
+from tests.gateway.conftest import Collector, Failing, eventually
+
+AGAIN = LinkOptions(delivery=Delivery.AT_LEAST_ONCE, backoff_s=0.01, max_tries=2)
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as made:
+        made.add_module("source", Collector)
+        made.add_module("sink", Collector)
+        yield made
+
+
+def say(gateway: Gateway, *contents: bytes, **properties: str) -> None:
+    for content in contents:
+        gateway.module("source").publish(content, properties)
+
+
+class Taker:
+    """A server that notes what is posted, and answers as it is told."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[str, dict[str, str], bytes]] = []
+        self.answers: list[int] = []
+        taker = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                taker.posted.append((self.path, dict(self.headers), body))
+                self.send_response(taker.answers.pop(0) if taker.answers else 204)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def taker() -> Iterator[Taker]:
+    made = Taker()
+    yield made
+    made.close()
+
+
+# ---- HTTP in
+
+
+def add_http_in(gateway: Gateway, **args: Any) -> int:
+    gateway.add_module("web", modules.HttpIn, {"port": 0, **args})
+    return int(gateway.module("web").port)
+
+
+def post(port: int, path: str = "/", body: bytes = b"x", method: str = "POST", **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_what_is_posted_comes_with_its_properties(gateway: Gateway) -> None:
+    port = add_http_in(gateway, path="/in", token="secret")
+    gateway.add_link("web", "sink")
+    gateway.start()
+    good = {"Authorization": "Bearer secret"}
+    assert post(port, "/in/a?b=c", b"one", Content_Type="text/plain", X_Property_Site="no%0Arth", **good) == 204
+    assert post(port, "/in", b"two", "PUT", **good) == 204
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got == [b"one", b"two"])
+    assert dict(sink.messages[0].properties) == {"path": "/in/a", "content-type": "text/plain", "Site": "no\nrth"}
+    assert post(port, "/in", b"x") == 401
+    assert post(port, "/in", b"x", Authorization="Bearer wrong") == 401
+    assert post(port, "/inside", b"x", **good) == 404
+    assert post(port, "/in", b"", "GET", **good) == 405
+    assert sink.got == [b"one", b"two"]
+
+
+def test_a_body_is_bounded_and_has_a_length(gateway: Gateway) -> None:
+    port = add_http_in(gateway, max_body_bytes=10)
+    gateway.add_link("web", "sink")
+    gateway.start()
+    assert post(port, body=bytes(10)) == 204
+    assert post(port, body=bytes(11)) == 413
+    assert post(port, body=bytes(100_000)) == 413
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/", iter([b"pieces"]), {"Transfer-Encoding": "chunked"}, encode_chunked=True)
+    assert connection.getresponse().status == 411
+    connection.close()
+    eventually(lambda: gateway.module("sink").got == [bytes(10)])
+
+
+def test_the_answer_waits_until_it_was_handled_where_that_is_asked_for(gateway: Gateway) -> None:
+    port = add_http_in(gateway, confirm="handled", timeout_s=60.0)
+    gateway.add_link("web", "sink")
+    gateway.start()
+    sink = gateway.module("sink")
+    sink.gate.clear()
+    status: list[int] = []
+    thread = threading.Thread(target=lambda: status.append(post(port)), daemon=True)
+    thread.start()
+    eventually(lambda: gateway.broker.worker_of(sink).busy_since is not None)
+    assert status == []
+    sink.gate.set()
+    thread.join(60)
+    assert status == [204]
+
+
+def test_what_is_not_handled_in_time_is_not_confirmed(gateway: Gateway) -> None:
+    port = add_http_in(gateway, confirm="handled", timeout_s=0.2)
+    gateway.add_module("fails", Failing)
+    gateway.add_link("web", "fails", None, LinkOptions(backoff_s=30))
+    gateway.start()
+    assert post(port, body=b"bad") == 503
+    gateway.remove_link("web", "fails")
+    gateway.remove_module("fails", drain=False)
+
+
+def test_off_loopback_a_token_is_required() -> None:
+    with pytest.raises(ValueError, match="give a token"):
+        modules.HttpIn.parse({"host": "0.0.0.0"})
+    assert modules.HttpIn.parse({"host": "0.0.0.0", "token": "x"})
+
+
+def test_the_port_is_free_again_at_the_end(gateway: Gateway) -> None:
+    port = add_http_in(gateway)
+    gateway.start()
+    gateway.remove_module("web")
+    assert add_http_in(gateway, port=port) == port
+
+
+# ---- HTTP out
+
+
+def at(gateway: Gateway, kind: type, args: Any, options: LinkOptions = AGAIN) -> None:
+    """source -> the module, with all that waits at the start in one batch."""
+    gateway.add_module("out", kind, args)
+    gateway.add_link("source", "out", None, options, error="sink")
+
+
+@pytest.mark.parametrize(("form", "wanted"), [("lines", b"a\nb\n"), ("json", None)])
+def test_what_waits_together_is_posted_together(gateway: Gateway, taker: Taker, form: str, wanted: bytes | None) -> None:
+    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "batch_format": form, "token": "t"})
+    say(gateway, b"a", b"b", b"c", k="v")
+    gateway.start()
+    eventually(lambda: len(taker.posted) == 2)
+    _, headers, body = taker.posted[0]
+    assert headers["Authorization"] == "Bearer t"
+    if wanted is not None:
+        assert [body, taker.posted[1][2]] == [wanted, b"c\n"]
+    else:
+        assert [(one["content"], one["properties"]) for one in json.loads(body)] == [("a", {"k": "v"}), ("b", {"k": "v"})]
+
+
+def test_a_batch_that_is_refused_costs_those_of_the_requests_before_nothing(gateway: Gateway, taker: Taker) -> None:
+    at(gateway, modules.HttpPoster, {"url": taker.url, "batch": 2, "tries": 1})
+    taker.answers = [204, 400, 400, 204]
+    say(gateway, b"a", b"b", b"c", b"d")
+    gateway.start()
+    sink = gateway.module("sink")
+    eventually(lambda: len(taker.posted) == 4)
+    assert [body for _, _, body in taker.posted] == [b"a\nb\n", b"c\nd\n", b"c", b"d"]
+    eventually(lambda: sink.got == [b"c"], "tried twice, then to the error link")
+
+
+# ---- files
+
+
+def test_lines_go_into_a_file_that_is_turned_over(gateway: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "out"
+    gateway.add_module("out", modules.FileOut, {"file": str(file), "max_bytes": 8, "keep": 2, "sync": True})
+    gateway.add_link("source", "out")
+    gateway.start()
+    for count, content in enumerate((b"one", b"two\nlines", b"three", b"four"), 1):
+        say(gateway, content)
+        eventually(lambda n=count: gateway.broker.info(gateway.module("out")).handled == n)  # type: ignore[misc]
+    assert file.read_bytes() == b"four\n"
+    assert (tmp_path / "out.1").read_bytes() == b"three\n"
+    assert (tmp_path / "out.2").read_bytes() == b"two\\nlines\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.1", "out.2"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_json_lines_hold_everything(gateway: Gateway, tmp_path: Path) -> None:
+    at(gateway, modules.FileOut, {"file": str(tmp_path / "out"), "format": "json"})
+    say(gateway, b"text", b"\xff", k="v")
+    gateway.start()
+    eventually(lambda: gateway.broker.info(gateway.module("out")).handled == 2)
+    first, second = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    assert (first["content"], first["properties"], first["source"]) == ("text", {"k": "v"}, "source")
+    assert second["base64"] == "/w=="
+
+
+# ---- databases
+
+COLUMNS = {"at": "time", "who": "source", "site": "property:site", "value": "json:value", "inner": "json:a.b"}
+
+
+def test_rows_go_into_a_database_and_what_is_no_row_costs_itself_alone(gateway: Gateway, tmp_path: Path) -> None:
+    create = "CREATE TABLE IF NOT EXISTS t (at REAL, who TEXT, site TEXT, value REAL, inner TEXT)"
+    connect = {"database": str(tmp_path / "db")}
+    told: list[Any] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: told.append(context))
+    at(gateway, modules.SqlOut, {"connect": connect, "table": "t", "columns": COLUMNS, "create": create})
+    say(gateway, b'{"value": 1.5, "a": {"b": [1]}}', b"no json", b'{"value": 2}', site="'; DROP TABLE t; --")
+    gateway.start()
+    sink = gateway.module("sink")
+    eventually(lambda: sink.got == [b"no json"])
+    database = sqlite3.connect(connect["database"])
+    try:
+        rows = database.execute("SELECT who, site, value, inner FROM t ORDER BY value").fetchall()
+    finally:
+        database.close()
+    assert rows == [("source", "'; DROP TABLE t; --", 1.5, "[1]"), ("source", "'; DROP TABLE t; --", 2.0, None)]
+    assert told[0][:2] == ("out", "receive")
+
+
+def test_a_database_that_refuses_is_tried_again(gateway: Gateway, tmp_path: Path) -> None:
+    file = tmp_path / "db"
+    columns = {"content": "content"}
+    at(gateway, modules.SqlOut, {"connect": {"database": str(file)}, "table": "t", "columns": columns},
+       LinkOptions(delivery=Delivery.AT_LEAST_ONCE, backoff_s=0.01, max_backoff_s=0.05))  # fmt: skip
+    say(gateway, b"a", b"b")
+    gateway.start()
+    eventually(lambda: gateway.broker.info(gateway.module("out")).failed >= 2, "there is no table")
+    database = sqlite3.connect(file)
+    try:
+        database.execute("CREATE TABLE t (content BLOB)")
+        database.commit()
+        wanted = [(b"a",), (b"b",)]
+        eventually(lambda: database.execute("SELECT content FROM t").fetchall() == wanted)
+    finally:
+        database.close()
+
+
+@pytest.mark.parametrize("wrong", [{"table": "t; DROP"}, {"columns": {"a b": "content"}}, {"columns": {"a": "nothing"}},
+                                   {"driver": "no_such_driver"}, {"driver": "json"}])  # fmt: skip
+def test_what_could_be_no_statement_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        modules.SqlOut.parse({"table": "t", "columns": {"a": "content"}, **wrong})
+
+
+def test_lines_for_influx(gateway: Gateway, taker: Taker) -> None:
+    args = {"url": f"{taker.url}/api/v2/write?org=o&bucket=b", "token": "t", "measurement": "m {kind}", "tags": ["site", "no"]}
+    at(gateway, modules.InfluxOut, args)
+    source = gateway.module("source")
+    content = {"i": 3, "f": 1.5, "b": True, "s": 'say "x" \\', "a b": 1, "none": None, "nan": float("nan")}
+    for body in (json.dumps(content).encode(), b"no json", b'{"x": null}', b'{"x": 1}'):
+        source.broker.publish(
+            source, GatewayMessage(body, {"kind": "k,1", "site": "no rth=1"}, timestamp_ns=1_700_000_000_000_000_001)
+        )
+    gateway.start()
+    sink = gateway.module("sink")
+    eventually(lambda: sorted(sink.got) == [b"no json", b'{"x": null}'])
+    path, headers, body = taker.posted[0]
+    assert (path, headers["Authorization"]) == ("/api/v2/write?org=o&bucket=b", "Token t")
+    head = r"m\ k\,1,site=no\ rth\=1"
+    assert body.decode().splitlines() == [
+        head + r' i=3i,f=1.5,b=true,s="say \"x\" \\",a\ b=1i 1700000000000000001',
+        head + " x=1i 1700000000000000001",
+    ]
+
+
+# ---- windows
+
+
+def test_a_window_is_closed_by_its_bounds_by_time_and_at_the_end(gateway: Gateway) -> None:
+    gateway.add_module("out", modules.Window, {"window_s": 3600.0, "max_messages": 2, "by": "site", "format": "json"})
+    gateway.add_link("source", "out")
+    gateway.add_link("out", "sink")
+    gateway.start()
+    sink = gateway.module("sink")
+    for content, site in ((b"1", "n"), (b"text", "s"), (b"2", "n"), (b"3", "n")):
+        say(gateway, content, site=site)
+    eventually(lambda: sink.got == [b"[1, 2]"])
+    assert (sink.messages[0].properties["site"], sink.messages[0].properties["count"]) == ("n", "2")
+    gateway.remove_module("out")
+    eventually(lambda: sorted(sink.got) == [b'["text"]', b"[1, 2]", b"[3]"])
+
+
+def test_a_window_is_closed_by_time(gateway: Gateway) -> None:
+    gateway.add_module("out", modules.Window, {"window_s": 0.05, "max_bytes": 5})
+    gateway.add_link("source", "out")
+    gateway.add_link("out", "sink")
+    gateway.start()
+    sink = gateway.module("sink")
+    say(gateway, b"a", b"b")
+    eventually(lambda: b"\n".join(sink.got) == b"a\nb")
+    say(gateway, b"123456789", b"2")
+    eventually(lambda: b"\n".join(sink.got) == b"a\nb\n123456789\n2")
