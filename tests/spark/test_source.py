@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions
 from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan, LessThanOrEqual
-from pyspark.sql.types import BinaryType, LongType, StructField, StructType
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 from tests.spark.journals import BEGIN_NS, extend, make
 
 from penstock.errors import CorruptionError, PenstockError
@@ -170,6 +170,28 @@ def test_a_sealed_segment_is_looked_at_once_by_all_plans(tmp_path, monkeypatch):
         assert got == [row[1] for row in rows if row[0] == topics or (topics == "a.*" and row[0] != "b")]
         seen.clear()
     assert counts[0] >= 2 * len(segments(tmp_path / "j")) - 2 and max(counts[1:]) <= 4, counts
+
+
+def test_names_of_topics_are_read_once_and_where_they_are_asked_for(tmp_path, monkeypatch):
+    """They are never renamed: of thousands of topics each segment's head need not be read again."""
+    rows = make(tmp_path / "j", 6000)
+    read = []
+    names = directory_module.TopicNames
+
+    def counted(directory, segment, *listed):
+        read.append(segment.first)
+        return names(directory, segment, *listed)
+
+    monkeypatch.setattr(directory_module, "TopicNames", counted)
+    for kind, options, most in ((LongType(), {}, 0), (StringType(), {}, 1), (LongType(), {"topics": "b"}, 2)):
+        name = "topic" if isinstance(kind, StringType) else "position"
+        reader = JournalReader({"path": str(tmp_path / "j"), **options}, StructType([StructField(name, kind)]))
+        (part,) = reader.partitions()
+        got = [value for batch in reader.read(part) for value in batch[name].to_pylist()]
+        wanted = [row for row in rows if not options or row[0] == "b"]
+        assert got == [row[0] if name == "topic" else row[1] for row in wanted]
+        assert len(read) <= most, (name, options, read)
+        read.clear()
 
 
 def test_segments_opened_are_counted(tmp_path, monkeypatch):

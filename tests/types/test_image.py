@@ -58,6 +58,9 @@ def test_an_image_in_the_reachs_own_memory(address: str) -> None:
         assert isinstance(image, penstock.Image) and image.encoding == "rgb8"
         assert image[1, 2].tolist() == [1, 2, 3] and image.sum() == 7 * 23 * 3 + 6
         assert not image.flags.writeable
+        assert (
+            numpy.from_dlpack(image).ctypes.data == message.address
+        )  # by DLPack 1.0, which can say that it is read-only
         assert image.ctypes.data == message.address  # no copy
         publisher.publish(penstock.Image(numpy.zeros((2, 2), "<u2"), "depth16"))
         assert subscriber.receive(10).value.encoding == "depth16"

@@ -263,16 +263,19 @@ class Directory:
 
     def _wanted_topics(self, segment: Segment, numbers: Array, bounds: Bounds) -> Array:
         """Which topics the patterns name, of all those that are known so far: a number's name never changes."""
-        unknown = set(numbers.tolist()) - self._names.keys()
-        if unknown:
-            self._names |= self.topics(segment)
-            self._check_named(numbers, self._names)
+        self._check_named(numbers, self._named(segment, numbers))
         known, wanted = self._wanted.get(bounds.patterns, (0, numpy.empty(0, numpy.uint32)))
         if known != len(self._names):
             found = [number for number, name in self._names.items() if bounds.wants_topic(name)]
             wanted = numpy.array(found, numpy.uint32)
             self._wanted[bounds.patterns] = len(self._names), wanted
         return wanted
+
+    def _named(self, segment: Segment, numbers: Array) -> dict[int, str]:
+        """Names by number, those of a segment's messages among them as far as they can be read."""
+        if set(numpy.unique(numbers).tolist()) - self._names.keys():
+            self._names |= self.topics(segment)
+        return self._names
 
     def _check_named(self, numbers: Array, topics: dict[int, str]) -> None:
         """Who asks for topics by name must not miss the messages of one whose name is damaged."""
@@ -375,22 +378,29 @@ class Directory:
         return entries
 
     def stretches(
-        self, start: int, end: int, bounds: Bounds, *, log: bool, whole: bool = False, lossy: bool = False
+        self,
+        start: int,
+        end: int,
+        bounds: Bounds,
+        *,
+        log: bool,
+        named: bool = True,
+        whole: bool = False,
+        lossy: bool = False,
     ) -> Iterator[Stretch]:
-        """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked."""
+        """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked.
+
+        Without ``named`` topics have no names: who asks for none need not wait for them.
+        """
 
         def look(segment: Segment, low: int, high: int) -> Stretch | None:
             entries = self.index(segment, low, high)
-            topics = self.topics(segment)
             if bounds.by_row:
-                if bounds.patterns:
-                    self._check_named(entries["topic"], topics)
-                ids = (
-                    [number for number, name in topics.items() if bounds.wants_topic(name)] if bounds.patterns else None
-                )
-                entries = entries[bounds.mask(entries, None if ids is None else numpy.array(ids, numpy.uint32))]
+                wanted = self._wanted_topics(segment, entries["topic"], bounds) if bounds.patterns else None
+                entries = entries[bounds.mask(entries, wanted)]
             if not len(entries):
                 return None
+            topics = self._named(segment, entries["topic"]) if named else {}
             path = self.file(segment, "log")
             return Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
 

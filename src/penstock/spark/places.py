@@ -213,8 +213,9 @@ class DirectoryPlace:
         needs_log = reading.needs_log
         self.directory.permissive = reading.permissive
         for stretch in self.directory.stretches(
-            start, end, reading.bounds, log=needs_log, whole=reading.whole, lossy=reading.lossy
-        ):
+            start, end, reading.bounds,
+            log=needs_log, named="topic" in names, whole=reading.whole, lossy=reading.lossy,
+        ):  # fmt: skip
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):
                 damaged = self._checked(stretch, low, high, reading) if needs_log and reading.check else None

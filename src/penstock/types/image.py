@@ -28,7 +28,7 @@ MAX_DIMENSIONS = 4
 class Image(numpy.ndarray[Any, Any]):
     """An array with the name of its encoding: ``rgb8``, ``bgr8``, ``mono8``, ``depth16``, ``xyz32``, or your own.
 
-    ``Image(array, "rgb8")`` is a view of ``array``. It is an array in all else: ``torch.from_dlpack(image)``, slices,
+    ``Image(array, "rgb8")`` is a view of ``array``. It is an array in all else: DLPack, slices,
     sums; what is computed from it keeps the name.
     """
 
