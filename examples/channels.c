@@ -1,7 +1,8 @@
 /* A publisher and a subscriber of one channel in C; in earnest they are two programs, in whatever language.
  *
- *     cc channels.c -I$(python -c 'from penstock import shm; print(shm.include_directory())') \
- *         $(python -c 'from penstock import shm; print(shm.library_path())') -o channels
+ *     include=$(python -c 'from penstock import shm; print(shm.include_directory())')
+ *     library=$(python -c 'from penstock import shm; print(shm.library_path())')
+ *     cc channels.c -I$include $library -Wl,-rpath,$(dirname $library) -o channels && ./channels
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 // A publisher and a subscriber of one channel in C++; in earnest they are two programs, in whatever language.
 //
-//     c++ -std=c++17 channels.cpp -I$(python -c 'from penstock import shm; print(shm.include_directory())') -o channels
-//         $(python -c 'from penstock import shm; print(shm.library_path())')
+//     include=$(python -c 'from penstock import shm; print(shm.include_directory())')
+//     library=$(python -c 'from penstock import shm; print(shm.library_path())')
+//     c++ -std=c++17 channels.cpp -I$include $library -Wl,-rpath,$(dirname $library) -o channels && ./channels
 #include <cstring>
 #include <iostream>
 

@@ -129,8 +129,9 @@ bool is_own(PyObject *channels, std::uint32_t index) {
     return name && PyUnicode_Check(name) && PyUnicode_GET_LENGTH(name) > 0 && PyUnicode_READ_CHAR(name, 0) == '$';
 }
 
-// The messages whose topics are not the broker's own ('$' in front), and the topics they have: number to name.
-nb::tuple public_part(nb::handle batch) {
+// The messages whose topics are not the broker's own ('$' in front; with `own_too` all), and the topics they have:
+// number to name.
+nb::tuple public_part(nb::handle batch, bool own_too) {
     const std::vector<Envelope> &entries = entries_of(batch);
     PyObject *channels = batch_channels(batch.ptr());
     nb::dict topics;
@@ -140,7 +141,7 @@ nb::tuple public_part(nb::handle batch) {
     for (const Envelope &entry : entries) {
         if (static_cast<std::int64_t>(entry.channel) != channel) {
             channel = entry.channel;
-            own = is_own(channels, entry.channel);
+            own = !own_too && is_own(channels, entry.channel);
             if (!own && channels && PyTuple_Check(channels))
                 topics[nb::int_(entry.channel)] = nb::borrow(PyTuple_GET_ITEM(channels, entry.channel));
         }
@@ -215,7 +216,7 @@ std::int64_t number_property(const Envelope &entry, std::string_view wanted) {
 
 void bind_batches(nb::module_ &module) {
     module.def("gather", &gather);
-    module.def("public_part", &public_part);
+    module.def("public_part", &public_part, nb::arg("batch"), nb::arg("own_too") = false);
     module.def("ack_words", &ack_words);
     module.def("delivery_count", &delivery_count);
     module.def("kept", &kept);

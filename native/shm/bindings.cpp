@@ -148,7 +148,12 @@ static bool read_string(PyObject *dictionary, const char *key, std::string &valu
     }
     Py_ssize_t size;
     const char *text = PyUnicode_AsUTF8AndSize(object, &size);
-    if (!text) return false;
+    if (!text) {
+        if (!PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) return false;
+        PyErr_Clear();
+        raise_error("InvalidArgument", "%s=%A cannot be written as UTF-8", key, object);
+        return false;
+    }
     value.assign(text, size_t(size));
     return true;
 }
@@ -161,7 +166,7 @@ bool read_options(PyObject *dictionary, Options &options) {
                 read_bool(dictionary, "fixed_size", options.fixed_size) && read_bool(dictionary, "local", options.local) &&
                 read_bool(dictionary, "history", options.history) &&
                 read_number(dictionary, "vchan_id", 0, max_vchans - 1, vchan) &&
-                read_number(dictionary, "slots", 2, max_slots, slots) &&
+                read_number(dictionary, "slots", min_slots, max_slots, slots) &&
                 read_number(dictionary, "slot_size", 1, max_slot_bytes, slot_size) &&
                 read_number(dictionary, "max_reserved", 1, max_slots, most_held) &&
                 read_number(dictionary, "max_active_messages", 1, max_slots, most_held) &&

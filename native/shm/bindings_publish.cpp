@@ -7,7 +7,10 @@ namespace penstock::shm {
 
 namespace {
 
-std::int64_t default_deadline(PublisherObject *self) {
+constexpr std::int64_t of_handle = -2;  // a deadline that was not given: the handle's timeout says
+
+std::int64_t settle_deadline(PublisherObject *self, std::int64_t given) {
+    if (given != of_handle) return given;
     return self->timeout_ns < 0 ? -1 : self->timeout_ns == 0 ? 0 : monotonic_ns() + self->timeout_ns;
 }
 
@@ -20,10 +23,9 @@ bool refuse_full(Publisher *handle, bool timed_out) {
 
 // The slow end of taking a slot: wait for readers, or say who holds everything. False without an error: an unreliable
 // publisher finds nothing but what reliable subscribers still want, and may give its message up.
-bool take_slowly(PublisherObject *self, Publisher *handle, std::uint64_t size, Publisher::Place &place, PyObject *timeout,
-                 bool may_give_up) {
-    std::int64_t deadline = 0;
-    if (timeout ? !read_timeout(timeout, deadline) : (deadline = default_deadline(self), false)) return false;
+bool take_slowly(PublisherObject *self, Publisher *handle, std::uint64_t size, Publisher::Place &place,
+                 std::int64_t deadline, bool may_give_up) {
+    deadline = settle_deadline(self, deadline);
     try {
         if (!handle->writer.reliable) {  // somebody dead may hold what ought to be free
             run_without_gil(self, [&] { return handle->member.recover(); });
@@ -57,8 +59,8 @@ bool grow_for(PyObject *self, Py_ssize_t size) {
     return done != nullptr;
 }
 
-inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publisher::Place &place, PyObject *timeout,
-                 bool may_give_up) {
+inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publisher::Place &place,
+                 std::int64_t deadline, bool may_give_up) {
     try {
         while (std::uint64_t(size) > handle->slot_size()) [[unlikely]] {
             if (!grow_for(reinterpret_cast<PyObject *>(self), size)) return false;
@@ -69,7 +71,7 @@ inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publ
         raise_current();
         return false;
     }
-    return take_slowly(self, handle, std::uint64_t(size), place, timeout, may_give_up);
+    return take_slowly(self, handle, std::uint64_t(size), place, deadline, may_give_up);
 }
 
 bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
@@ -95,10 +97,10 @@ bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
 // Publishes a reserved place; waits where a reliable reader must go on first. 0 with an error set, or without where an
 // unreliable publisher has given its message up.
 std::uint64_t commit(PublisherObject *self, Publisher *handle, const Publisher::Place &place, std::uint64_t size,
-                     std::int64_t now_ns, std::uint32_t flags = 0) {
+                     std::int64_t now_ns, std::int64_t deadline = of_handle, std::uint32_t flags = 0) {
     std::uint64_t ordinal = handle->publish(place, size, now_ns, flags);
     if (ordinal) [[likely]] return ordinal;
-    std::int64_t deadline = default_deadline(self);
+    deadline = settle_deadline(self, deadline);
     while (!ordinal) {
         if (!handle->writer.held_back)
             return raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str()), 0;
@@ -126,17 +128,17 @@ inline bool copy_in(PublisherObject *self, std::uint8_t *to, const void *from, P
     return usable(self) != nullptr;
 }
 
-std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void *data, Py_ssize_t size, PyObject *timeout,
-                            PyObject *metadata, std::int64_t now_ns) {
+std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void *data, Py_ssize_t size,
+                            std::int64_t deadline, PyObject *metadata, std::int64_t now_ns) {
     Publisher::Place place;
-    if (!take(self, handle, size, place, timeout, true)) return 0;
+    if (!take(self, handle, size, place, deadline, true)) return 0;
     bool filled = copy_in(self, place.data, data, size) &&
                   (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata));
     if (!filled) [[unlikely]] {
         handle->cancel(place.slot);
         return 0;
     }
-    std::uint64_t ordinal = commit(self, handle, place, std::uint64_t(size), now_ns);
+    std::uint64_t ordinal = commit(self, handle, place, std::uint64_t(size), now_ns, deadline);
     if (!ordinal) [[unlikely]] {
         handle->cancel(place.slot);
         return 0;
@@ -145,23 +147,25 @@ std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void
     return ordinal;
 }
 
-std::uint64_t publish_object(PublisherObject *self, Publisher *handle, PyObject *data, PyObject *timeout,
+std::uint64_t publish_object(PublisherObject *self, Publisher *handle, PyObject *data, std::int64_t deadline,
                              PyObject *metadata, std::int64_t now_ns) {
     if (PyBytes_CheckExact(data)) [[likely]]
-        return publish_bytes(self, handle, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), timeout, metadata, now_ns);
+        return publish_bytes(self, handle, PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data), deadline, metadata, now_ns);
     Py_buffer buffer;
     if (PyObject_GetBuffer(data, &buffer, PyBUF_CONTIG_RO) != 0) return 0;
-    std::uint64_t ordinal = publish_bytes(self, handle, buffer.buf, buffer.len, timeout, metadata, now_ns);
+    std::uint64_t ordinal = publish_bytes(self, handle, buffer.buf, buffer.len, deadline, metadata, now_ns);
     PyBuffer_Release(&buffer);
     return ordinal;
 }
 
-// timeout= and metadata= of publish and reserve.
-bool read_keywords(PyObject *const *values, PyObject *names, PyObject *&timeout, PyObject *&metadata, const char *of) {
+// timeout= and, where there is a place for it, metadata=.
+bool read_keywords(PyObject *const *values, PyObject *names, std::int64_t &deadline, PyObject **metadata, const char *of) {
     for (Py_ssize_t i = 0; names && i < PyTuple_GET_SIZE(names); ++i) {
         PyObject *name = PyTuple_GET_ITEM(names, i);
-        if (PyUnicode_CompareWithASCIIString(name, "timeout") == 0) timeout = values[i];
-        else if (PyUnicode_CompareWithASCIIString(name, "metadata") == 0) metadata = values[i];
+        bool is_timeout = PyUnicode_CompareWithASCIIString(name, "timeout") == 0;
+        if (is_timeout && !read_timeout(values[i], deadline)) return false;
+        if (is_timeout) continue;
+        if (metadata && PyUnicode_CompareWithASCIIString(name, "metadata") == 0) *metadata = values[i];
         else return PyErr_Format(PyExc_TypeError, "%s() has no argument %R", of, name), false;
     }
     return true;
@@ -187,16 +191,21 @@ PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssi
     Publisher *handle = usable(self);
     if (!handle) return nullptr;
     if (count != 1) return PyErr_Format(PyExc_TypeError, "publish() takes data, timeout= and metadata=");
-    PyObject *timeout = nullptr, *metadata = nullptr;
-    if (names && !read_keywords(arguments + 1, names, timeout, metadata, "publish")) return nullptr;
-    std::uint64_t ordinal = publish_object(self, handle, arguments[0], timeout, metadata, realtime_ns());
+    PyObject *metadata = nullptr;
+    std::int64_t deadline = of_handle;
+    if (names && !read_keywords(arguments + 1, names, deadline, &metadata, "publish")) return nullptr;
+    std::uint64_t ordinal = publish_object(self, handle, arguments[0], deadline, metadata, realtime_ns());
     return ordinal_or_none(ordinal);
 }
 
-PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
+PyObject *publisher_publish_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     PublisherObject *self = as_publisher(object);
     Publisher *handle = usable(self);
     if (!handle) return nullptr;
+    if (count != 1) return PyErr_Format(PyExc_TypeError, "publish_many() takes a batch and timeout=");
+    PyObject *argument = arguments[0];
+    std::int64_t deadline = of_handle;  // else of all of them together
+    if (names && !read_keywords(arguments + 1, names, deadline, nullptr, "publish_many")) return nullptr;
     Py_ssize_t published = 0, tried = 0;
     std::int64_t now_ns = 0;
     // After each message: whether to go on. Those that were published stay so: the error says how many.
@@ -209,7 +218,7 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
         if (!pin.entries()) return nullptr;
         for (const Envelope &entry : *pin.entries()) {
             if (tried++ % 16 == 0) now_ns = realtime_ns();
-            if (!goes_on(publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), nullptr, nullptr, now_ns))) break;
+            if (!goes_on(publish_bytes(self, handle, entry.data, Py_ssize_t(entry.size), deadline, nullptr, now_ns))) break;
         }
         return counted(published);
     }
@@ -218,7 +227,7 @@ PyObject *publisher_publish_many(PyObject *object, PyObject *argument) {
     for (; tried < PySequence_Fast_GET_SIZE(sequence); ++tried) {
         if (tried % 16 == 0) now_ns = realtime_ns();
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(sequence, tried));  // the list may change while we wait
-        bool on = goes_on(publish_object(self, handle, item, nullptr, nullptr, now_ns));
+        bool on = goes_on(publish_object(self, handle, item, deadline, nullptr, now_ns));
         Py_DECREF(item);
         if (!on) break;
     }
@@ -231,15 +240,16 @@ PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssi
     Publisher *handle = usable(self);
     if (!handle) return nullptr;
     if (count != 1) return PyErr_Format(PyExc_TypeError, "reserve() takes a size, timeout= and metadata=");
-    PyObject *timeout = nullptr, *metadata = nullptr;
-    if (names && !read_keywords(arguments + 1, names, timeout, metadata, "reserve")) return nullptr;
+    PyObject *metadata = nullptr;
+    std::int64_t deadline = of_handle;
+    if (names && !read_keywords(arguments + 1, names, deadline, &metadata, "reserve")) return nullptr;
     Py_ssize_t size = PyNumber_AsSsize_t(arguments[0], PyExc_OverflowError);
     if (size == -1 && PyErr_Occurred()) return nullptr;
     if (size < 0)
         return raise_error("InvalidArgument", "%s: a size of %zd bytes cannot be reserved",
                            handle->member.describe().c_str(), size);
     Publisher::Place place;
-    if (!take(self, handle, size, place, timeout, false)) return nullptr;
+    if (!take(self, handle, size, place, deadline, false)) return nullptr;
     PyObject *draft = nullptr;
     if (!(metadata || handle->metadata_size()) || set_metadata(handle, place.slot, metadata))
         draft = draft_new(place.data, size, &self->lender, place.slot, object);
@@ -279,7 +289,7 @@ PyObject *publisher_activate(PyObject *object, PyObject *) {
         return raise_current();
     }
     if (handle->metadata_size()) std::memset(handle->metadata(place.slot), 0, handle->metadata_size());
-    if (!commit(self, handle, place, 0, realtime_ns(), message_activation)) {
+    if (!commit(self, handle, place, 0, realtime_ns(), of_handle, message_activation)) {
         handle->cancel(place.slot);
         if (PyErr_Occurred()) return nullptr;
         Py_RETURN_FALSE;

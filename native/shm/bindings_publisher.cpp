@@ -161,8 +161,8 @@ void publisher_dealloc(PyObject *object) {
 PyMethodDef methods[] = {
     {"publish", method(publisher_publish), METH_FASTCALL | METH_KEYWORDS,
      "publish(data, *, timeout=..., metadata=None)\n--\n\nPublish a copy of data; gives its ordinal."},
-    {"publish_many", publisher_publish_many, METH_O,
-     "publish_many(batch, /)\n--\n\nPublish each of them, in order; gives how many."},
+    {"publish_many", method(publisher_publish_many), METH_FASTCALL | METH_KEYWORDS,
+     "publish_many(batch, *, timeout=...)\n--\n\nPublish each of them, in order; gives how many. The time is that of all."},
     {"reserve", method(publisher_reserve), METH_FASTCALL | METH_KEYWORDS,
      "reserve(size, *, timeout=..., metadata=None)\n--\n\nA writable buffer in the channel itself."},
     {"wait_ready", method(publisher_wait_ready), METH_VARARGS | METH_KEYWORDS,

@@ -26,7 +26,7 @@ inline PublisherObject *as_publisher(PyObject *self) { return reinterpret_cast<P
 
 // In bindings_publish.cpp
 PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
-PyObject *publisher_publish_many(PyObject *object, PyObject *argument);
+PyObject *publisher_publish_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
 PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names);
 PyObject *publisher_activate(PyObject *object, PyObject *);
 

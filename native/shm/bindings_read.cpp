@@ -13,6 +13,7 @@ namespace {
 constexpr int batch_patience = 64;
 constexpr std::size_t small_batch = 32;
 constexpr std::int64_t linger_ns = 2'000;
+constexpr std::int64_t limit_patience_ns = 1'000'000'000;  // at the limit for so long: a word of it
 
 // Waits for a message. False with an error set.
 bool wait_message(SubscriberObject *self, std::int64_t deadline, Woken &woken, int patience = 4) {
@@ -48,17 +49,23 @@ PyObject *message_of(SubscriberObject *self, const Envelope &envelope) {
 // an error set; `woken` is timeout when there is nothing to be had.
 bool wait_at_limit(SubscriberObject *self, Subscriber *handle, std::int64_t deadline, Woken &woken) {
     woken = Woken::timeout;
-    if (deadline == 0) {
-        if (self->watched) handle->arm_release();
-        return true;
+    std::int64_t now = monotonic_ns();
+    if (!self->limit_since_ns) self->limit_since_ns = now;
+    std::int64_t patience = self->limit_since_ns + limit_patience_ns;
+    auto tell = [&] {
+        self->limit_told = true;
+        return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0;
+    };
+    if (deadline == 0) {  // an event loop waits for the descriptor and looks now and then
+        if (!self->watched) return true;
+        handle->arm_release();
+        return self->limit_told || now < patience || tell();
     }
-    std::int64_t patience = monotonic_ns() + 10'000'000'000;
     bool tells = !self->limit_told && (deadline < 0 || deadline > patience);
     if (!wait_with(self, woken, [&] { return handle->wait_release(tells ? patience : deadline); })) return false;
     if (woken != Woken::timeout || self->limit_told) return true;
-    self->limit_told = true;
     if (tells) woken = Woken::ready;  // of the patience; the wait goes on
-    return PyErr_WarnEx(PyExc_RuntimeWarning, handle->why_limit().c_str(), 1) == 0;
+    return tell();
 }
 
 PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber::*function)(View &)) {
@@ -85,6 +92,7 @@ PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber
             Found found = (handle->*function)(view);
             if (found == Found::message) [[likely]] {
                 ++self->streak;
+                self->limit_since_ns = 0;
                 handle->tell_publishers();
                 if (!tell_dropped(self)) [[unlikely]] {
                     pending.messages.push_back(envelope_of(view));
@@ -178,6 +186,7 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
             }
             if (!entries.empty()) {
                 self->streak += std::uint32_t(entries.size());
+                self->limit_since_ns = 0;
                 break;
             }
             Woken woken = Woken::timeout;

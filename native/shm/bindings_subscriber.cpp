@@ -31,7 +31,14 @@ PyObject *subscriber_fileno(PyObject *object, PyObject *) {
 PyObject *subscriber_counts(PyObject *object, PyObject *) {
     Subscriber *handle = as_subscriber(object)->handle;
     if (!handle) return raise_error("ClosedError", "this subscriber is closed");
-    if (!handle->closed.load()) handle->update_counters();
+    if (!handle->closed.load()) {
+        try {
+            if (!as_subscriber(object)->inside.load()) handle->has_next();  // looks whether a publisher has come
+        } catch (...) {
+            return raise_current();
+        }
+        handle->update_counters();
+    }
     const Counters *c = handle->counters;
     PyObject *dropped = PyDict_New();
     for (std::size_t i = 0; dropped && i < drop_reason_count; ++i) {

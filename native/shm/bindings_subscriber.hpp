@@ -31,6 +31,7 @@ struct SubscriberObject : HandleObject<Subscriber> {
     PyObject *channel;  // str
     Pending *pending;
     std::uint64_t drops_told;
+    std::int64_t limit_since_ns;  // since when messages wait while it holds all it may; 0: they do not
     std::uint32_t streak;   // messages read without waiting since the last wait
     bool busy;              // the last read_many found something at once
     bool watched;        // somebody polls the descriptor

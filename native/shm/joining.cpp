@@ -148,7 +148,7 @@ void Membership::make_tables() {
     auto stride = std::uint32_t(round_up(metadata, 16));
     if (held_by_others() + std::max(1u, options.most_held) >= slots)
         throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
-                                         who_holds_what() + "; give more slots");
+                                         who_holds_what() + ", and one is kept for the next message; give more slots");
     TablePlaces at(slots, channel.subscriber_words(), stride);
     remove_file(file_name("tables"));  // left by a publisher that died before it said ready
     File file = make_file(file_name("tables"), at.total, options.access, [&](std::uint8_t *memory) {
@@ -291,7 +291,7 @@ void Membership::settle_most_held() {
     if (channel.claimed() < slots) return;
     std::string text = describe() + " has " + std::to_string(slots) + " slots, of which " + std::to_string(most_held) +
                        " more cannot be kept for " + (is_publisher ? "a publisher: " : "a subscriber: ") + who_holds_what() +
-                       "; use more slots, a smaller max_active_messages or max_reserved";
+                       ", and one is kept for the next message; use more slots, a smaller max_active_messages or max_reserved";
     channel.header->sure.store(others);
     throw Error(Fault::capacity, text);
 }

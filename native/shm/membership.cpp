@@ -30,9 +30,10 @@ void sweep_once() {
 }  // namespace
 
 Membership::Membership(bool publisher, const Options &given) : options(given), is_publisher(publisher) {
-    if (given.slots && (given.slots < 2 || given.slots > max_slots))
-        throw Error(Fault::invalid, describe() + ": slots=" + std::to_string(given.slots) + " must be between 2 and " +
-                                        std::to_string(max_slots));
+    if (given.slots && (given.slots < min_slots || given.slots > max_slots))
+        throw Error(Fault::invalid, describe() + ": slots=" + std::to_string(given.slots) + " must be between " +
+                                        std::to_string(min_slots) + " and " + std::to_string(max_slots) +
+                                        ": one for a publisher, one for a subscriber, one for the next message");
     if (given.slot_size > max_slot_bytes)
         throw Error(Fault::invalid, describe() + ": slot_size=" + std::to_string(given.slot_size) +
                                         " must be at most " + std::to_string(max_slot_bytes) + " bytes");

@@ -17,6 +17,7 @@
 namespace penstock::shm {
 
 inline constexpr std::uint32_t default_slots = 64;
+inline constexpr std::uint32_t min_slots = 3;
 inline constexpr std::uint64_t default_slot_size = 4096;
 inline constexpr std::uint32_t default_capacity = 64;
 inline constexpr std::uint32_t default_sure = 2;  // messages that a subscriber may hold at once, whoever else is there

@@ -199,6 +199,22 @@ void Publisher::close(bool at_once) noexcept {
 std::string Publisher::why_full() const {
     if (writer.reliable && !member.channel.any_subscriber())
         return member.describe() + " is reliable and has no subscriber yet";
+    const Channel &channel = member.channel;
+    std::uint64_t end = channel.tail(), floor = channel.reliable_floor();
+    if (writer.reliable && floor < end) {
+        std::string text;
+        for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
+            for (std::uint64_t bits = channel.reliable[word].load(); bits && text.size() < 800; bits &= bits - 1) {
+                std::uint32_t i = word * 64 + unsigned(std::countr_zero(bits));
+                std::uint64_t cursor = channel.subscribers[i].cursor.load();
+                if (cursor >= end) continue;
+                text += (text.empty() ? "" : ", ") + std::string("subscriber ") + std::to_string(i) + " (pid " +
+                        std::to_string(channel.subscribers[i].pid) + ") " + std::to_string(end - cursor);
+            }
+        if (!text.empty())
+            return member.describe() + " is full: messages wait to be read by reliable subscribers: " + text + " of " +
+                   std::to_string(channel.slot_count) + " slots";
+    }
     return member.describe() + ": no slot is free; " + member.who_holds_what() +
            (writer.reliable ? "" : "; what reliable subscribers have not read of reliable publishers is not overwritten");
 }

@@ -282,18 +282,39 @@ void Subscriber::close(bool at_once) noexcept {
     member.leave(reader.held > 0);
 }
 
+// What was overwritten before it was read is lost now, not when the reader comes to it: all that went before the first
+// message that is still there. `newest` is the last ordinal of the virtual channel.
+void Subscriber::count_overwritten(std::uint64_t newest) {
+    Channel &channel = member.channel;
+    std::uint64_t n = std::max(reader.cursor, channel.first_in_ring());
+    for (std::uint64_t turns = 0; turns <= 2 * channel.ring_size; ++turns, ++n) {
+        std::uint64_t entry = channel.entry_at(n).load();
+        std::uint32_t s = Channel::slot_in(entry);
+        if (Channel::lap_in(entry) < channel.lap_of(n)) break;  // not published yet
+        if (Channel::lap_in(entry) > channel.lap_of(n) || s >= channel.slot_count || channel.is_foreign(reader, n, s)) continue;
+        std::uint64_t ordinal = channel.slots[s].ordinal.load(), state = channel.slots[s].state.load();
+        bool coming = kind_of(state) == slot_owned && sequence_of(state) < n;
+        bool going = kind_of(state) == slot_claiming && sequence_of(state) == n;
+        if (state != live(n) && !coming && !going) continue;
+        if (reader.vchan >= 0 && state != live(n)) return;  // its ordinal is not to be relied on: the next look counts
+        newest = ordinal - 1;
+        break;
+    }
+    if (reader.vchan < 0) return account(n);
+    std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
+    if (newest > from) drop(newest - from, DropReason::overflow);
+    last_ordinal_ = std::max(last_ordinal_, newest);
+}
+
 void Subscriber::update_counters() {
     if (!ready_ || !member.belongs_here() || !member.joined()) return;
-    const Channel &channel = member.channel;
+    Channel &channel = member.channel;
     std::uint64_t end, published;
     do {
         end = channel.tail();
         published = reader.vchan < 0 ? end - member.joined_tail : channel.vchans[reader.vchan].tail.load() - member.start_ordinal;
     } while (channel.tail() != end);
-    if (reader.vchan >= 0 && reader.cursor >= end && published + member.start_ordinal > last_ordinal_) {
-        drop(published + member.start_ordinal - last_ordinal_, DropReason::overflow);
-        last_ordinal_ = published + member.start_ordinal;
-    }
+    count_overwritten(published + member.start_ordinal);
     std::uint64_t known = counters->delivered.get() + counters->lost();
     counters->matched.set(std::max(known, published + history_));
     counters->depth.set(reader.held);

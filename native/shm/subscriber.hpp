@@ -111,6 +111,7 @@ class Subscriber {
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
     void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
     void drop(std::uint64_t count, DropReason reason);
+    void count_overwritten(std::uint64_t newest);
     [[noreturn]] void refuse_damage() const;
     void finish() noexcept;
 

@@ -87,6 +87,8 @@ def parse(text: str) -> Address:
         raise InvalidArgument(f"address {text!r} names nothing after '{scheme}:'")
     if scheme == "shm" and not name.startswith("/"):
         raise InvalidArgument(f"address {text!r}: a channel's name begins with '/', as in shm:/{name}")
+    if scheme == "shm" and name.startswith("//"):  # no host follows: it would be another channel than shm:/NAME
+        raise InvalidArgument(f"address {text!r}: a channel is written with one slash, as in shm:/{name.lstrip('/')}")
     return Address(scheme, name=name, topic=unquote(topic), options=options, text=text)
 
 
@@ -260,10 +262,10 @@ def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> 
     A secret is text, whatever it looks like.
     """
     valid = option_names(function)
-    return {name: _value(text, valid[name]) if name in valid else text for name, text in texts.items()}
+    return {name: _value(text, valid[name], of) if name in valid else text for name, text in texts.items()}
 
 
-def _value(text: str, parameter: inspect.Parameter) -> Any:
+def _value(text: str, parameter: inspect.Parameter, of: str) -> Any:
     if parameter.name in SECRETS or str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
         return text
     lowered = text.lower()
@@ -276,4 +278,6 @@ def _value(text: str, parameter: inspect.Parameter) -> Any:
             return kind(text)
         except ValueError:
             continue
+    if {kind.strip(" '\"") for kind in str(parameter.annotation).split("|")} <= {"int", "float", "bool", "None"}:
+        raise InvalidArgument(f"{of}: {parameter.name}={text!r} must be {parameter.annotation}")
     return text

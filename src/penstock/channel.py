@@ -287,47 +287,57 @@ class Publisher(Handle, Generic[T]):
     async def publish_async(self, data: Buffer | T, **options: Any) -> int | None:
         """``publish`` for asyncio: the event loop goes on while this waits.
 
-        Cancelled while it waits, the message may still be published later.
+        ``timeout``, where ``publish`` has it, counts the wait for calls before this one too. Cancelled while it waits,
+        the message may still be published later.
         """
         if self._worker is None or not self._worker.busy:
             try:
                 return self._publish_now(data, options)
             except BlockingIOError:
                 pass
-        return await self._in_worker(partial(self.publish, data, **options))
+        return await self._in_worker(partial(self.publish, data), options)
 
     async def publish_many_async(self, batch: Iterable[Buffer | T], **options: Any) -> int:
         """``publish_many`` for asyncio; ``batch`` is taken from at once, in the event loop."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return await self._in_worker(partial(self.publish_many, items, **options))
+        return await self._in_worker(partial(self.publish_many, items), options)
 
     def reserve_async(self, size: int, **options: Any) -> Reservation:
         """``reserve`` for asyncio: ``async with publisher.reserve_async(n) as draft`` publishes at its end.
 
         ``draft = await publisher.reserve_async(n)`` gives the draft alone, whose ``publish`` may wait.
         """
-        return Reservation(self._in_worker, partial(self.reserve, size, **options))
+        return Reservation(self._in_worker, partial(self.reserve, size), options)
 
-    def _in_worker(self, function: Callable[[], Result]) -> Awaitable[Result]:
-        """Calls that may wait are made by one thread, so that they keep their order."""
+    def _in_worker(self, function: Callable[..., Result], options: Mapping[str, Any]) -> Awaitable[Result]:
+        """Calls that may wait are made by one thread, so that they keep their order; their time begins here."""
         if self.closed:
             raise ClosedError("this publisher was closed")
         if self._worker is None:
             self._worker = Worker("penstock-publish")
             self._after_close(self._worker.stop)
-        return self._worker.run(function)
+        if options.get("timeout") is None:
+            return self._worker.run(partial(function, **options))
+        deadline = Deadline(options["timeout"])
+        return self._worker.run(lambda: function(**{**options, "timeout": deadline.left}), deadline.left)
 
 
 class Reservation:
     """What ``reserve_async`` gives: to be awaited for the draft, or entered by ``async with``, which publishes it."""
 
-    def __init__(self, run: Callable[[Callable[[], Any]], Awaitable[Any]], reserve: Callable[[], Draft]) -> None:
+    def __init__(
+        self,
+        run: Callable[[Callable[..., Any], Mapping[str, Any]], Awaitable[Any]],
+        reserve: Callable[..., Draft],
+        options: Mapping[str, Any],
+    ) -> None:
         self._run = run
         self._reserve = reserve
+        self._options = options
         self._draft: Draft | None = None
 
     def __await__(self) -> Generator[Any, Any, Draft]:
-        return self._run(self._reserve).__await__()
+        return self._run(self._reserve, self._options).__await__()
 
     async def __aenter__(self) -> Draft:
         self._draft = draft = await self
@@ -340,7 +350,7 @@ class Reservation:
         if kind is not None:
             draft.cancel()
         else:
-            await self._run(draft.publish)
+            await self._run(draft.publish, {})
 
 
 class Subscriber(Handle, Generic[T]):
@@ -432,7 +442,7 @@ class Subscriber(Handle, Generic[T]):
         read = self.read  # before it is refused to everybody else
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)
-        vars(self)["read"] = vars(self)["read_many"] = refuse_read
+        vars(self)["read"] = vars(self)["read_many"] = partial(refuse_read, weakref.ref(self))
         self._after_close(partial(_join, self._caller))
         _called.add(self)
         self._caller.start()
@@ -546,8 +556,11 @@ def _end_calls() -> None:
             subscriber.close()
 
 
-def refuse_read(*_: Any, **__: Any) -> Any:
+def refuse_read(handle: weakref.ref[Subscriber[Any]], *_: Any, **__: Any) -> Any:
     """Takes the place of ``read`` where a thread reads."""
+    subscriber = handle()
+    if subscriber is None or subscriber.closed:
+        raise ClosedError("this subscriber is closed")
     raise StateError("messages go to the function of on_message, which a thread calls: open another subscriber to read")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 Result = TypeVar("Result")
-_Queue = queue.SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
+_Queue = queue.SimpleQueue["_Call | None"]
 
 
 def _running_trio() -> Any:
@@ -55,6 +55,25 @@ def _settle(future: asyncio.Future[bool], value: bool = True) -> None:
         future.set_result(value)
 
 
+class _Call:
+    """A call that waits for its turn. Whoever claims it first decides: the worker begins it, or its time is over."""
+
+    __slots__ = ("_claimed", "function", "job")
+
+    def __init__(self, job: Future[Any], function: Callable[[], Any]) -> None:
+        self.job = job
+        self.function = function
+        self._claimed = threading.Lock()
+
+    def claim(self) -> bool:
+        return self._claimed.acquire(blocking=False)
+
+    def expire(self) -> None:
+        """The time is over: an error where the call has not begun. One that has begun knows its time itself."""
+        if self.claim() and not self.job.done():
+            self.job.set_exception(TimeoutError("the calls before it still wait"))
+
+
 class Worker:
     """One thread that runs calls one after the other, in the order in which they were given.
 
@@ -74,8 +93,11 @@ class Worker:
         """Whether a call is under way or waits."""
         return bool(self._jobs)
 
-    async def run(self, function: Callable[[], Result]) -> Result:
-        """What ``function()`` gives. Cancelled before it began, it is not called; afterwards it goes on by itself."""
+    async def run(self, function: Callable[[], Result], timeout: float | None = None) -> Result:
+        """What ``function()`` gives. Cancelled before it began, it is not called; afterwards it goes on by itself.
+
+        ``TimeoutError`` when its turn has not come in so many seconds: it is not called then.
+        """
         import asyncio
         from concurrent.futures import Future
 
@@ -84,11 +106,20 @@ class Worker:
             if self._stopped:
                 raise ClosedError("this handle was closed")
             self._jobs.add(job)
-            self._calls.put((job, function))
+            self._calls.put(call := _Call(job, function))
         job.add_done_callback(self._jobs.discard)
         if (trio := _running_trio()) is None:
-            return await asyncio.wrap_future(job)
+            timer = None if timeout is None else asyncio.get_running_loop().call_later(timeout, call.expire)
+            try:
+                return await asyncio.wrap_future(job)
+            finally:
+                if timer is not None:
+                    timer.cancel()
         try:
+            if timeout is not None:
+                with trio.move_on_after(timeout):
+                    await trio.to_thread.run_sync(job.exception, abandon_on_cancel=True)
+                call.expire()
             found: Result = await trio.to_thread.run_sync(job.result, abandon_on_cancel=True)
         except trio.Cancelled:
             job.cancel()
@@ -107,10 +138,9 @@ class Worker:
 
 def _work(calls: _Queue) -> None:
     while (entry := calls.get()) is not None:
-        job, function = entry
-        if job.set_running_or_notify_cancel():
+        if entry.claim() and entry.job.set_running_or_notify_cancel():
             try:
-                job.set_result(function())
+                entry.job.set_result(entry.function())
             except BaseException as error:  # an exit too: it belongs to whoever awaits it
-                job.set_exception(error)
-        del entry, job, function  # before the next one is waited for: they may hold a handle
+                entry.job.set_exception(error)
+        del entry  # before the next one is waited for: it may hold a handle

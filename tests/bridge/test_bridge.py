@@ -473,3 +473,44 @@ def test_one_message_that_a_journal_refuses_costs_itself(tmp_path: Path) -> None
         assert bridge.ledger == penstock.Ledger(4, 3, {"refused": 1})
     with penstock.subscriber(f"journal:{tmp_path}/b#t?start=1") as reader:
         assert [bytes(m) for m in reader.read_many(10, LONG)] == [b"a", b"b", b"c"]
+
+
+def test_a_bridge_that_starts_before_its_camera(caplog: pytest.LogCaptureFixture) -> None:
+    """What the source's messages have is known when its first publisher comes: the sink is made then."""
+    with (
+        Bridge("shm:/late", "shm:/late-there").start() as bridge,
+        penstock.subscriber("shm:/late-there") as viewer,
+        Bridge("shm:/late", "tcp://127.0.0.1:0").start() as out,
+        shm.Publisher("/late", type="image", metadata_size=8, slot_size=1 << 16) as camera,
+    ):
+        assert camera.wait_ready(2, LONG)
+        for i in range(3):
+            camera.publish(b"frame", metadata=b"%08d" % i)
+        found = [viewer.receive(LONG) for _ in range(3)]
+        assert [message.metadata for message in found] == [b"%08d" % i for i in range(3)]
+        assert viewer.type == "image" and bridge.not_held == []  # type: ignore[attr-defined]
+        assert isinstance(bridge.publisher, shm.Publisher) and bridge.publisher.slot_size == 1 << 16
+        deadline = time.monotonic() + LONG
+        while not out.ledger.delivered and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert out.not_held == ["metadata", "type"]
+    assert "cannot hold metadata and type" in caplog.text
+
+
+def test_the_ledger_outlives_the_bridge() -> None:
+    with shm.Publisher("/over", reliable=True) as camera:
+        with Bridge("shm:/over?reliable=true", "bus:over").start() as bridge:
+            assert camera.wait_ready(1, LONG)
+            camera.publish(b"1")
+            deadline = time.monotonic() + LONG
+            while not bridge.ledger.delivered and time.monotonic() < deadline:
+                time.sleep(0.001)
+        assert bridge.ledger == penstock.Ledger(1, 1)
+        bridge.close()
+
+
+def test_a_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with Bridge("shm:/ring1", "shm:/ring2"), Bridge("shm:/ring2", "bus:ring3"):
+        assert "ring" not in caplog.text.replace("ring1", "").replace("ring2", "").replace("ring3", "")
+        with Bridge("bus:ring3", "shm:/ring1"):
+            assert "closes a ring with shm:/ring1 > shm:/ring2" in caplog.text and "shm:/ring2 > bus:ring3" in caplog.text

@@ -44,7 +44,7 @@ class MemoryStore:
     def __init__(self, memory: Memory, snapshot: Callable[[], Iterable[tuple[int, bytes]]]) -> None:
         self.memory = memory
         self.identity = memory.identity
-        self.failed = False
+        self.failed = self.full = False
         self._staged: list[Stored] = []
         self._recorded: list[tuple[int, bytes]] = []
 

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.broker import Client, Server
 from penstock.broker.backup import backup, restore
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal.verify import verify
 from tests.broker.conftest import LONG
 
@@ -85,6 +85,26 @@ def test_what_is_no_backup_is_refused(serve: Callable[..., Server], tmp_path: Pa
     backup(tmp_path / "broker", tmp_path / "copy")
     with pytest.raises(InvalidArgument, match="another broker"):
         backup(tmp_path / "second", tmp_path / "copy")
+
+
+def test_nothing_is_copied_over_a_broker_that_runs(serve: Callable[..., Server], tmp_path: Path) -> None:
+    """What a broker confirms goes into its own files: none of them is replaced under it."""
+    source, standby = tmp_path / "broker", tmp_path / "standby"
+    server = serve()
+    with Client(port=server.port) as client:
+        client.publish("t", b"kept")
+    (tmp_path / "link").symlink_to(source)
+    for target in (source, source / "inner", tmp_path, tmp_path / "link", tmp_path / "link" / "inner"):
+        with pytest.raises(InvalidArgument, match="same directory, or one lies in the other"):
+            backup(source, target)
+    backup(source, standby)
+    with Server(standby, 0).start() as other, Client(port=other.port) as client:
+        with pytest.raises(RefusedError, match="standby is in use"):
+            backup(source, standby)
+        client.publish("t", b"stored here alone")
+    with Server(standby, 0).start() as other, Client(port=other.port) as client:
+        assert client.statistics()["next"] == 3
+    assert backup(source, standby).segments == 1, "nobody runs on it any more"
 
 
 def test_the_commands(serve: Callable[..., Server], tmp_path: Path) -> None:

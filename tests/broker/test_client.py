@@ -8,11 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 import penstock
-from penstock.broker import AsyncClient, Client, Server
+from penstock.broker import AsyncClient, Client, Server, Subscriber
 from penstock.broker.client.publisher import Publisher
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
 
@@ -235,3 +236,64 @@ def test_closing_while_another_thread_waits(server: Server) -> None:
     client.close()
     with pytest.raises(ClosedError):
         client.ping()
+
+
+def refused_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Path) -> None:
+    """What is asked fails after its time; what is asked later connects again."""
+    port = refused_port()
+    with Client(port=port, timeout=0.3) as client:
+        for _ in range(3):
+            with pytest.raises(TimeoutError, match="Connection refused"):
+                client.publish("t", b"never sent")
+        with Server(tmp_path / "broker", port).start():
+            client.timeout = LONG
+            assert client.publish("t", b"x") == 1, "what nobody waited for any more was not sent"
+            subscriber = client.subscribe("q", topics="t", timeout=0.3)
+        with pytest.raises(ClosedError, match="no connection"):
+            subscriber.read(LONG)
+        with Server(tmp_path / "broker", port).start():
+            client.publish("t", b"y")
+            subscriber._link._give_up_s = LONG
+            assert bytes(subscriber.read(LONG) or b"") == b"y"
+        subscriber.close()
+
+
+def test_an_asyncio_client_that_was_long_without_a_broker_is_as_good_as_new(tmp_path: Path) -> None:
+    port = refused_port()
+
+    async def talk() -> None:
+        async with AsyncClient(port=port, timeout=0.3) as client:
+            asked = [client.publish("t", b"never sent") for _ in range(3)]
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                assert isinstance(answer, TimeoutError) and "Connection refused" in str(answer)
+            server = await asyncio.to_thread(Server(tmp_path / "broker", port).start)
+            client.timeout = LONG
+            assert await client.publish("t", b"x") == 1
+            await asyncio.to_thread(server.close)
+
+    asyncio.run(talk())
+
+
+def test_in_an_event_loop_a_subscriber_goes_on_after_a_cut(proxy: Proxy, client: Client) -> None:
+    """The descriptor tells when it is time to connect again: nothing else wakes an event loop."""
+    client.queue("q", topics="t")
+
+    async def talk() -> None:
+        with Subscriber(port=proxy.port, queue="q") as consumer:
+            for number in range(3):
+                waiting = asyncio.ensure_future(consumer.read_async(LONG))
+                await asyncio.sleep(0)
+                proxy.cut()
+                await asyncio.to_thread(client.publish, "t", b"%d" % number)
+                found = await waiting
+                while found is not None and bytes(found) != b"%d" % number:  # those before, whose acknowledgement was cut
+                    found = await consumer.read_async(LONG)
+                assert found is not None
+
+    asyncio.run(talk())

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
 
 import pytest
 
-from penstock.broker import Client, ConnectionLimits, Server, liveness
+from penstock.broker import AsyncClient, Client, ConnectionLimits, Server, liveness
 from penstock.errors import RefusedError
 from tests.broker.conftest import LONG, Wire, until
 
@@ -132,3 +133,22 @@ def test_a_client_notices_that_its_broker_is_gone(
             monkeypatch.setattr(liveness, "unacknowledged_bytes", lambda _: 1)
             assert consumer.read(2.5) is None
             until(lambda: consumer.read(0.1) is None and consumer._link.connections > before)
+
+
+def test_an_asyncio_client_notices_that_its_broker_is_gone(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+
+    async def talk() -> None:
+        async with AsyncClient(port=server.port, keepalive_s=1.0) as client:
+            await client.ping()
+            monkeypatch.setattr(liveness, "since_heard_s", lambda _: 1e9)
+            monkeypatch.setattr(liveness, "unacknowledged_bytes", lambda _: 1)
+            deadline = time.monotonic() + LONG
+            while client.connections < 2:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.01)
+            await client.ping()
+
+    asyncio.run(talk())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -51,6 +52,7 @@ def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: C
         consumer.nack(message)
         until(lambda: "jobs.dead" in server.broker.queues)
         client.ping()
+    assert "job 0" in queue("peek", "jobs.dead"), "dead letters are looked at before they are sent back"
     assert json.loads(queue("redrive", "jobs", "--json"))["redriven"] == 1
     assert "5 messages" in queue("purge", "jobs")
     queue("delete", "jobs")
@@ -60,7 +62,8 @@ def test_a_queue_from_its_making_to_its_end(queue: Callable[..., str], client: C
 def test_the_address_that_ls_prints(queue: Callable[..., str], client: Client) -> None:
     client.queue("printed-by-ls", topics="work.>")
     client.publish("work.a", b"hello")
-    assert json.loads(queue("show", "printed-by-ls", "--json", address="broker:printed-by-ls"))["depth"] == 1
+    for name in (["printed-by-ls"], []):
+        assert json.loads(queue("show", *name, "--json", address="broker:printed-by-ls"))["depth"] == 1
     for line in (["info", "broker:printed-by-ls"], ["why", "broker:printed-by-ls"],
                  ["sub", "broker:printed-by-ls", "--count", "1"]):  # fmt: skip
         done = subprocess.run(
@@ -73,3 +76,44 @@ def test_the_address_that_ls_prints(queue: Callable[..., str], client: Client) -
 
 def test_an_address_of_no_queue_says_so(queue: Callable[..., str]) -> None:
     assert "no broker of this machine has one" in queue("list", address="broker:nobody-has-this", code=2)
+
+
+def test_who_listens_nowhere_is_told_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        where = f"broker://127.0.0.1:{taken.getsockname()[1]}"
+        for line in (["queue", "list", where], ["pub", f"{where}/t", "x"], ["sub", f"{where}/t"]):
+            done = subprocess.run(
+                [sys.executable, "-m", "penstock", *line], capture_output=True, text=True, timeout=10 * LONG
+            )
+            assert done.returncode == 1 and "nobody listens there" in done.stderr, done.stderr
+        waits = [sys.executable, "-m", "penstock", "sub", f"{where}/t", "--wait", "--timeout", "3"]
+        done = subprocess.run(waits, capture_output=True, text=True, timeout=10 * LONG)
+        assert done.returncode == 3 and "nobody has answered yet; waiting" in done.stderr, done.stderr
+
+
+def test_a_command_spends_no_delivery_of_what_it_does_not_show(server: Server, client: Client) -> None:
+    client.queue("one", topics="t", max_deliveries=1)
+    client.publish_many("t", [b"%d" % number for number in range(5)])
+    line = [sys.executable, "-m", "penstock", "sub", f"broker://127.0.0.1:{server.port}/?queue=one", "-n", "1"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=10 * LONG)
+    assert done.stdout == "0\n", done.stderr
+    with client.subscribe("one") as consumer:
+        assert [bytes(consumer.receive(timeout=LONG)) for _ in range(4)] == [b"1", b"2", b"3", b"4"]
+
+
+def test_what_a_subscriber_was_sent_ahead_and_did_not_read_is_not_counted(server: Server, client: Client) -> None:
+    client.queue("q", topics="t", max_deliveries=2)
+    client.publish_many("t", [b"%d" % number for number in range(5)])
+    for _ in range(5):
+        with client.subscribe("q") as consumer:
+            until(lambda: server.broker.queues["q"].state.in_flight == 5)
+            assert consumer.wait(LONG)
+        until(lambda: not server.broker.queues["q"].consumers)
+    with pytest.raises(RuntimeError), client.subscribe("q") as consumer:
+        assert bytes(consumer.receive(timeout=LONG)) == b"0"
+        raise RuntimeError("in the middle of it")
+    until(lambda: not server.broker.queues["q"].consumers)
+    with client.subscribe("q", ack="manual") as consumer:
+        found = {bytes(message): consumer.deliveries(message) for message in (consumer.receive(LONG) for _ in range(5))}
+    assert found == {b"0": 2, b"1": 1, b"2": 1, b"3": 1, b"4": 1}, "one was tried, the others were never read"

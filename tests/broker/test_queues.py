@@ -315,6 +315,31 @@ def test_transactions(client: Client) -> None:
         assert consumer.read(0.2) is None
 
 
+def test_a_transaction_that_is_not_all_there_is_told_as_unknown(serve: Callable[..., Server]) -> None:
+    """Staged messages go with the broker's end: who commits them is told so, and the id is free for another try."""
+    server = serve()
+    port = server.port
+    with Client(port=port, timeout=LONG) as client:
+        for half in (False, True):
+            client.stage("job", "t", [b"a", b"b"])
+            server.close()
+            server = Server(server.broker.store._journal.directory, port).start()  # type: ignore[attr-defined]
+            client.ping()
+            if half:
+                client.stage("job", "t", [b"c"])
+            with pytest.raises(RefusedError, match=r"stage (it|all of them) again"):
+                client.commit("job")
+        assert client.statistics()["next"] == 1
+        client.stage("job", "t", [b"a", b"b", b"c"])
+        assert client.commit("job") == (1, 3, False)
+        assert client.commit("job") == (1, 3, True)
+        with pytest.raises(RefusedError, match="nothing is staged under never"):
+            client.commit("never")
+        client.stage("never", "t", [b"d"])
+        assert client.commit("never") == (4, 4, False), "its id was not burnt"
+    server.close()
+
+
 def test_what_every_queue_has_passed_is_freed_when_asked_for(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:

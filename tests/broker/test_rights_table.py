@@ -75,7 +75,7 @@ REQUESTS = {
     "SCHEMA changed": b"SCHEMA %s.a 1 eyJkZWZpbml0aW9uIjp7fSwiZW5jb2RpbmciOiJqc29uIiwibmFtZSI6IlgifQ==\n",
     "FETCH": b"FETCH 1 5 topics=%s.a\n",
     "PING": b"PING\n",
-    "COMMIT": b"COMMIT tx\n",
+    "COMMIT": b"COMMIT tx\n",  # of nothing: refused, but not for want of a right
     "ABORT": b"ABORT tx\n",
 }
 OWN = {"UNSUB", "CREDIT", "ACK", "NACK", "BYE", "HELLO", "SHUTDOWN", "LOAD"}  # not answered, or tested elsewhere
@@ -120,7 +120,7 @@ def test_a_cell(shared: Server, token: Token, row: str, mine: bool) -> None:
         needs = (*needs, "subscribe topic") if mine else needs
     allowed = all(token.allows(need, mine) for need in needs)
     assert answer.startswith("ERR denied") != allowed, answer
-    assert allowed != answer.startswith("ERR"), answer
+    assert allowed != answer.startswith("ERR") or answer.startswith("ERR unknown_transaction"), answer
     wire.close()
     until(lambda: not any(queue.consumers for queue in shared.broker.queues.values()))
 

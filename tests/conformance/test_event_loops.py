@@ -186,3 +186,31 @@ def test_closing_ends_async_for(reach: Reach) -> None:
     began = time.monotonic()
     assert asyncio.run(asyncio.wait_for(main(), LONG)) == 0
     assert time.monotonic() - began < LONG
+
+
+@pytest.mark.needs("block")
+def test_a_time_limit_counts_the_turn_too(reach: Reach) -> None:
+    """Behind a publish that was cancelled and still waits: the next one's time is over all the same."""
+    publisher, subscriber = reach.pair(reach.bounded(4, "block"))
+    publish: Any = publisher.publish_async
+    payload = b"x" * (reach.flood_padding or 8)
+    try:
+        asyncio.run(publish(payload, timeout=LONG))
+    except TypeError:
+        pytest.skip(f"publish() has no timeout= on {reach.name}")
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(publish(payload))
+        while (await asyncio.wait([waiting], timeout=0.5))[0]:
+            waiting = asyncio.ensure_future(publish(payload))
+        waiting.cancel()
+        with pytest.raises(TimeoutError):
+            await publish(payload, timeout=0.05)
+        with pytest.raises(TimeoutError):
+            await publish(payload, timeout=0)
+        last = asyncio.ensure_future(publish(b"last", timeout=LONG))
+        while (message := await subscriber.receive_async(LONG)) is not None and bytes(message) != b"last":
+            message.release()
+        await last
+
+    asyncio.run(asyncio.wait_for(main(), 2 * LONG))

@@ -150,3 +150,21 @@ def test_a_function_that_is_called_is_not_told_of(reach: Reach) -> None:
     assert subscriber._unprocessed
     subscriber.process_all()
     assert not subscriber._unprocessed
+
+
+def test_a_subscriber_that_its_function_closed_is_closed(reach: Reach) -> None:
+    options, for_subscriber = reach.lossless()
+    publisher = reach.publisher(**options)
+    closed = threading.Event()
+
+    def close(_: Any) -> None:
+        subscriber.close()
+        closed.set()
+
+    subscriber = reach.subscriber(**for_subscriber, on_message=close)
+    assert publisher.wait_ready(1, timeout=LONG)
+    publisher.publish(b"x")
+    assert closed.wait(LONG)
+    for read in (subscriber.read, subscriber.read_many):
+        with pytest.raises(penstock.ClosedError):
+            read()

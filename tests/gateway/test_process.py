@@ -434,3 +434,16 @@ def test_a_process_that_has_to_be_killed_at_its_end_is_told_of(gateway: Gateway)
     gateway.remove_module("echo", timeout=0.2)
     eventually(lambda: failed)
     assert failed[0][:2] == ("echo", "stop")
+
+
+def test_a_process_that_is_killed_in_start_at_the_end_is_told_once(tmp_path: Path) -> None:
+    gateway = Gateway()
+    failed = add_raising(gateway, "hang", tmp_path / "flag")
+    worker = gateway.broker.worker_of(gateway.module("raises"))
+    starting = threading.Thread(target=gateway.start, daemon=True)
+    starting.start()
+    eventually((tmp_path / "flag").exists)
+    assert not gateway.destroy(1.0)
+    starting.join(60)
+    assert len(failed) <= 1
+    assert worker.failed == 1

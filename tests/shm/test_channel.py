@@ -484,3 +484,70 @@ def test_a_batch_that_is_released_while_it_is_published_again_keeps_its_messages
         assert source.publish_many([b"x"] * 32) == 32  # everything was given back in the end
         with pytest.raises(penstock.errors.StateError):
             batch.release()
+
+
+@pytest.mark.parametrize("mux", [None, "/mux"])
+def test_lag_beyond_the_slots_is_loss_at_once(name: str, mux: str | None) -> None:
+    """The ledger tells it before the reader comes to it, whoever was there first."""
+    with shm.Subscriber(name, mux=mux) as early, shm.Publisher(name, mux=mux, slots=8) as publisher:
+        with shm.Subscriber(name, mux=mux) as late:
+            for _ in range(2):  # and again, in the middle
+                for i in range(50):
+                    publisher.publish(b"%d" % i)
+                for subscriber in (early, late):
+                    before = subscriber.ledger
+                    assert before.balanced and before.dropped["overflow"] >= 42 and before.in_flight <= 8, before
+                    assert before == subscriber.ledger
+                    seen = [bytes(message) for message in subscriber.read_many(2, 0)]
+                    assert seen == [b"%d" % i for i in range(50 - before.in_flight, 52 - before.in_flight)]
+                    after = subscriber.ledger
+                    assert after.dropped == before.dropped and after.matched == before.matched
+                    assert after.delivered == before.delivered + 2
+            assert early.ledger.matched == late.ledger.matched == 100
+
+
+def test_a_full_reliable_channel_says_who_has_not_read(name: str) -> None:
+    with shm.Publisher(name, slots=8, reliable=True) as publisher, shm.Subscriber(name, reliable=True):
+        publisher.publish_many([b"x"] * 8)
+        with pytest.raises(TimeoutError, match=rf"wait to be read .*subscriber 0 \(pid {os.getpid()}\) 8 of 8 slots"):
+            publisher.publish(b"x", timeout=0)
+
+
+def test_slots_that_can_have_nobody_are_refused(name: str) -> None:
+    with pytest.raises(penstock.InvalidArgument, match="slots=2 must be between 3 and"):
+        shm.Publisher(name, slots=2)
+    with shm.Publisher(name, slots=3) as publisher, shm.Subscriber(name) as subscriber:
+        publisher.publish(b"x")
+        assert subscriber.read(0) is not None
+        with pytest.raises(penstock.CapacityError, match="one is kept for the next message"):
+            shm.Subscriber(name)
+
+
+def test_a_time_limit_of_many(name: str) -> None:
+    with shm.Publisher(name, slots=8, reliable=True) as publisher, shm.Subscriber(name, reliable=True):
+        with pytest.raises(TimeoutError) as failed:
+            publisher.publish_many([b"x"] * 20, timeout=0.01)
+        assert failed.value.published == 8  # type: ignore[attr-defined]
+        with pytest.raises(TypeError):
+            publisher.publish_many([b"x"], metadata=b"")  # type: ignore[call-arg]
+        with pytest.raises(penstock.InvalidArgument):
+            publisher.publish_many([b"x"], timeout=-1)
+
+
+def test_addresses_that_would_surprise_are_refused(name: str) -> None:
+    for address, word in {
+        f"shm:/{name}": "one slash, as in shm:/",
+        f"shm:{name}?slots=eight": "slots='eight' must be int",
+        f"shm:{name}?reliable=perhaps": "reliable='perhaps' must be bool",
+    }.items():
+        with pytest.raises(penstock.InvalidArgument, match=word):
+            penstock.publisher(address)
+    with pytest.raises(penstock.InvalidArgument, match="cannot be written as UTF-8"):
+        shm.Publisher("/\udc80")
+
+
+def test_a_weak_reference_says_what_it_is(name: str) -> None:
+    with shm.Publisher(name) as publisher, shm.Subscriber(name) as subscriber:
+        publisher.publish(b"x")
+        message = subscriber.receive(0)
+        assert repr(subscriber.weak_reference(message)) == f"<shm.WeakReference to slot 0 of {name!r}>"

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import select
 import signal
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +140,33 @@ os.kill(os.getpid(), signal.SIGKILL)
                 os.sched_yield()
         else:
             raise AssertionError("the dead subscriber held it up for ever")
+
+
+@pytest.mark.parametrize("way", ["read", "for", "read_many", "async"])
+def test_a_reader_that_holds_all_it_may_is_told_without_a_time_limit(name: str, way: str) -> None:
+    """It stands still: after a second it is told why, once."""
+
+    async def read_async(subscriber: shm.Subscriber) -> list[Any]:
+        return [await subscriber.read_async() for _ in range(2)]
+
+    ways: dict[str, Callable[[shm.Subscriber], list[Any]]] = {
+        "read": lambda subscriber: [subscriber.read(), subscriber.read()],
+        "for": lambda subscriber: list(itertools.islice(subscriber, 2)),
+        "read_many": lambda subscriber: [*(first := subscriber.read_many()), *subscriber.read_many(), first],
+        "async": lambda subscriber: asyncio.run(read_async(subscriber)),
+    }
+    with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name, max_active_messages=1) as subscriber:
+        publisher.publish_many([b"1", b"2", b"3"])
+        told = threading.Event()
+
+        def hear(message: Warning | str, *_: Any, **__: Any) -> None:
+            assert "may hold no more" in str(message)
+            told.set()
+            threading.Thread(target=subscriber.close).start()
+
+        with warnings.catch_warnings(), pytest.raises(penstock.ClosedError):
+            warnings.simplefilter("always")
+            warnings.showwarning = hear
+            ways[way](subscriber)
+            raise penstock.ClosedError("iteration ends where the subscriber was closed")
+        assert told.is_set()

@@ -8,6 +8,8 @@ Rules:
   behind several, counts what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). A
   sink that numbers its own messages (shared memory, a journal) does so: what was lost before it stands in this bridge's
   ``subscriber.ledger``.
+- A source of shared memory that has no publisher yet says what its messages have when one comes: a sink in shared
+  memory is opened then. Who asks for ``publisher`` earlier has it opened with what is known.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
   have passed; ``start`` does it in a thread of its own. An error that ends that thread is logged, stands in ``failure``
   and is raised by ``wait``.
@@ -79,48 +81,95 @@ class Bridge:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
+        self._final: Ledger | None = None
+        self._opening = threading.RLock()
+        self._publisher: Publisher | None = None
+        self._vchans = dict(vchans or {})
+        self._ends = (source, sink)
+        self._open_options = (names, dict(sink_options or {}))
         _refuse_loop(source, sink)
         found = _channel(source)
+        self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         #: What the sink cannot hold of what the source's messages have; told before the first one is carried.
         self.not_held = _lost_on_the_way(source, sink, found)
-        options = {**_inherited(found, sink), **dict(sink_options or {})}
+        ring = _ring(source, sink)
+        if ring:
+            logger.warning("%r closes a ring with %s: messages go round in it for ever", self, ", ".join(ring))
         with contextlib.ExitStack() as opened:
             self._counters = _core.Counters("bridge", "bridge", f"{self.source} -> {self.sink}")
-            opened.callback(self._counters.close)  # last: what closing the sink ends is still counted
-            self.publisher: Publisher = opened.enter_context(_open_sink(sink, names, options))
+            opened.callback(self._close_counters)  # last: what closing the sink ends is still counted
+            opened.callback(self._close_publisher)
+            others: dict[str, Publisher] = {}
+            self.others: Mapping[str, Publisher] = others
+            if not (self._waits_for_channel and addresses.parse(sink).scheme == "shm"):
+                self._open_publisher(found)
             if addresses.parse(sink).port == 0:  # a free one was taken: this is where it is found
                 self.sink = getattr(self.publisher, "address", self.sink)
-            others: dict[str, Publisher] = {}
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:
                     others[target] = opened.enter_context(addresses.publisher(target))
-            self.others: Mapping[str, Publisher] = others
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local()
             self._stack = opened.pop_all()
-        self._carrier = Carrier(self.publisher, vchans or {}, others, self._counters)
+
+    # -- the sink
+
+    @property
+    def publisher(self) -> Publisher:
+        """The handle at the sink."""
+        with self._opening:
+            return self._publisher or self._open_publisher(_channel(self._ends[0]))
+
+    def _open_publisher(self, found: Any) -> Publisher:
+        names, options = self._open_options
+        sink = self._ends[1]
+        self._publisher = _open_sink(sink, names, {**_inherited(found, sink), **options})
+        return self._publisher
+
+    def _close_publisher(self) -> None:
+        with self._opening:
+            if self._publisher is not None:
+                self._publisher.close()
+
+    def _look_for_channel(self) -> None:
+        """Once the source has its first publisher: what its messages have is known now."""
+        found = _channel(self._ends[0])
+        if found is None:
+            return
+        self._waits_for_channel = False
+        self.not_held = _lost_on_the_way(*self._ends, found)
+        if self.not_held:
+            logger.warning("%r: the sink cannot hold %s of messages: they end here", self, " and ".join(self.not_held))
+        with self._opening:
+            if self._publisher is None and not self._closing.is_set():
+                self._open_publisher(found)
 
     # -- working
 
     def run(self, count: int | None = None) -> int:
         """Carry messages until closed, or so many; gives how many were taken from the source."""
         carried = 0
+        carrier: Carrier | None = None
         while not self._closing.is_set() and (count is None or carried < count):
             most = self._most if count is None else min(self._most, count - carried)
             try:
                 batch = self.subscriber.read_many(most, POLL_S)
             except ClosedError:
                 break
+            if self._waits_for_channel:
+                self._look_for_channel()
             if not len(batch):
                 continue
             if not carried:  # a channel that had no publisher when this began has said it now
                 self._refuse_local()
             self._note(batch)
             try:
-                self._carrier.carry(batch)
+                if carrier is None:
+                    carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
+                carrier.carry(batch)
                 carried += len(batch)
             except ClosedError:
                 if not self._closing.is_set():
@@ -179,6 +228,8 @@ class Bridge:
     @property
     def ledger(self) -> Ledger:
         """What this bridge did; what was lost before it stands in ``subscriber.ledger``."""
+        if self._final is not None:
+            return self._final
         counts = self._counters.snapshot()
         dropped = {name: n for name, n in counts["dropped"].items() if n}
         in_flight = counts["matched"] - counts["delivered"] - sum(dropped.values())
@@ -196,11 +247,15 @@ class Bridge:
         if thread is not None:
             thread.join(timeout)
             if thread.is_alive():
-                self.publisher.close()  # whoever waits for it waits no longer
+                self._close_publisher()  # whoever waits for it waits no longer
                 for other in self.others.values():
                     other.close()
                 thread.join()
         self._stack.close()
+
+    def _close_counters(self) -> None:
+        self._final = self.ledger
+        self._counters.close()
 
     def __enter__(self) -> Bridge:
         return self
@@ -220,6 +275,32 @@ def _refuse_loop(source: str, sink: str) -> None:
             f"{addresses.without_secrets(source)} is both source and sink: the bridge would carry its own messages for "
             "ever"
         )
+
+
+def _ring(source: str, sink: str) -> list[str]:
+    """Bridges of this machine that carry, one after the other, from this one's sink to its source."""
+    from penstock import _core
+
+    ways: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = {}
+    for block in _core.counters_read():
+        first, arrow, second = str(block["name"]).partition(" -> ")
+        if block["room"] != "bridge" or not arrow:
+            continue
+        with contextlib.suppress(InvalidArgument):  # a name that was cut short
+            places = [_place(addresses.parse(text)) for text in (first, second)]
+            ways.setdefault(places[0], []).append((f"{first} > {second} (pid {block['pid']})", places[1]))
+    wanted = _place(addresses.parse(source))
+    seen: set[tuple[Any, ...]] = set()
+    paths = [(_place(addresses.parse(sink)), list[str]())]
+    while paths:
+        place, path = paths.pop()
+        if place == wanted:
+            return path
+        if place in seen:
+            continue
+        seen.add(place)
+        paths.extend((after, [*path, told]) for told, after in ways.get(place, ()))
+    return []
 
 
 def _place(parts: addresses.Address) -> tuple[Any, ...]:

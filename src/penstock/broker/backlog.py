@@ -10,6 +10,8 @@ import bisect
 from collections import deque
 from typing import TYPE_CHECKING
 
+from penstock.errors import PenstockError
+
 if TYPE_CHECKING:
     from penstock._core.broker import QueueState
     from penstock.broker.store import Store
@@ -23,6 +25,7 @@ class Backlog:
     def __init__(self, state: QueueState, store: Store) -> None:
         self.count = 0  # from the cursor up to ``end``
         self.end = state.cursor
+        self.certain = True  # whether everything up to ``end`` could be read
         self.skipped = 0  # positions of all topics that were freed before they were counted
         self._state = state
         self._store = store
@@ -30,15 +33,18 @@ class Backlog:
 
     def restart(self, end: int | None = None) -> None:
         """Nothing was counted from the cursor on, or nothing waits up to ``end``."""
-        self.count, self.end = 0, self._state.cursor if end is None else end
+        self.count, self.end, self.certain = 0, self._state.cursor if end is None else end, True
         self._pieces.clear()
 
     def look(self, patterns: tuple[str, ...], internal: tuple[str, ...], most: int, most_looks: int) -> int:
         """Go on counting, up to ``most``; gives how many messages were looked at."""
         last, looked = self._store.next, 0
         while self.end < last and self.count < most and looked < most_looks:
-            batch, following, skipped = self._store.read(self.end, PIECE_MESSAGES, 1 << 62, patterns)
-            found = self._state.count(batch, internal)
+            try:
+                batch, following, skipped = self._store.read(self.end, PIECE_MESSAGES, 1 << 62, patterns)
+                found = self._state.count(batch, internal)
+            except (PenstockError, OSError):
+                following, found, skipped, self.certain = self._readable(last), 1, 0, False
             following = max(following, self.end + 1)
             looked += following - self.end
             self.count += found
@@ -48,6 +54,17 @@ class Backlog:
                 found += self._pieces.pop()[1]
             self._pieces.append((following, found))
         return looked
+
+    def _readable(self, last: int) -> int:
+        """Where it goes on behind messages that cannot be read; who consumes the queue is told of these."""
+        step = 1
+        while self.end + step < last:
+            try:
+                self._store.read(self.end + step, 1, 1 << 62)
+                return self.end + step
+            except (PenstockError, OSError):
+                step *= 2
+        return last
 
     def taken(self, count: int, following: int, caught_up: bool) -> None:
         """So many were handed out or ran out; the cursor goes to ``following``."""

@@ -13,9 +13,10 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import InvalidArgument, StateError
+from penstock.errors import InvalidArgument, RefusedError, StateError
 from penstock.journal import layout
 from penstock.journal.disk import Disk
+from penstock.journal.lock import WriterLock
 
 ATTEMPTS = 20  # retention may take segments while they are copied
 PART = ".part"
@@ -38,19 +39,34 @@ def backup(directory: str | Path, target: str | Path) -> Copied:
     if not marker.is_file():
         raise InvalidArgument(f"{source} is not a broker's directory (no {layout.MARKER_NAME} in it)")
     identity = layout.decode_marker(marker.read_bytes(), str(marker))
+    _check_apart(source, place)
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     there = place / layout.MARKER_NAME
     if there.is_file():
         if layout.decode_marker(there.read_bytes(), str(there)) != identity:
             raise InvalidArgument(f"{place} holds a backup of another broker")
-    elif any(place.iterdir()):
+    elif any(found.name != layout.LOCK_NAME for found in place.iterdir()):
         raise InvalidArgument(f"{place} is neither empty nor a backup")
-    for _ in range(ATTEMPTS):
-        try:
-            return _copy(source, place)
-        except FileNotFoundError:
-            continue
+    try:
+        lock = WriterLock(place)  # nobody begins to write it while it is copied to
+    except RefusedError:
+        raise RefusedError(f"{place} is in use: a broker that runs on it would lose what it stores") from None
+    try:
+        for _ in range(ATTEMPTS):
+            try:
+                return _copy(source, place)
+            except FileNotFoundError:
+                continue
+    finally:
+        lock.release()
     raise StateError(f"the segments of {source} go faster than they can be copied")
+
+
+def _check_apart(source: Path, place: Path) -> None:
+    """Neither is the other, or lies in it, whatever they are called."""
+    one, other = source.resolve(), place.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise InvalidArgument(f"{place} and {source} are the same directory, or one lies in the other")
 
 
 def restore(target: str | Path, directory: str | Path) -> Copied:

@@ -52,6 +52,7 @@ logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
 MAX_COMMIT_BYTES, MESSAGE_BYTES = 768 << 20, 128  # of one commit at most, and what goes around a message
+OWN_PART, OWN_BYTES = 8, 4 << 20  # of the quota, and at least: what the broker's own copies may take beyond it
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
@@ -267,7 +268,7 @@ class Broker:
         self.changes += 1
         count = queue.backlog(1 << 62) + queue.state.outstanding
         queue.state.reset(self.store.next)
-        self._stuck.pop(queue, None)
+        self._forget_stuck(queue)
         queue.caught_up = True
         queue.recount()
         self.touch(queue)
@@ -277,10 +278,14 @@ class Broker:
         """Deliver from ``position`` on, again or for the first time."""
         self.changes += 1
         queue.state.reset(max(1, position, self.store.first))
-        self._stuck.pop(queue, None)
+        self._forget_stuck(queue)
         queue.caught_up = False
         queue.recount()
         self.wake(queue)
+
+    def _forget_stuck(self, queue: Queue) -> None:
+        self._stuck.pop(queue, None)
+        queue.unstuck()
 
     def leave(self, queue: Queue, consumer: Consumer, delivered: bool = True) -> None:
         """A consumer has gone."""
@@ -318,17 +323,29 @@ class Broker:
     def check_room(self, batch: Batch) -> None:
         """Refusal when the disk quota has no room for these."""
         if not self.has_room(batch):
-            raise _full(self.limits.quota_bytes)
+            raise self._no_room()
 
     def has_room(self, batch: Batch) -> bool:
-        """Whether the disk quota has room for these, beside what is stored and what waits for the commit."""
-        return not self.limits.quota_bytes or self._fits(batch_bytes(batch) + MESSAGE_BYTES * len(batch))
+        """Whether disk and quota have room for these, beside what is stored and what waits for the commit."""
+        return self._fits(batch_bytes(batch) + MESSAGE_BYTES * len(batch) if self.limits.quota_bytes else 0)
 
-    def _fits(self, more_bytes: int) -> bool:
+    def check_own_room(self) -> None:
+        """Refusal when the broker's own copies (dead letters and the like) have used up what is beyond the quota."""
         quota = self.limits.quota_bytes
-        fits = not quota or self._stored() + more_bytes <= quota
+        if not self._fits(0, max(quota // OWN_PART, OWN_BYTES)):
+            raise self._no_room()
+
+    def _fits(self, more_bytes: int, beyond_bytes: int = 0) -> bool:
+        quota = self.limits.quota_bytes
+        fits = not self.store.full and (not quota or self._stored() + more_bytes <= quota + beyond_bytes)
         self.wants_room = self.wants_room or not fits
         return fits
+
+    def _no_room(self) -> Refusal:
+        if self.store.full:
+            return Refusal("full", "the disk is full; what is consumed or purged is freed")
+        quota = self.limits.quota_bytes
+        return Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")
 
     def declare_schema(self, topic: str, text: str) -> None:
         """What the topic's messages are made of from now on: one more version."""
@@ -357,8 +374,10 @@ class Broker:
         topic = more.get("topic")
         self._published.update((topic,) if topic else batch_names(batch))
         self._first_staged = self._first_staged or positions[0]
-        self.staged_bytes += batch_bytes(batch)
+        size = batch_bytes(batch)
+        self.staged_bytes += size
         self.counters.add("matched", len(batch))
+        self.counters.add("bytes", size)
         return positions
 
     def publish_as(self, batch: Batch, identifier: Identifier, **more: Any) -> Sequence[int]:
@@ -396,20 +415,29 @@ class Broker:
 
     # --- transactions
 
-    def commit_transaction(self, account: str, transaction: str, parts: list[str]) -> tuple[int, int, bool]:
-        """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again)."""
+    def commit_transaction(
+        self, account: str, transaction: str, parts: list[str], least: int = 1
+    ) -> tuple[int, int, bool]:
+        """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again).
+
+        Refused where fewer than ``least`` messages are staged here: the others went with a restart, or were given up.
+        """
         names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
         if done is not None:
             self.transactions.take(names)
             return *done, True
         first = last = 0
-        batches = self.transactions.batches(names, all_there=bool(parts))
+        batches = self.transactions.batches(names, all_there=True)
+        count = sum(map(len, batches))
+        if count < least:  # the rest is of no use to anybody: all of it is to be staged again
+            self.transactions.take(names)
+            raise Refusal("unknown_transaction", f"{count} of {least} messages are staged; stage all of them again")
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
         if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
             raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
         if not self._fits(whole_bytes):
-            raise _full(self.limits.quota_bytes)
+            raise self._no_room()
         self.check_topics({name for batch in batches for name in batch_names(batch) if name})
         published: list[tuple[Batch, Sequence[int]]] = []
         for batch in batches:
@@ -592,7 +620,7 @@ class Broker:
             try:
                 if not queue.pump(now_ns, over, exhausted):
                     self._ready[queue] = None
-                self._stuck.pop(queue, None)
+                self._forget_stuck(queue)
             except Exception as error:
                 self._stuck[queue] = now_ns + UNREADABLE_NS  # until the journal is repaired, or SEEK goes past it
                 queue.stuck(error)
@@ -621,7 +649,7 @@ class Broker:
             if queue.caught_up:
                 queue.state.look_from(end)
         floors = [queue.state.floor for queue in self.queues.values()]
-        urgent, self.wants_room = self.wants_room, False
+        urgent, self.wants_room = self.wants_room or self.store.full, False
         try:
             return self.store.trim(min([*floors, self.delayed.state.floor]), bool(floors), urgent)
         except (PenstockError, OSError) as error:
@@ -647,7 +675,3 @@ class Broker:
                 queue.counters.close()
             self.counters.close()
             self.store.close()
-
-
-def _full(quota: int) -> Refusal:
-    return Refusal("full", f"the disk quota of {quota} bytes is reached; consume, purge or raise it")

@@ -20,6 +20,8 @@ from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
 
+TURN_S = 0.005  # of one connection's requests, or of all long work, in one turn of the loop
+TURN_MESSAGES = 512  # published in one step, at most
 REPLY_BYTES = 4 << 20  # past this much unread output a client is not read from
 RECEIVE_BYTES = 256 * 1024
 
@@ -80,14 +82,20 @@ class Connection:
         self.unfinished_bytes = 0  # come in of a command that is not whole
         self.unfinished_since = 0.0
         self.busy = False  # a command under way could go on now
+        self.cut = False  # its turn was over before all that has come in was handled
         self.paused_until = 0.0
         self.received_messages = 0
         self._allowance = limits.max_rate
 
     @property
     def working(self) -> bool:
-        """Whether a command is under way that takes more than a turn."""
-        return self.session.work is not None
+        """Whether what has come in takes more than a turn."""
+        return self.cut or self.session.work is not None
+
+    @property
+    def could_go_on(self) -> bool:
+        """Whether it has work that waits for nothing but its turn."""
+        return self.cut or (self.session.work is not None and self.busy)
 
     # --- input
 
@@ -130,24 +138,29 @@ class Connection:
                 return True
 
     def scan(self) -> None:
-        """Handle what has come in, as far as it is allowed to go."""
+        """Handle what has come in, as far as it is allowed to go: one clock over all requests of the turn."""
+        end = time.monotonic() + TURN_S
+        self.cut = False
         while not self.ending and not self.paused():
             if self.session.work is not None:
                 said = self.session.go_on()
                 self.busy = said == BUSY
                 if said:
                     return
-                continue
-            event = self.scanner.next()
-            if event is None:
+            else:
+                event = self.scanner.next(TURN_MESSAGES)
+                if event is None:
+                    return
+                verb, rest, batch = event
+                if batch is not None:
+                    self._count(len(batch))
+                self.session.handle(verb, rest, batch)
+                if self.session.loaded:
+                    self._count(self.session.loaded)
+                    self.session.loaded = 0
+            if time.monotonic() >= end:
+                self.cut = True
                 return
-            verb, rest, batch = event
-            if batch is not None:
-                self._count(len(batch))
-            self.session.handle(verb, rest, batch)
-            if self.session.loaded:
-                self._count(self.session.loaded)
-                self.session.loaded = 0
 
     def _count(self, messages: int) -> None:
         self.received_messages += messages

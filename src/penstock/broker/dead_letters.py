@@ -30,6 +30,7 @@ def bury(broker: Broker, queue: Queue, position: int, deliveries: int, reason: s
     """Move a message to the queue of dead letters."""
     message = _read(broker, position)
     if message is not None:
+        broker.check_own_room()
         name = _name(queue)
         target = f"{PREFIX}{queue.name}"
         options = QueueOptions(topics=(target,), ack_timeout_s=queue.options.ack_timeout_s)
@@ -75,6 +76,7 @@ def redrive(broker: Broker, queue: Queue) -> Generator[str, None, int]:
 
 def _redrive_some(broker: Broker, queue: Queue, dead: Queue, end: int) -> int | None:
     """Move a few; None when there are none before ``end``."""
+    broker.check_own_room()
     count = 0
     due = dead.state.due(1 << 62, STEP_MESSAGES)
     for position, deliveries in due:

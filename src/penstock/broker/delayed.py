@@ -83,7 +83,14 @@ class Delayed:
         if self.state.next_time_ns > now_ns:
             return
         broker = self._broker
-        for position, _ in self.state.due(now_ns, RELEASE_MESSAGES):
+        due = self.state.due(now_ns, RELEASE_MESSAGES)
+        try:
+            broker.check_own_room()
+        except Refusal:  # they wait for room
+            for position, _ in due:
+                self.state.postpone(position, now_ns + RETRY_NS)
+            return
+        for position, _ in due:
             try:
                 batch, *_ = broker.store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:  # the others are not held up by it

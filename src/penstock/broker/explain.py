@@ -54,6 +54,14 @@ def _queues_of(topic: str, known: list[dict[str, Any]]) -> Iterator[Finding]:
         yield from _queue(topic, entry)
 
 
+def _remedy(state: str) -> str:
+    if state.startswith("no credit"):
+        return "acknowledge messages, or consume with a larger credit="
+    if state.startswith("failed to read"):
+        return "penstock journal verify and repair while the broker is stopped, or SEEK past it"
+    return ""
+
+
 def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
     from penstock.broker.words import matches
 
@@ -61,9 +69,9 @@ def _queue(topic: str, queue: dict[str, Any]) -> Iterator[Finding]:
     if topic and not any(matches(pattern, topic) or pattern == topic for pattern in queue["topics"]):
         yield Finding(f"{name} is bound to {', '.join(queue['topics'])}, which {topic!r} does not match")
     if queue.get("paused"):
-        yield Finding(f"{name} is paused, {queue['depth']} messages wait", "resume it on the page, or Client.resume")
+        yield Finding(f"{name} is paused, {queue['depth']} messages wait", "penstock queue resume, or on the page")
     elif queue.get("state"):
-        yield Finding(f"{name} says: {queue['state']}", "acknowledge messages, or consume with a larger credit=")
+        yield Finding(f"{name} says: {queue['state']}", _remedy(queue["state"]))
     elif queue["ready"] and not queue["consumers"]:
         yield Finding(f"{name} has {queue['ready']} messages and no consumer")
     else:

@@ -66,12 +66,23 @@ class RangeClient:
         return self.fetch(1 << 62, 1).frontier
 
     def fetch(
-        self, start: int, most: int = 65_536, *, most_bytes: int = 4 << 20, topics: Iterable[str] | None = None
+        self,
+        start: int,
+        most: int = 65_536,
+        *,
+        most_bytes: int = 4 << 20,
+        topics: Iterable[str] | None = None,
+        queue: str | None = None,
     ) -> Range:
-        """Messages from position ``start`` on; the next call goes on from ``.next``."""
+        """Messages from position ``start`` on, of some topics, or those that get into a queue (dead letters too).
+
+        The next call goes on from ``.next``.
+        """
         line = f"FETCH {start} {most} bytes={most_bytes}"
         if topics is not None:
             line += f" topics={','.join(topics)}"
+        if queue is not None:
+            line += f" queue={queue}"
         answer = self._ask(line)
         verb, _, length = answer.partition(" ")
         if verb != "DATA" or not 0 < _number(length) <= MAX_DATA_BYTES:
@@ -141,9 +152,7 @@ class RangeClient:
         count = memoryview(index).nbytes // ENTRY.size
         head = encode_head(count, topics)
         length = len(head) + memoryview(index).nbytes + memoryview(data).nbytes
-        self._socket.sendall(f"LOAD {transaction} {length}\n".encode() + head)
-        self._socket.sendall(index)
-        self._socket.sendall(data)
+        self._send(f"LOAD {transaction} {length}\n".encode() + head, index, data)
         answer = self._answer()
         if answer != f"STAGED {count}":
             raise ProtocolError(f"the broker did not answer LOAD of {count} messages but {answer[:100]!r}")
@@ -165,8 +174,15 @@ class RangeClient:
     # --- lines
 
     def _ask(self, line: str) -> str:
-        self._socket.sendall(line.encode() + b"\n")
+        self._send(line.encode() + b"\n")
         return self._answer()
+
+    def _send(self, *pieces: Any) -> None:
+        try:
+            for piece in pieces:
+                self._socket.sendall(piece)
+        except OSError as error:
+            raise ClosedError(f"the connection to the broker is lost: {error}") from None
 
     def _answer(self) -> str:
         line = self._file.readline(MAX_LINE_BYTES)

@@ -25,7 +25,7 @@ from penstock._core.broker import batch_names, fetch_index, gather, public_part,
 from penstock.broker import dead_letters, words
 from penstock.broker.identifiers import Identifier
 from penstock.broker.producers import Producer
-from penstock.broker.queue import WAIT, Queue, QueueOptions
+from penstock.broker.queue import BUSY, WAIT, Queue, QueueOptions
 from penstock.broker.ranges import ENTRY, topic_names, whole
 from penstock.broker.rights import EVERYTHING
 from penstock.broker.session import Line, Session, Subscription
@@ -41,6 +41,7 @@ VERSIONS = (1, 2)
 RAW_CREDIT = 16_384
 MAX_SUBSCRIPTIONS = 1024
 MAX_FETCH_MESSAGES = 65_536
+LIST_STEP = 8  # queues that LIST tells of in one step
 MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
 _PUBLISH_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
@@ -225,7 +226,7 @@ class Protocol(Session):
     def shutdown(self, *_: str) -> Answer:
         """SHUTDOWN: end the server gracefully; from loopback or with the right."""
         if not (self.rights.shutdown or (self.loopback and self.rights is EVERYTHING)):
-            raise Refusal("denied", "SHUTDOWN needs the right shutdown, or a connection from loopback")
+            raise Refusal("denied", "SHUTDOWN needs the right shutdown; without tokens, a connection from loopback")
         self.host.shutdown()
         raise Disconnect
 
@@ -288,7 +289,7 @@ class Protocol(Session):
             now_ns + int(options["delay_ms"]) * 1_000_000 if options.get("delay_ms") else 0
         )
         given = str(options.get("id", ""))
-        if given:
+        if "id" in options:
             words.check_name(given, "message id")
         if due_ns:
             self.broker.delayed.check_room(len(batch))
@@ -338,13 +339,16 @@ class Protocol(Session):
         return messages
 
     def commit(self, transaction: str, *parts: str) -> Answer:
-        """COMMIT <transaction> [part ...]: publish what was staged, once per id."""
+        """COMMIT <transaction> [part ...] [staged=]: publish what was staged (so many at least), once per id."""
         name = self.own(transaction, "transaction")
+        told = [part for part in parts if part.startswith("staged=")]
+        count = words.number(told[-1].removeprefix("staged="), "staged") if told else 1
+        parts = tuple(part for part in parts if part not in told)
         wholes = (transaction + part if part.startswith(".") else part for part in parts)
         owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
-        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned)
+        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned, count)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
 
     def abort(self, transaction: str) -> Answer:
@@ -410,11 +414,13 @@ class Protocol(Session):
         queue.add(subscription)
         self.broker.wake(queue)
 
-    def unsub(self, name: str) -> Answer:
-        """UNSUB <queue>: consume no more; what was not acknowledged goes back."""
+    def unsub(self, name: str, unread: str = "") -> Answer:
+        """UNSUB <queue> [unread]: consume no more; what was not acknowledged goes back, with unread as never sent."""
         if name not in self.subscriptions:
             raise Refusal("not_subscribed", f"this connection does not consume {name}")
-        self.leave(name)
+        if unread not in ("", "unread"):
+            raise Refusal("bad_option", "UNSUB has unread, or nothing")
+        self.leave(name, delivered=not unread)
         return OK
 
     def credit(self, name: str, count: str) -> Answer:
@@ -475,12 +481,15 @@ class Protocol(Session):
             return made
         if wanted != old:
             if not change:
-                raise Refusal("exists", f"queue {name} is there with {differences(old, wanted)}; QUEUE changes it")
+                text = f"queue {name} is there with {differences(old, wanted)}"
+                raise Refusal("exists", f"{text}; QUEUE (penstock queue set) changes it")
             if not self.rights.manage:
                 raise Refusal(
                     "denied",
                     f"queue {name} is there with {differences(old, wanted)}; changing it needs the right manage",
                 )
+            if not self.may_read(found):
+                raise Refusal("denied", f"queue {name} has topics that are not yours to read")
             for pattern in wanted.topics:
                 if pattern not in old.topics:
                     self.check_pattern(pattern)
@@ -510,6 +519,7 @@ class Protocol(Session):
                 "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
             )
         target = wanted.dead_letter or f"{name}.dead"
+        self._check_no_ring(name, target)
         there = self.broker.queues.get(target)
         if there is None or there.wants(dead_letters.PREFIX + name):
             return
@@ -521,6 +531,15 @@ class Protocol(Session):
                 f"dead letters would go to queue {target}, which is there for other topics: "
                 "this needs the right manage, and to publish to these",
             )
+
+    def _check_no_ring(self, name: str, target: str) -> None:
+        """Dead letters that come back to where they died would go round for ever."""
+        seen = {name}
+        while (queue := self.broker.queues.get(target)) is not None and queue.options.max_deliveries:
+            seen.add(target)
+            target = queue.options.dead_letter or f"{target}.dead"
+            if target in seen:
+                raise Refusal("bad_option", f"dead letters of queue {name} would come back to queue {target}")
 
     @staticmethod
     def _options(given: dict[str, Any], old: QueueOptions) -> QueueOptions:
@@ -541,6 +560,8 @@ class Protocol(Session):
 
     def _start(self, given: dict[str, Any], topics: tuple[str, ...]) -> int | None:
         """Where a queue is to begin, when the client says so."""
+        if len(_START_OPTIONS.keys() & given.keys()) > 1:
+            raise Refusal("bad_option", "a queue begins in one place: from_position=, from_ordinal= or from_time_ns=")
         if "from_position" in given:
             return int(given["from_position"])
         if "from_time_ns" in given:
@@ -596,12 +617,14 @@ class Protocol(Session):
     def list_queues(self, *_: str) -> Work:
         """LIST: the queues, as JSON."""
         self.need_statistics()
-        found = []
+        found: list[str] = []
         for queue in list(self.broker.queues.values()):
             if self.rights.may_use(queue.name):
                 yield from queue.counting()
-                found.append(queue.summary())
-        return _data(found)
+                found.append(json.dumps(queue.summary()))
+                if not len(found) % LIST_STEP:
+                    yield BUSY
+        return _data_text(f"[{', '.join(found)}]")
 
     def stats(self, *_: str) -> Answer:
         """STATS: counts of the broker, as JSON."""
@@ -639,18 +662,32 @@ class Protocol(Session):
         return OK
 
     def fetch(self, first: str, most: str, *rest: str) -> Answer:
-        """FETCH <first> <most> [bytes=] [topics=]: messages by position, index first, for readers in bulk."""
-        options = words.split_options(rest, {"bytes": int, "topics": str})
-        patterns = str(options["topics"]).split(",") if "topics" in options else [">"]
-        for pattern in patterns:
-            self.check_pattern(pattern)
+        """FETCH <first> <most> [bytes=] [topics=|queue=]: messages by position, index first, for readers in bulk."""
+        options = words.split_options(rest, {"bytes": int, "topics": str, "queue": str})
+        of_queue = "queue" in options
+        if of_queue:
+            patterns = self._topics_of(str(options["queue"]), options)
+        else:
+            patterns = str(options["topics"]).split(",") if "topics" in options else [">"]
+            for pattern in patterns:
+                self.check_pattern(pattern)
         most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
         start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
-        return lambda: self._put_range(start, max(1, count), most_bytes, patterns)
+        return lambda: self._put_range(start, max(1, count), most_bytes, patterns, of_queue)
 
-    def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str]) -> None:
+    def _topics_of(self, name: str, options: dict[str, Any]) -> list[str]:
+        """What gets into a queue, dead letters too, for who may read it."""
+        if "topics" in options:
+            raise Refusal("bad_option", "FETCH has topics= or queue=, not both")
+        self.check_queue(name)
+        queue = self.broker.queue(name)
+        if not self.may_read(queue):
+            raise Refusal("denied", f"queue {name} has topics that are not yours to read")
+        return list(queue.patterns)
+
+    def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str], own: bool) -> None:
         found, following, _ = self.broker.store.read(start, count, most_bytes, tuple(patterns))
-        batch, topics = public_part(found)  # wildcards match no topic of the broker's own
+        batch, topics = public_part(found, own)  # wildcards match no topic of the broker's own
         statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
         index, size = fetch_index(batch)
         head = {
@@ -688,8 +725,12 @@ def _schema_text(encoded: str) -> str:
 
 
 def _data(value: Any) -> bytes:
-    text = json.dumps(value).encode()
-    return b"DATA %d\n%s\n" % (len(text), text)
+    return _data_text(json.dumps(value))
+
+
+def _data_text(text: str) -> bytes:
+    data = text.encode()
+    return b"DATA %d\n%s\n" % (len(data), data)
 
 
 _DATA_VERBS: dict[str, Callable[[Protocol, str, Any], Answer | Work]] = {
@@ -700,10 +741,10 @@ _DATA_VERBS: dict[str, Callable[[Protocol, str, Any], Answer | Work]] = {
 
 VERBS = {
     "HELLO": Verb(Protocol.hello_, "HELLO <version> [options]", 0, None, stores=True),
-    "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...]", 1, None, stores=True),
+    "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...] [staged=]", 1, None, stores=True),
     "ABORT": Verb(Protocol.abort, "ABORT <transaction>", 1, 1),
     "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None, stores=True),
-    "UNSUB": Verb(Protocol.unsub, "UNSUB <queue>", 1, 1),
+    "UNSUB": Verb(Protocol.unsub, "UNSUB <queue> [unread]", 1, 2),
     "CREDIT": Verb(Protocol.credit, "CREDIT <queue> <count>", 2, 2, answered=False),
     "ACK": Verb(Protocol.ack, "ACK <queue> <position>[-<position>] ... [confirm]", 2, None, answered=False),
     "NACK": Verb(Protocol.nack, "NACK <queue> <position> [delay_ms=]", 2, None, answered=False),
@@ -718,7 +759,7 @@ VERBS = {
     "STATS": Verb(Protocol.stats, "STATS", 0, None),
     "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
     "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
-    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=]", 2, None),
+    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=]", 2, None),
     "PING": Verb(Protocol.ping, "PING", 0, None, stores=True),
     "BYE": Verb(Protocol.bye, "BYE", 0, None),
     "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +18,7 @@ from penstock._core import Counters
 from penstock._core.broker import QueueState
 from penstock.broker import words
 from penstock.broker.backlog import Backlog
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, RefusedError
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -27,6 +28,7 @@ TAKE_MESSAGES = 1024
 TAKE_BYTES = 256 * 1024
 NO_DEADLINE = (1 << 63) - 1
 UNREADABLE_NS = 10_000_000_000  # a message that could not be read is tried again after this
+TELL_NS = 2_000_000_000  # what is tried again is told of until it was tried
 BUSY, WAIT = "busy", "wait"  #: what long work yields: it could go on now; it waits for something else
 log = logging.getLogger("penstock.broker")
 
@@ -91,6 +93,7 @@ class Queue:
         self._internal: tuple[str, ...] = ()
         self._backlog = Backlog(self.state, store)
         self._said = ""
+        self._trouble, self._trouble_until_ns = "", 0  # why a message cannot be handed out, and until when that counts
         self.rebind(options)
 
     def rebind(self, options: QueueOptions) -> None:
@@ -216,12 +219,19 @@ class Queue:
     def postpone(self, position: int, error: Exception, now_ns: int) -> None:
         """A message that is due again cannot be read: it is tried again later, the others are not held up by it."""
         self.state.postpone(position, now_ns + UNREADABLE_NS)
-        self.stuck(error)
+        self.stuck(error, now_ns + UNREADABLE_NS + TELL_NS)
 
-    def stuck(self, error: Exception) -> None:
-        """A message cannot be read: said where people look."""
+    def stuck(self, error: Exception, until_ns: int = NO_DEADLINE) -> None:
+        """A message cannot be handed out: said where people look, until then or until ``unstuck``."""
         log.error("queue %s: %s", self.name, error)
-        self._say(f"failed to read a message: {error}")
+        what = "dead letters wait" if isinstance(error, RefusedError) else "failed to read a message"
+        self._trouble, self._trouble_until_ns = f"{what}: {error}", until_ns
+        self._say(self._trouble)
+
+    def unstuck(self) -> None:
+        """The next message can be read again, or nobody wants it any more."""
+        if self._trouble_until_ns == NO_DEADLINE:
+            self._trouble = ""
 
     def affected(self, first: int) -> None:
         """Something of this queue's was published at or after position ``first``."""
@@ -250,6 +260,11 @@ class Queue:
             self.recount()
         return self._backlog.look(self.patterns, self._internal, most, most_looks)
 
+    @property
+    def _counted(self) -> bool:
+        """Whether the backlog is exact; else it is a lower bound."""
+        return self._backlog.certain and self._backlog.end >= self._store.next
+
     def recount(self) -> None:
         """What waits has to be counted from the cursor again: it was moved, or other topics are wanted."""
         self._backlog.restart()
@@ -259,19 +274,17 @@ class Queue:
 
         Only where the queue lags; up to ``most`` of them in one call.
         """
-        state, end, looked, said = self.state, self._store.next, 0, ""
-        try:
-            looked = self._count(1 << 62, most)
-        except (PenstockError, OSError) as error:  # who consumes the queue is told; looking at it harms nobody
-            self._backlog.end = end
-            said = f"failed to count what waits: {error}"
+        state, end = self.state, self._store.next
+        looked = self._count(1 << 62, most)
         self.counters.set("depth", self._backlog.count + state.outstanding)
         self.counters.set("lag", 0 if self.caught_up else max(0, end - state.cursor))
-        self._say(said or self._standstill(self._backlog.count))
+        self._say(self._standstill(self._backlog.count) or ("" if self._counted else "counting what waits"))
         return looked
 
     def _standstill(self, backlog: int) -> str:
         """Why nothing is handed out although something waits; empty when it is."""
+        if self._trouble and time.time_ns() < self._trouble_until_ns:
+            return self._trouble
         if self.options.paused:
             return "paused"
         waits = backlog + self.state.waiting
@@ -296,6 +309,7 @@ class Queue:
             **self.options.dump(),
             "consumers": len(self.consumers),
             "depth": backlog + state.outstanding,
+            "depth_at_least": not self._counted,
             "ready": backlog + state.waiting,
             "in_flight": state.in_flight,
             "delivered": self.counters.get("delivered"),

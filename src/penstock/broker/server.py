@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import itertools
 import logging
 import os
@@ -26,13 +25,13 @@ from typing import Any, Self
 from penstock.address import is_loopback
 from penstock.broker import notify
 from penstock.broker.broker import LAZY_S, Broker
-from penstock.broker.connection import Connection, ConnectionLimits
+from penstock.broker.connection import TURN_S, Connection, ConnectionLimits
 from penstock.broker.endpoint import descriptors, listen, tls_context
 from penstock.broker.limits import Limits
 from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session
-from penstock.broker.store import JournalStore, Store
+from penstock.broker.store import DISK_FULL, JournalStore, Store
 from penstock.broker.words import Disconnect
 from penstock.errors import InvalidArgument, PenstockError, RefusedError
 
@@ -40,7 +39,6 @@ log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
-TURN_S = 0.005  # of long work in one turn
 UNFINISHED_BYTES = 65_536  # less than this is not worth closing a connection for
 ACKNOWLEDGED_S = 0.005  # how often the peers' acknowledgements are looked for
 RETRY_S = 1.0  # after a step of the loop that failed
@@ -257,7 +255,7 @@ class Server:
         if self.broker.busy or self._touched:
             return 0.0
         if self._paused:
-            return PAUSE_S if all(c.paused() or (c.working and not c.busy) for c in self._paused) else 0.0
+            return PAUSE_S if all(c.paused() or not c.could_go_on for c in self._paused) else 0.0
         if self._unacknowledged:
             return ACKNOWLEDGED_S
         timeout = LAZY_S if self.broker.dirty or self.draining else HOUSEKEEPING_S if not self._observed else MAX_POLL_S
@@ -361,7 +359,7 @@ class Server:
                 if connection not in self._paused or connection.paused():  # dropped for the sake of one before it
                     continue
                 self._serve(connection, partial(self._go_on, connection))
-                busy = busy or (connection in self._paused and connection.working and connection.busy)
+                busy = busy or (connection in self._paused and connection.could_go_on)
                 if time.monotonic() >= end:
                     return
 
@@ -400,8 +398,10 @@ class Server:
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
-        text = f"nothing was stored: {error.strerror or error}"
-        code = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "unavailable"
+        full = error.errno in DISK_FULL
+        self.broker.wants_room = self.broker.wants_room or full
+        text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
+        code = "full" if full else "unavailable"
         for connection in list(self.connections.values()):
             self._serve(connection, partial(connection.session.fail_answers, code, text))
         self._end_unconfirmed()
@@ -514,7 +514,7 @@ class Server:
         self.broker.observe()
         self._observed = True
         self._drop_silent(now)
-        if now >= self._trim_at or self.broker.wants_room:
+        if now >= self._trim_at or self.broker.wants_room or self.broker.store.full:
             self._trim_at = now + (0.0 if self.broker.trim() else TRIM_S)
         if self.tokens.required or self._tls is not None:
             for connection in list(self.connections.values()):

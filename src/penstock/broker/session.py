@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 MAX_CREDIT = 65_536
-LARGE_REPLY_BYTES = 1 << 20  # what an answer that is put out by a function counts as
+LARGE_REPLY_BYTES = 8 << 20  # what an answer that is put out by a function counts as: one of them a turn
 
 Line = bytes | Callable[[], None]  #: an answer: its line, or a function that puts a large one into the outbox
 
@@ -268,10 +268,10 @@ class Session:
                 found += [Answered(1, line)] * answer.requests
         return found
 
-    def leave(self, name: str) -> None:
-        """Consume the queue no more; what was not acknowledged goes back."""
+    def leave(self, name: str, delivered: bool = True) -> None:
+        """Consume the queue no more; what was not acknowledged goes back, as delivered once more or as never sent."""
         subscription = self.subscriptions.pop(name)
-        self.broker.leave(subscription.queue, subscription, delivered=not subscription.raw)
+        self.broker.leave(subscription.queue, subscription, delivered=delivered and not subscription.raw)
 
     def attach(self) -> None:
         """The broker has taken its state from the log again: consume the queues that are there now."""

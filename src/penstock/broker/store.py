@@ -12,6 +12,7 @@ A store is used by the broker's one loop thread.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import struct
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
+from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal.layout import MARKER_NAME, latest_segments, segment_name
 from penstock.quantities import duration_s, is_duration, is_size, size_bytes
 from penstock.topics import MAX_NAME_BYTES
@@ -64,13 +66,18 @@ class Keep:
             return cls()
         if is_duration(text) and not is_size(text):
             return cls(age_s=duration_s(text, "keep"))
-        return cls(bytes=size_bytes(text, "keep"))
+        try:
+            return cls(bytes=size_bytes(text, "keep"))
+        except InvalidArgument:
+            raise InvalidArgument(f"keep {text!r} is no size (1GiB), no age (7d) and not 'forever'") from None
 
 
 DEFAULT_KEEP = "1GiB"
 KEEP_NOTHING = Keep(bytes=0)
 ROLL_BYTES = 1 << 20  # a segment with less is not worth a new one
 MESSAGE_BYTES = 128  # what goes around a message, about
+RESERVE_NAME = "reserve"
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Store(Protocol):
@@ -93,6 +100,10 @@ class Store(Protocol):
     @property
     def failed(self) -> bool:
         """Whether it can store nothing any more until it is opened again."""
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for messages: only state is to be stored, and what can be freed is to be freed."""
 
     def stage(
         self,
@@ -134,7 +145,7 @@ class Store(Protocol):
     def trim(self, below: int, queues: bool, urgent: bool) -> bool:
         """Free what the store's rules let go; what lies below is needed by no queue (and whether there are any).
 
-        ``urgent``: the quota is reached. True: more can be freed a little later.
+        ``urgent``: the quota is reached, or the disk is full. True: more can be freed a little later.
         """
 
     def statistics(self) -> StoreStatistics:
@@ -142,6 +153,51 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Let go of everything."""
+
+
+class Reserve:
+    """Room on the disk that is taken before it is needed, and given for what makes room when the disk is full.
+
+    One part is for records (acknowledgements, queues), the other for beginning a new segment, so that the old one can
+    be freed. A partition that has not even this much is used without a reserve until it is full.
+    """
+
+    FOR_ROLLING = 2 << 20
+    BYTES = 2 * FOR_ROLLING
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.given = False
+        self._allocate()
+
+    def give(self, left: int) -> None:
+        """The disk is full: give the room back but for so many bytes."""
+        self.given = True
+        with contextlib.suppress(OSError):
+            if self._path.stat().st_size > left:
+                os.truncate(self._path, left)
+
+    def take(self) -> bool:
+        """Whether it is there, or could be taken again."""
+        if self.given:
+            self.given = not self._allocate()
+        return not self.given
+
+    def _allocate(self) -> bool:
+        try:
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file, 0, self.BYTES)
+                elif os.fstat(file).st_size < self.BYTES:
+                    os.pwrite(file, bytes(self.BYTES), 0)
+            finally:
+                os.close(file)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(self._path, 0)
+            return False
+        return True
 
 
 class JournalStore:
@@ -163,7 +219,11 @@ class JournalStore:
         self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
         self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
         self._needs_queues = self.keep is KEEP_NOTHING
-        self._journal = Journal(directory, retain_queues=not self.keep.forever, **options)
+        try:
+            self._journal = Journal(directory, retain_queues=not self.keep.forever, **options)
+        except CorruptionError as error:
+            text = f"{error}; 'penstock journal repair {directory}' keeps all that is whole"
+            raise CorruptionError(text, error.place) from None
         self._journal.on_snapshot(snapshot, KINDS)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
@@ -172,6 +232,7 @@ class JournalStore:
         self._filters: dict[tuple[str, ...], Any] = {}
         self._looked_bytes, self._looked_at = 0, 0.0  # the size of the directory, and when it was taken
         self._written_bytes = self._staged_bytes = 0  # since then, and for the next commit
+        self._reserve = Reserve(self._journal.directory / RESERVE_NAME)
 
     def stage(
         self,
@@ -203,7 +264,12 @@ class JournalStore:
     def commit(self) -> None:
         """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
         staged, self._staged_bytes = self._staged_bytes, 0
-        self._writer.commit()
+        try:
+            self._writer.commit()
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                self._reserve.give(Reserve.FOR_ROLLING)
+            raise
         self._written_bytes += staged
         self._journal.roll()
 
@@ -258,6 +324,8 @@ class JournalStore:
         removed = journal.retain(passed=passed, wait=False)
         unneeded = passed is not None and passed >= journal.frontier - 1 and journal.first < journal.frontier
         if unneeded and not removed and (urgent or self._writer.end >= ROLL_BYTES):
+            if self._reserve.given:
+                self._reserve.give(0)
             journal.roll(full=False)  # nothing in the active segment is needed: end it, so that it can go
             return True
         return bool(removed)
@@ -282,6 +350,11 @@ class JournalStore:
         """After a failed sync nothing is known about the file."""
         return self._writer.failed
 
+    @property
+    def full(self) -> bool:
+        """From a write that found no room until the reserve could be taken again."""
+        return not self._reserve.take()
+
     def statistics(self) -> StoreStatistics:
         """Bounds are exact, the size is taken once a second."""
         journal = self._journal
@@ -290,6 +363,8 @@ class JournalStore:
             self._looked_at = now
             self._looked_bytes = self._written_bytes = 0
             for entry in os.scandir(journal.directory):
+                if entry.name == RESERVE_NAME:
+                    continue
                 with contextlib.suppress(FileNotFoundError):  # freed meanwhile
                     self._looked_bytes += entry.stat().st_blocks * 512
         stored_bytes = self._looked_bytes + self._written_bytes + self._staged_bytes

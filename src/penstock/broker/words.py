@@ -5,6 +5,7 @@ Names (topics, queues, transactions) are as ``penstock.topics`` says; those with
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote
@@ -62,14 +63,14 @@ def compatible_queue(name: str) -> str:
     meaning: ``$dead.pay`` is nobody's dead letters.
     """
     given = name.encode(errors="surrogateescape")
-    if not 1 <= len(given) <= topics.MAX_NAME_BYTES:
-        raise Disconnect(f"a queue name has 1 to {topics.MAX_NAME_BYTES} bytes, not {len(given)}")
-    try:
-        return check_queue(name)
-    except Refusal:
-        quoted = COMPATIBLE + quote(given, safe="").replace(".", "%2E")
-        long = len(quoted) > topics.MAX_NAME_BYTES
-        return f"{COMPATIBLE}sha256.{hashlib.sha256(given).hexdigest()}" if long else quoted
+    if not given:
+        raise Disconnect("a queue has a name")
+    if not name.startswith(COMPATIBLE):
+        with contextlib.suppress(Refusal):
+            return check_queue(name)
+    quoted = COMPATIBLE + quote(given, safe="").replace(".", "%2E")
+    long = len(quoted) > topics.MAX_NAME_BYTES
+    return f"{COMPATIBLE}sha256.{hashlib.sha256(given).hexdigest()}" if long else quoted
 
 
 def check_pattern(pattern: str) -> str:

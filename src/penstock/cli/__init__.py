@@ -82,6 +82,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("queue", "queue", "List, make, change and empty the queues of a broker.", RUN),
     Entry("bridge", "bridge", "Carry messages from one address to another.", RUN),
     Entry("run", "run", "Run a gateway from its file.", RUN),
+    Entry("gateway", "gateway", "Look at a gateway at work and change it.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
     Entry("shm", "shm", "List and clean shared-memory channels.", RUN),
     Entry("config", "config", "Show the configuration and where each value came from.", RUN),

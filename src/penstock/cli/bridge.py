@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from penstock.address import without_secrets
 from penstock.bridge import Bridge, read_map
 from penstock.cli import exits, show, silence
 from penstock.cli.target import live_addresses, opened
@@ -50,7 +49,7 @@ def bridge(
         if not wait:
             silence.refuse_unreachable(source, carrying.subscriber, None)
         try:
-            place = without_secrets(str(getattr(carrying.publisher, "address", sink)))
+            place = carrying.sink
             if as_json and not quiet:
                 show.print_json({"from": carrying.source, "to": place})
             elif not quiet:

@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from penstock.cli import show
+from penstock.quantities import size_bytes
 
 if TYPE_CHECKING:
     from penstock.broker.backup import Copied
@@ -80,7 +81,7 @@ def broker(
     key: Annotated[Path | None, typer.Option(help="The certificate's key, if not in the same file.")] = None,
     client_authority: Annotated[Path | None, typer.Option(help="Clients must show a certificate of this one.")] = None,
     insecure: Annotated[bool, typer.Option(help="Listen beyond this machine without tokens.")] = False,
-    quota: Annotated[int, typer.Option(min=0, metavar="BYTES", help="Refuse to publish past this; 0: none.")] = 0,
+    quota: Annotated[str, typer.Option(metavar="SIZE", help="Refuse to publish past this: 10GiB; 0: none.")] = "0",
     max_message: Annotated[int, typer.Option(min=1, metavar="BYTES", help="The longest message.")] = 64 << 20,
     max_topics: Annotated[int, typer.Option(min=1, help="Topics that there may be.")] = 100_000,
     max_rate: Annotated[float, typer.Option(min=0.0, help="Messages per second and connection; 0: any.")] = 0.0,
@@ -117,7 +118,10 @@ def broker(
         port,
         host=host,
         limits=Limits(
-            max_message_bytes=max_message, max_topics=max_topics, quota_bytes=quota, deduplication_s=deduplication
+            max_message_bytes=max_message,
+            max_topics=max_topics,
+            quota_bytes=size_bytes(quota, "--quota"),
+            deduplication_s=deduplication,
         ),
         connection_limits=ConnectionLimits(
             max_message_bytes=max_message,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -14,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import penstock
-from penstock.address import without_secrets
+from penstock.address import parse, without_secrets
 from penstock.channel import Publisher
 from penstock.cli import exits, silence
 from penstock.cli.target import AddressArgument, OptionList, answer_within, with_options
@@ -71,8 +72,12 @@ def pub(
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
+    where = with_options(address, option)
     within = answer_within(address, option, timeout, ("broker", "shm", "tcp"))
-    with penstock.publisher(with_options(address, option), **within) as publisher:
+    silence.refuse_nobody(parse(where), wait=bool(wait))
+    with contextlib.ExitStack() as stack:
+        with silence.told_after(address):
+            publisher = stack.enter_context(penstock.publisher(where, **within))
         more = _properties(publisher, properties, shown)
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock import address as addresses
-from penstock.cli import show
+from penstock.cli import show, silence
 from penstock.cli.target import broker_address, live_brokers, live_queues
 from penstock.errors import InvalidArgument, nearest
 from penstock.printable import printable
@@ -29,7 +29,10 @@ Broker = Annotated[
         help="broker://HOST:PORT, or broker:QUEUE as ls prints it.", autocompletion=live_brokers, show_default=False
     ),
 ]
-Name = Annotated[str, typer.Argument(help="The queue.", autocompletion=live_queues, show_default=False)]
+Name = Annotated[
+    str | None,
+    typer.Argument(help="The queue; left out with broker:QUEUE.", autocompletion=live_queues, show_default=False),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]
 Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic or pattern; may be given again.")]
 AckTimeout = Annotated[str | None, typer.Option(metavar="DURATION", help="Deliver again after this: 30s.")]
@@ -47,11 +50,20 @@ def _client(address: str) -> Iterator[Client]:
     parts = addresses.parse(broker_address(address))
     if parts.scheme != "broker":
         raise InvalidArgument(f"{parts.text} is no broker: broker://HOST:PORT")
+    silence.refuse_nobody(parts)
     tls: Any = parts.options.get("tls")
     tls = True if tls in ("1", "true", "yes") else tls
     timeout = float(parts.options.get("timeout", 10.0))
     with Client(parts.host, parts.port or 9876, token=parts.options.get("token"), tls=tls, timeout=timeout) as client:
         yield client
+
+
+def _named(broker: str, name: str | None) -> str:
+    """The queue that is meant: by its name, or by the address."""
+    found = name or addresses.parse(broker_address(broker)).options.get("queue")
+    if not found:
+        raise InvalidArgument("say which queue: broker://HOST:PORT QUEUE, or broker:QUEUE")
+    return str(found)
 
 
 def _found(client: Client, name: str) -> dict[str, Any]:
@@ -109,10 +121,11 @@ def list_queues(broker: Broker = "broker://127.0.0.1:9876", as_json: Json = Fals
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
-    counts = (entry["depth"], entry["ready"], entry["in_flight"], entry["consumers"], entry["delivered"])
+    counts = (entry["in_flight"], entry["consumers"], entry["delivered"])
     return (
         entry["queue"],
         ",".join(entry["topics"]),
+        *(_at_least(entry, key) for key in ("depth", "ready")),
         *(show.count_text(count) for count in counts),
         show.count_text(entry["dead_lettered"]),
         show.count_text(entry["floor"]),
@@ -120,12 +133,18 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _at_least(entry: dict[str, Any], key: str) -> str:
+    """A count; with a plus sign where the broker has not counted all yet."""
+    return f"{entry[key]:,}+" if entry.get("depth_at_least") else show.count_text(entry[key])
+
+
 @app.command("show")
-def show_queue(broker: Broker, name: Name, as_json: Json = False) -> None:
+def show_queue(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Everything about one queue: its options, what waits, what the broker keeps.
 
     Example: [green]penstock queue show broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     with _client(broker) as client:
         entry, broker_counts = _found(client, name), client.statistics()
     entry = {**entry, "broker_first": broker_counts["first"], "broker_next": broker_counts["next"],
@@ -135,13 +154,14 @@ def show_queue(broker: Broker, name: Name, as_json: Json = False) -> None:
         return
     for key, value in entry.items():
         text = ",".join(value) if isinstance(value, list) else f"{value:,}" if type(value) is int else str(value)
+        text += "+" if key in ("depth", "ready") and entry.get("depth_at_least") else ""
         show.console().print(f"{key:<16} {text}", markup=False)
 
 
 @app.command()
 def create(
     broker: Broker,
-    name: Name,
+    name: Name = None,
     topic: Topics = None,
     ack_timeout: AckTimeout = None,
     max_deliveries: MaxDeliveries = None,
@@ -155,6 +175,7 @@ def create(
 
     Example: [green]penstock queue create broker://127.0.0.1:9876 jobs --topic 'work.>' --max-deliveries 5[/]
     """
+    name = _named(broker, name)
     options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
     with _client(broker) as client:
         client.queue(name, create=True, **options)
@@ -164,7 +185,7 @@ def create(
 @app.command("set")
 def set_options(
     broker: Broker,
-    name: Name,
+    name: Name = None,
     topic: Topics = None,
     ack_timeout: AckTimeout = None,
     max_deliveries: MaxDeliveries = None,
@@ -178,6 +199,7 @@ def set_options(
 
     Example: [green]penstock queue set broker://127.0.0.1:9876 jobs --ack-timeout 2m[/]
     """
+    name = _named(broker, name)
     options = _options(topic, ack_timeout, max_deliveries, ttl, exclusive, dead_letter, from_position)
     if not options:
         raise InvalidArgument("say what is to change: --topic, --ack-timeout, --max-deliveries, --ttl, ...")
@@ -195,33 +217,36 @@ def _text(value: Any) -> str:
 
 
 @app.command()
-def purge(broker: Broker, name: Name, as_json: Json = False) -> None:
+def purge(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Drop everything the queue has.
 
     Example: [green]penstock queue purge broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     with _client(broker) as client:
         count = client.purge(name)
     _done(as_json, f"queue {name}: {count:,} messages dropped", queue=name, dropped=count)
 
 
 @app.command()
-def pause(broker: Broker, name: Name, as_json: Json = False) -> None:
+def pause(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Hand out nothing until resume, also across restarts.
 
     Example: [green]penstock queue pause broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     with _client(broker) as client:
         client.pause(name)
     _done(as_json, f"queue {name} is paused", queue=name, paused=True)
 
 
 @app.command()
-def resume(broker: Broker, name: Name, as_json: Json = False) -> None:
+def resume(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Hand out again.
 
     Example: [green]penstock queue resume broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     with _client(broker) as client:
         client.resume(name)
     _done(as_json, f"queue {name} hands out again", queue=name, paused=False)
@@ -230,7 +255,7 @@ def resume(broker: Broker, name: Name, as_json: Json = False) -> None:
 @app.command()
 def peek(
     broker: Broker,
-    name: Name,
+    name: Name = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="So many at most.")] = 10,
     as_json: Json = False,
 ) -> None:
@@ -240,19 +265,17 @@ def peek(
 
     Example: [green]penstock queue peek broker://127.0.0.1:9876 jobs -n 3[/]
     """
+    name = _named(broker, name)
     from penstock.broker.client.clients import tls_context
     from penstock.broker.fetch import RangeClient
 
     parts = addresses.parse(broker_address(broker))
     with _client(broker) as client:
         entry = _found(client, name)
-    topics = [topic for topic in entry["topics"] if not topic.startswith("$")]
-    if not topics:
-        raise InvalidArgument(f"queue {name} has dead letters alone; consume them, or re-drive the queue they are of")
     tls: Any = parts.options.get("tls")
     context = tls_context(True if tls in ("1", "true", "yes") else tls)
     with RangeClient(parts.host, parts.port or 9876, token=parts.options.get("token"), tls=context) as reader:
-        found = list(reader.fetch(max(1, entry["floor"]), count, topics=topics))
+        found = list(reader.fetch(max(1, entry["floor"]), count, queue=name))
     for message in found:
         if as_json:
             show.print_json({"position": message.position, "topic": message.topic, "ordinal": message.ordinal,
@@ -266,11 +289,12 @@ def peek(
 
 
 @app.command()
-def redrive(broker: Broker, name: Name, as_json: Json = False) -> None:
+def redrive(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Send the queue's dead letters back to it.
 
     Example: [green]penstock queue redrive broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     total = 0
     with _client(broker) as client:
         while count := client.redrive(name):
@@ -279,11 +303,12 @@ def redrive(broker: Broker, name: Name, as_json: Json = False) -> None:
 
 
 @app.command()
-def delete(broker: Broker, name: Name, as_json: Json = False) -> None:
+def delete(broker: Broker, name: Name = None, as_json: Json = False) -> None:
     """Forget a queue that nobody consumes. Its messages stay as long as others need them, or --keep keeps them.
 
     Example: [green]penstock queue delete broker://127.0.0.1:9876 jobs[/]
     """
+    name = _named(broker, name)
     with _client(broker) as client:
         client.delete(name)
     _done(as_json, f"queue {name} is deleted", queue=name, deleted=True)

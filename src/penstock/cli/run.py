@@ -19,6 +19,7 @@ from penstock.cli import exits
 from penstock.cli.service import Health, Watch, notify, unit
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
+from penstock.gateway.admin import Admin
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
@@ -47,6 +48,9 @@ def run(
     ] = False,
     health: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /health and /ready at this port on loopback.")
+    ] = None,
+    admin: Annotated[
+        Path | None, typer.Option(metavar="SOCKET", help="Serve penstock gateway at this socket, of mode 0600.")
     ] = None,
     check: Annotated[bool, typer.Option("--check", help="Check the file, print the graph and start nothing.")] = False,
     seconds: Annotated[float | None, typer.Option(min=0.0, help="End by itself after so long.")] = None,
@@ -79,7 +83,7 @@ def run(
             recipe(entry, loaders, check=True)
         _print_graph(configuration, as_json)
         return
-    _serve(file, configuration, seconds, drain_timeout, as_json, watch, health)
+    _serve(file, configuration, seconds, drain_timeout, as_json, watch, health, admin)
 
 
 def _serve(
@@ -90,6 +94,7 @@ def _serve(
     as_json: bool,
     watch: bool,
     health: int | None,
+    admin: Path | None,
 ) -> None:
     told = [(event, _tell) for event in _TOLD]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
@@ -104,6 +109,8 @@ def _serve(
                     answers = Health(gateway, health)
                     beside.callback(answers.close)
                     _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                if admin is not None:
+                    beside.callback(Admin(gateway, admin).close)
                 if watch:
                     looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
                     beside.callback(looks.close)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.address import parse, without_secrets
+from penstock.address import Address, parse, without_secrets
 from penstock.cli import exits
 from penstock.errors import PenstockError, RefusedError
 from penstock.finding import Finding
 
-__all__ = ["TELL_AFTER_S", "hint", "missing", "reason", "refuse_unreachable", "tell"]
+__all__ = [
+    "TELL_AFTER_S", "hint", "missing", "reason", "refuse_nobody", "refuse_unreachable", "tell", "told_after",
+]  # fmt: skip
 
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
@@ -28,6 +33,31 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
     why = unreached(subscriber, time.monotonic() + (REACH_S if timeout is None else min(timeout, REACH_S)))
     if why:
         raise RefusedError(f"{without_secrets(address)}: {why}; --wait tries until somebody is there")
+
+
+def refuse_nobody(parts: Address, wait: bool = False) -> None:
+    """A broker's port where nobody listens: told at once, instead of tried until the time is over."""
+    if parts.scheme != "broker" or wait:
+        return
+    try:
+        socket.create_connection((parts.host, parts.port or 9876), REACH_S).close()
+    except ConnectionRefusedError:
+        raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there") from None
+    except OSError:
+        return  # whoever connects tells
+
+
+@contextlib.contextmanager
+def told_after(address: str) -> Iterator[None]:
+    """What takes longer than a second inside is told of, once."""
+    text = f"{without_secrets(address)}: nobody has answered yet; waiting"
+    timer = threading.Timer(TELL_AFTER_S, exits.told, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def tell(address: str, handle: Any) -> None:

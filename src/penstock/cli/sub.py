@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import penstock
-from penstock.address import without_secrets
+from penstock.address import parse, without_secrets
 from penstock.channel import Subscriber
 from penstock.cli import exits, silence
 from penstock.cli.start import start_options
@@ -83,7 +83,12 @@ def sub(
         for address in addresses:
             more = start_options(address, since, first, last)
             more |= answer_within(address, option, timeout)
-            subscriber = stack.enter_context(penstock.subscriber(with_options(address, option), **more))
+            where = with_options(address, option)
+            if count is not None and passes is None:
+                more |= _credit(where, count)
+            silence.refuse_nobody(parse(where), wait)
+            with silence.told_after(address):
+                subscriber = stack.enter_context(penstock.subscriber(where, **more))
             if not wait:
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
@@ -104,6 +109,12 @@ def sub(
         for said in lacking:  # a name that is misspelt looks like an end
             exits.told(said)
         raise typer.Exit(exits.FAILED)
+
+
+def _credit(where: str, count: int) -> dict[str, int]:
+    """A broker sends no more ahead than is wanted: what is sent to nobody is kept from others."""
+    parts = parse(where)
+    return {"credit": min(count, 2048)} if parts.scheme == "broker" and "credit" not in parts.options else {}
 
 
 def _writer(form: decode.Format, template: str | None, as_json: bool) -> Write:

@@ -7,6 +7,7 @@ while a module's code runs or a queue drains, so that a module may change the ga
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -198,6 +199,7 @@ class Gateway:
             self._closed = True
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
+        self._resume_all(kept)
         drained = self._drain_all(ending)
         self._keeper.close()
         self._events.tell(Event.DESTROYED)
@@ -319,6 +321,7 @@ class Gateway:
             if kept.removing:
                 raise BrokerError(f"module {kept.shown!r} is being removed already")
             kept.removing = True
+        self._resume_all((kept,))
         try:
             self.broker.remove_module(
                 kept.module, drain=drain, timeout=timeout, steps=True, done=lambda worker: self._gone(kept)
@@ -328,6 +331,26 @@ class Gateway:
             with self._lock:
                 self._sync(self._sources_of(name))
             raise
+
+    def pause(self, name: str) -> None:
+        """Let a module receive nothing until ``resume``; what comes for it waits, as its queue says. Its removal and
+        the end of the gateway resume it."""
+        with self._lock:
+            kept = self._find(name)
+        self.broker.worker_of(kept.module).pause()
+
+    def resume(self, name: str) -> None:
+        """Let a paused module go on."""
+        with self._lock:
+            kept = self._find(name)
+        self.broker.worker_of(kept.module).resume()
+
+    def _resume_all(self, kept: Iterable[Kept]) -> None:
+        for one in kept:
+            with contextlib.suppress(BrokerError, InvalidArgument):  # gone meanwhile, or not made yet
+                worker = self.broker.worker_of(one.module)
+                if worker.paused:
+                    worker.resume()
 
     def _gone(self, kept: Kept) -> None:
         self._keeper.forget(kept)

@@ -176,7 +176,8 @@ class Keeper:
         kept.supervisor.failures += 1
 
     def _handle_outside(self, kept: Kept, worker: Worker, module: Any, step: str, error: BaseException) -> None:
-        if kept.module is module and worker.life is not Life.FAILED:  # else its own worker was first, and counted it
+        # Else its own worker was first and counted it, or it was to end.
+        if kept.module is module and worker.life in (Life.MADE, Life.RUNNING):
             worker.count_failure()
             self.failed(worker, step, error)
 

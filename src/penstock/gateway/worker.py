@@ -175,6 +175,7 @@ class Worker:
         self.expired = 0  # of what was taken: had waited too long
         self.stuck = False
         self.removing = False
+        self.paused = False
         self.destroyed = False  # the module was destroyed, and another one is to come
         self.ending = threading.Event()  # waits of the module's supervision end when it is set
         self.after: Callable[[], object] | None = None  # what the thread does last, for a module that removes itself
@@ -276,6 +277,17 @@ class Worker:
         self._woken.set()
         self.queue.interrupt()
         return order
+
+    def pause(self) -> None:
+        """Receive nothing after the message in hand, until ``resume``; what comes waits."""
+        if not self.paused:
+            self.paused = True
+            self.post(self._hold)
+
+    def resume(self) -> None:
+        """Go on."""
+        self.paused = False
+        self.post(lambda: None)
 
     def begin(self) -> Order:
         """Call ``start``, then receive; ``error`` of the order is what ``start`` raised."""
@@ -385,6 +397,18 @@ class Worker:
         else:
             self._woken.wait()
             self._woken.clear()
+
+    def _hold(self) -> None:
+        """Carry out orders alone while it is paused."""
+        held, self.busy_since = self.busy_since is not None, None
+        while self.paused and not self.over:
+            if self._orders:
+                self._obey()
+            else:
+                self._woken.wait()
+                self._woken.clear()
+        if held:
+            self.busy_since = time.monotonic()
 
     def _obey(self) -> None:
         while self._orders:

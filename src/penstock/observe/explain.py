@@ -155,7 +155,8 @@ def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterat
         stands = block.key in standing
         if stands and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing in {watch_s:g} s"
-            yield Finding(text, f"release messages there, or end process {block.pid}")
+            remedy = "read there" if block.room == "bus" else "release messages there"
+            yield Finding(text, f"{remedy}, or end process {block.pid}")
         elif stands and block.waiting:
             yield Finding(f"{block.waiting} messages wait for {who}, which took none in {watch_s:g} s")
         elif block.waiting:

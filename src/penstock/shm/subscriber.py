@@ -33,6 +33,9 @@ class WeakReference:
     def __call__(self) -> Message | None:
         return None if self._subscriber.closed else self._subscriber._again(*self._place)
 
+    def __repr__(self) -> str:
+        return f"<shm.WeakReference to slot {self._place[0]} of {self._subscriber.name!r}>"
+
     @property
     def expired(self) -> bool:
         """Whether the message is gone; another one may be in its slot."""

@@ -88,9 +88,15 @@ class WholeRanges(RangeClient):
     """Raises where a broker would go on with what it still has: positions that went by retention."""
 
     def fetch(
-        self, start: int, most: int = 65_536, *, most_bytes: int = FETCH_BYTES, topics: Iterable[str] | None = None
+        self,
+        start: int,
+        most: int = 65_536,
+        *,
+        most_bytes: int = FETCH_BYTES,
+        topics: Iterable[str] | None = None,
+        queue: str | None = None,
     ) -> FetchedRange:
-        part = super().fetch(start, most, most_bytes=most_bytes, topics=topics)
+        part = super().fetch(start, most, most_bytes=most_bytes, topics=topics, queue=queue)
         if start < part.first:
             raise StateError(gone_text(start, part.first, f"the broker's journal {self.journal}"))
         return part

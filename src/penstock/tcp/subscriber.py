@@ -18,6 +18,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
@@ -255,7 +256,7 @@ class Subscriber(SubscriberContract):
                 if before is not Delivery.PROCESS_ALL:
                     self.executor.unwatch(self._inlet.fileno())
             else:
-                vars(self)["read"] = vars(self)["read_many"] = refuse_read
+                vars(self)["read"] = vars(self)["read_many"] = partial(refuse_read, weakref.ref(self))
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
         if function is None:
             with self._in_callback:  # one that runs in another thread ends before this returns

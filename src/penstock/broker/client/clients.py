@@ -49,6 +49,7 @@ class _Base(Requests):
     ) -> None:
         self._options: dict[str, Any] = {"token": token, "tls": tls}
         self.timeout = timeout  #: seconds that an answer may take
+        self._staged = {}
         self._dialogue = Dialogue(token=token, name=name)
         self._link = Link(
             host,
@@ -104,6 +105,7 @@ class Client(_Base):
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
+                    self._dialogue.withdraw(pending)
                     raise TimeoutError(self._link.silence(self.timeout))
                 self._link.wait(left)
         except ClosedError:
@@ -130,7 +132,6 @@ class AsyncClient(_Base):
         super().__init__(*arguments, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._waiting: deque[tuple[Pending, asyncio.Future[None]]] = deque()
-        self._timer: asyncio.TimerHandle | None = None
 
     def _finish(self, pending: Pending) -> Any:
         return self._answer(pending)
@@ -143,41 +144,31 @@ class AsyncClient(_Base):
         if not pending.done:
             future = self._loop.create_future()
             self._waiting.append((pending, future))
-            self._look_again()
-            async with asyncio.timeout(self.timeout):
-                await future
+            try:
+                async with asyncio.timeout(self.timeout):
+                    await future
+            except TimeoutError:
+                self._dialogue.withdraw(pending)
+                raise TimeoutError(self._link.silence(self.timeout)) from None
         return pending.result()
 
     def _ready(self) -> None:
-        """Called by the loop when the descriptor is readable, and by the timer while there is no connection."""
+        """Called by the loop when the descriptor is readable."""
         assert self._loop is not None
         if self._link.closed:
             return
         with contextlib.suppress(Exception):  # whoever waits is told through its question
             self._advance()
-        while self._waiting and self._waiting[0][0].done:
+        while self._waiting and (self._waiting[0][0].done or self._waiting[0][1].done()):  # or nobody waits any more
             future = self._waiting.popleft()[1]
             if not future.done():
                 future.set_result(None)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """While there is no connection nothing wakes the loop: look again a little later."""
-        if self._timer is None and not self._dialogue.ready and self._waiting:
-            assert self._loop is not None
-            self._timer = self._loop.call_later(0.02, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        self._ready()
 
     def close(self) -> None:
         """Give the connection back."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.remove_reader(self._link.fileno())
             self._loop.call_soon_threadsafe(self._tell_closed)
-        if self._timer is not None:
-            self._timer.cancel()
         self._link.close()
 
     def _tell_closed(self) -> None:

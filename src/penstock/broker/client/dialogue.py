@@ -242,6 +242,11 @@ class Dialogue:
         while self._waiting:
             self._waiting.popleft().settle(error=error)
 
+    def withdraw(self, pending: Pending) -> None:
+        """Nobody waits for this any more: what was never sent is not sent later."""
+        if not pending.asked and pending in self._waiting:
+            self._waiting.remove(pending)
+
     def outgoing(self) -> memoryview | None:
         """What is to be sent next: small pieces go together."""
         if not self._outgoing:

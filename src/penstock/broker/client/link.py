@@ -15,9 +15,10 @@ import ssl
 import threading
 import time
 
+from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.liveness import DEFAULT_S, Liveness
-from penstock.errors import ClosedError, ProtocolError
+from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
 
@@ -47,12 +48,15 @@ class Link:
         self._connecting = False
         self._shaking = False
         self._retry_at = 0.0
+        self._look_at = 0.0  # when the peer's silence is looked at next
         self._pause = RETRY_S[0]
         self._error: Exception | None = None
         self._down_since = time.monotonic()
         self._poll = select.epoll()  # what fileno() gives: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._wake, select.EPOLLIN)
+        self._timer, self._timer_at = open_timer(), 0.0
+        self._poll.register(self._timer, select.EPOLLIN)
         self._mask = 0
         self._keepalive_s = keepalive_s
         self._liveness: Liveness | None = None
@@ -81,26 +85,29 @@ class Link:
             self._interest()
         if self.closed:
             raise ClosedError("this client was closed")
-        if self._socket is None:
-            timeout = _least(timeout, max(0.0, self._retry_at - time.monotonic()))
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            slice_s = self._keepalive_s / 3 if self._keepalive_s and self._liveness is not None else None
-            try:
-                found = self._poll.poll(-1 if (first := _least(left, slice_s)) is None else first)
-            except (ValueError, OSError):
-                raise ClosedError("this client was closed") from None
-            if found or self._socket is None or self._silent() or (deadline is not None and first == left):
-                return bool(found) or self._socket is None
+        try:
+            return bool(self._poll.poll(-1 if timeout is None else timeout))
+        except (ValueError, OSError):
+            raise ClosedError("this client was closed") from None
 
-    def _silent(self) -> bool:
-        """Drop the connection when the broker's machine is gone without a word."""
-        if self._liveness is None or not self._liveness.silent():
-            return False
-        with self._lock:
-            self._lost(ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s"))
-        return True
+    def _set_timer(self) -> None:
+        """Make the descriptor readable when it is time to connect again, or to look whether the broker is there."""
+        at = 0.0
+        if self._socket is None:
+            at = self._retry_at if self.dialogue.refused is None else 0.0
+        elif self._liveness is not None and self._keepalive_s:
+            at = self._look_at
+        if at != self._timer_at:
+            self._timer_at = at
+            set_timer(self._timer, max(1e-6, at - time.monotonic()) if at else 0.0)
+
+    def _check_silence(self) -> None:
+        """ConnectionError when the broker's machine is gone without a word."""
+        now = time.monotonic()
+        if self._keepalive_s and self._liveness is not None and now >= self._look_at:
+            self._look_at = now + self._keepalive_s / 3
+            if self._liveness.silent():
+                raise ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s")
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
@@ -133,12 +140,14 @@ class Link:
                 except (BrokenPipeError, ConnectionResetError):
                     self._take_last_words()
                     raise
+                self._check_silence()
                 self._receive()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError, BlockingIOError):
             pass
         except (OSError, ProtocolError) as error:
             self._lost(error)
         self._interest()
+        self._set_timer()
 
     def _connect(self) -> None:
         now = time.monotonic()
@@ -189,6 +198,7 @@ class Link:
         self.connections += 1
         assert self._socket is not None
         self._liveness = Liveness(self._socket, self._keepalive_s)
+        self._look_at = time.monotonic() + self._keepalive_s / 3
         self.dialogue.connected()
         self._send()
 
@@ -248,10 +258,23 @@ class Link:
         self._retry_at = now + self._pause
         self._pause = min(self._pause * 2, RETRY_S[1])
         self._error = error
-        if self.dialogue.refused is None and (
-            (self.connections and not self._reconnect) or now - self._down_since > self._give_up_s
-        ):
-            self.dialogue.fail(ClosedError(f"no connection to the broker at {self.host}:{self.port}: {error}"))
+        if self.dialogue.refused is None and self.connections and not self._reconnect:
+            self.dialogue.fail(self._no_connection())
+        elif isinstance(error, ssl.SSLCertVerificationError) and not self.connections:
+            self.dialogue.fail(RefusedError(f"the broker at {self.host}:{self.port} is not trusted: {error}"))
+        self._set_timer()
+
+    def check_reachable(self, since: float) -> None:
+        """ClosedError where there was no connection for as long as one is waited for, all of it after ``since``.
+
+        Nothing else has changed then: who asks again is connected again.
+        """
+        down_since = max(self._down_since, since)
+        if not self.dialogue.ready and time.monotonic() - down_since > self._give_up_s:
+            raise self._no_connection()
+
+    def _no_connection(self) -> ClosedError:
+        return ClosedError(f"no connection to the broker at {self.host}:{self.port}: {self._error}")
 
     def _drop_socket(self) -> None:
         if self._socket is not None:
@@ -295,7 +318,4 @@ class Link:
             self._drop_socket()
             self._poll.close()
             os.close(self._wake)
-
-
-def _least(one: float | None, other: float | None) -> float | None:
-    return other if one is None else one if other is None else min(one, other)
+            os.close(self._timer)

@@ -19,11 +19,14 @@ from penstock.errors import InvalidArgument
 if TYPE_CHECKING:
     from penstock.channel import Buffer
 
+MAX_STAGED_NAMES = 10_000
+
 
 class Requests(ABC):
     """Questions and answers. What a method gives is an answer, or awaitable, as the class is."""
 
     _dialogue: Dialogue
+    _staged: dict[str, int]  #: messages of each transaction that this client has staged, and not committed
 
     @abstractmethod
     def _finish(self, pending: Pending) -> Any:
@@ -71,14 +74,33 @@ class Requests(ABC):
     ) -> Any:
         """Keep messages at the broker until ``commit``; how many."""
         items = batch if hasattr(batch, "__len__") else list(batch)
-        return self._finish(self._dialogue.stage(transaction, topic, items, encode_many(properties)))
+        pending = self._dialogue.stage(transaction, topic, items, encode_many(properties))
+        pending.convert = lambda count: self._note_staged(transaction, count)
+        return self._finish(pending)
+
+    def _note_staged(self, transaction: str, count: int) -> int:
+        self._staged[transaction] = self._staged.get(transaction, 0) + count
+        while len(self._staged) > MAX_STAGED_NAMES:
+            self._staged.pop(next(iter(self._staged)))
+        return count
 
     def commit(self, transaction: str, parts: Iterable[str] = ()) -> Any:
-        """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again)."""
-        return self._finish(self._dialogue.ask(" ".join(["COMMIT", transaction, *parts]), convert=_committed))
+        """Publish what was staged (under the id itself, or the parts named), once per id; (first, last, again).
+
+        RefusedError where what this client has staged is not all there: the broker has begun anew meanwhile, or has
+        given it up. Then all of it is to be staged again.
+        """
+        given = list(parts)
+        wholes = [transaction + part if part.startswith(".") else part for part in given] or [transaction]
+        count = sum(self._staged.pop(name, 0) for name in dict.fromkeys(wholes))
+        more = [f"staged={count}"] if count and self._dialogue.version > 1 else []
+        return self._finish(self._dialogue.ask(" ".join(["COMMIT", transaction, *given, *more]), convert=_committed))
 
     def abort(self, transaction: str) -> Any:
         """Forget what was staged."""
+        head = transaction.removesuffix("*") if transaction.endswith(".*") else None
+        for name in [name for name in self._staged if name == transaction or (head and name.startswith(head))]:
+            del self._staged[name]
         return self._finish(self._dialogue.ask(f"ABORT {transaction}", convert=_nothing))
 
     # --- queues

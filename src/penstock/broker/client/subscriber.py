@@ -134,11 +134,13 @@ class Subscriber(channel.Subscriber):
 
     def _fill(self, timeout: float | None, most: int = 1024) -> bool:
         """Whether there is a message, after waiting for one."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = None if timeout is None else began + timeout
         while not self._available():
             self._advance(most)
             if self._available():
                 break
+            self._link.check_reachable(began)
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
@@ -313,10 +315,18 @@ class Subscriber(channel.Subscriber):
     def _end(self, done: bool) -> None:
         if self._link.closed:
             return
-        if done and self._mode is Ack.NEXT and self._batches and self._next > self._begin:
-            self._dialogue.tell(
-                b"ACK %s%s" % (self.queue.encode(), ack_words(self._batches[0], self._begin, self._next))
-            )
+        name = self.queue.encode()
+        if self._mode is not Ack.MANUAL:
+            if self._batches and self._next > self._begin:
+                batch = self._batches[0]
+                if done or self._mode is Ack.READ:
+                    self._dialogue.tell(b"ACK %s%s" % (name, ack_words(batch, self._begin, self._next)))
+                else:  # tried, and not done
+                    for position in batch.positions[self._begin : self._next]:
+                        self._dialogue.tell(b"NACK %s %d" % (name, position))
+            # What was sent ahead and nobody has read goes back as if it had never been sent. With ack="manual" it is
+            # not known here which ones were read.
+            self._dialogue.tell(b"UNSUB %s unread" % name)
         self._link.finish(b"BYE")
         self._final = self.ledger
         self._counters.close()
