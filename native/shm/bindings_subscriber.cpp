@@ -33,7 +33,8 @@ PyObject *subscriber_counts(PyObject *object, PyObject *) {
     if (!handle) return raise_error("ClosedError", "this subscriber is closed");
     if (!handle->closed.load()) {
         try {
-            if (!as_subscriber(object)->inside.load()) handle->has_next();  // looks whether a publisher has come
+            // Looks whether a publisher has come; a thread that waits does so itself, and a forked child has no say.
+            if (handle->member.belongs_here() && !as_subscriber(object)->inside.load()) handle->has_next();
         } catch (...) {
             return raise_current();
         }

@@ -377,3 +377,25 @@ time.sleep(3600)
     assert waiting.returncode == -signal.SIGINT, errors
     assert errors.strip().endswith("KeyboardInterrupt") and "ClosedError" not in errors
     assert not [path for path in Path(os.environ["PENSTOCK_SHM_DIR"]).iterdir() if "%2F" in path.name]
+
+
+def test_the_ledger_in_a_forked_child_moves_nothing(name: str) -> None:
+    mux = name + "-mux"
+    with (
+        shm.Publisher(name, mux=mux) as publisher,
+        shm.Publisher(name + "-other", mux=mux) as other,
+        shm.Subscriber(name, mux=mux) as subscriber,
+    ):
+        publisher.publish(b"1")
+        assert subscriber.read(0) is not None
+        [before] = [member.next_ordinal for member in shm.channels()[0].subscribers]
+        other.publish_many([b"x"] * 5)
+        child_pid = os.fork()
+        if child_pid == 0:
+            code = 1
+            try:
+                code = 0 if subscriber.ledger.delivered == 1 else 2
+            finally:
+                os._exit(code)
+        assert os.waitpid(child_pid, 0)[1] == 0
+        assert [member.next_ordinal for member in shm.channels()[0].subscribers] == [before]
