@@ -15,6 +15,7 @@ import typer
 import penstock
 from penstock import _core
 from penstock.cli import COMMANDS, Entry, load
+from penstock.cli.group import application
 
 from .command import HERE, environment, run
 
@@ -181,6 +182,25 @@ def test_every_command_speaks_json_and_shows_an_example(entry: Entry) -> None:
         assert "--json" in options, f"penstock {path} has no --json"
         assert "Example" in (command.help or ""), f"penstock {path} shows no example"
         assert all(parameter.help for parameter in command.params if parameter.param_type_name == "option"), path
+
+
+@pytest.mark.parametrize("entry", [e for e in COMMANDS if e.extra != "spark"], ids=lambda entry: entry.name)
+def test_the_help_of_a_command_cuts_nothing_at_80_columns(
+    entry: Entry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not entry.installed:
+        pytest.skip("not part of this build")
+    monkeypatch.setenv("COLUMNS", "80")
+    command = application([entry], "").real(entry.name)
+    for path, inner in [(entry.name, command), *leaves(command, entry.name)]:
+        context = inner.make_context(path, [], resilient_parsing=True)
+        inner.format_help(context, context.make_formatter())
+        said = capsys.readouterr().out
+        assert all(len(line.rstrip()) <= 80 for line in said.splitlines()), said
+        assert "…" not in said and "<bool>" not in said, said
+        assert "Example" in said.rpartition("Options")[2], f"{path}: the example does not come last"
+        for parameter in inner.params:
+            assert all(f"{name}" in said for name in parameter.opts if name.startswith("--")), parameter.opts
 
 
 def test_help_fits_80_columns_and_ends_with_examples() -> None:

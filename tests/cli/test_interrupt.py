@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
     "record": (["record", "{live}", "-o", "{folder}/record"], DONE, "handle"),
     "play": (["play", "{folder}/kept", "--loop", "--map", "t=journal:{folder}/again#t"], DONE, "handle"),
     "bridge": (["bridge", "{live}", "journal:{folder}/bridge#t"], DONE, "handle"),
+    "serve": (["serve", "shm:{served}", "cat"], DONE, "handle"),
     "broker": (["broker", "{folder}/broker", "0"], DONE, "line"),
     "run": (["run", "{folder}/gateway.json"], DONE, "handle"),
     "monitor": (["monitor", "--port", "0"], DONE, "line"),
@@ -46,7 +47,7 @@ COMMANDS: dict[str, tuple[list[str], int, str]] = {
 def running(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[str]]]:
     """All of them at once, over one live channel that this process feeds."""
     live = f"shm:/test-interrupt-{uuid.uuid4().hex[:8]}"
-    names = {"live": live, "log": f"journal:{tmp_path}/log#t", "folder": str(tmp_path)}
+    names = {"served": live.removeprefix("shm:") + "-served", "live": live, "log": f"journal:{tmp_path}/log#t", "folder": str(tmp_path)}
     with Journal(tmp_path / "kept") as journal:
         journal.append("t", b"x")
         journal.append("t", b"y")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
+import signal
+import subprocess
+import threading
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+import penstock
 from tests.monitor.handles import Handles
 
-from .command import run
+from .command import HERE, environment, run, start
 
 
 @pytest.fixture
@@ -69,8 +77,6 @@ def test_top_json_and_plain(handles: Handles, name: str) -> None:
 
 
 def test_hz_and_bw_count_what_was_added(handles: Handles, name: str) -> None:
-    from .command import start
-
     running = start("hz", f"shm:{name}", "--count", "3", "--every", "0.5", "--window", "60", "--json")
     for _ in range(10):
         handles.do(f"add {name}/publisher matched 10", f"add {name}/publisher bytes 100")
@@ -91,3 +97,80 @@ def test_hz_and_bw_count_what_was_added(handles: Handles, name: str) -> None:
 def test_rates_of_nobody_are_refused() -> None:
     done = run("hz", "shm:/test-nothing-of-this-name")
     assert done.returncode == 1 and "nobody" in done.stderr
+
+
+def test_ls_watches_in_json_too(handles: Handles, name: str) -> None:
+    watching = start("ls", f"shm:{name}", "--watch", "0.1", "--json")
+    assert watching.stdout is not None
+    lines = [json.loads(watching.stdout.readline()) for _ in range(6)]
+    watching.send_signal(signal.SIGTERM)
+    _, err = watching.communicate(timeout=60)
+    assert [line["kind"] for line in lines] == ["publisher", "subscriber"] * 3
+    assert watching.returncode == 143 and not err
+
+
+@pytest.mark.parametrize("words", ["top --every 0.1", "ls --watch 0.1"])
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["ctrl-c", "sigterm"])
+def test_a_view_ends_with_the_same_code_on_a_terminal(words: str, number: signal.Signals, code: int) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*HERE, *words.split()], stdin=theirs, stdout=theirs, stderr=subprocess.PIPE,
+            env=environment(TERM="xterm"), start_new_session=True,
+        )  # fmt: skip
+        os.close(theirs)
+        drawn = b""
+        while drawn.count(b"address") < 2:  # in the midst of its work
+            drawn += os.read(ours, 1 << 16)
+        process.send_signal(number)
+        threading.Thread(target=_read_all, args=(ours,), daemon=True).start()
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code and not err
+    finally:
+        os.close(ours)
+
+
+def _read_all(terminal: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(terminal, 1 << 16):
+            pass
+
+
+def test_what_waits_is_the_same_in_ls_and_info(handles: Handles, name: str) -> None:
+    record = json.loads(run("ls", f"shm:{name}", "--json").stdout.splitlines()[1])
+    told = run("info", f"shm:{name}").stdout.partition("subscriber in process")[2]
+    assert record["lag"] == 7 and "waiting        7" in told and "held           5 of 8" in told
+
+
+def test_calls_have_a_row_for_each_side_and_no_more(name: str) -> None:
+    def serve(data: bytes) -> bytes:
+        if data == b"no":
+            raise ValueError("no")
+        return data
+
+    with penstock.server(f"shm:{name}", serve), penstock.client(f"shm:{name}") as client:
+        assert client.wait_ready(1, 60) and bytes(client.call(b"x", 60)) == b"x"
+        with pytest.raises(penstock.CallFailed):
+            client.call(b"no", 60)
+        rows = [json.loads(line) for line in run("ls", f"shm:{name}", "--json").stdout.splitlines()]
+        assert {row["kind"]: (row["matched"], row["lost"]) for row in rows} == {"client": (2, 0), "server": (2, 0)}
+        assert len(rows) == 2
+        assert len(run("ls", f"shm:{name}", "--all", "--json").stdout.splitlines()) > 2
+        looks = run("top", "-n", "1", "--every", "0.1", "--match", name, "--json").stdout
+        assert len(json.loads(looks)["rows"]) == 2
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert f"no folder {tmp_path}/absent" in run("ls", PENSTOCK_SHM_DIR=f"{tmp_path}/absent").stdout
+
+
+def test_why_prints_where_only_ascii_is() -> None:
+    done = run("why", "shm:/test-nobody-here", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0", LC_ALL="C")
+    assert done.returncode == 4 and "-> penstock pub" in done.stdout, done.stderr
+
+
+def test_options_that_cannot_be_right_are_wrong_usage() -> None:
+    assert run("pub", "shm:/test-x?slots=abc", "hi").returncode == 2
+    done = run("pub", "-O", "nosuch=1", "shm:/test-x", "hi")
+    assert done.returncode == 2 and "has no option 'nosuch'" in done.stderr, done.stderr
+    assert "timeout=30" not in done.stderr

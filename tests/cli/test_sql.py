@@ -62,3 +62,10 @@ def test_wrong_queries_and_other_files_are_refused(recorded: Path, query: str) -
     done = run("sql", query, cwd=recorded)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert not (recorded / "x.csv").exists()
+
+
+def test_a_folder_that_is_not_there_and_a_plot_without_numbers_are_told(recorded: Path) -> None:
+    done = run("sql", "select * from nodir", cwd=recorded)
+    assert done.returncode == 2 and "there is no folder nodir" in done.stderr
+    done = run("sql", "select topic from run1 limit 1", "--plot", cwd=recorded)
+    assert done.returncode == 0 and "topic holds no numbers" in done.stderr

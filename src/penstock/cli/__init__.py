@@ -117,7 +117,8 @@ EXAMPLES = """[bold]Examples[/]
 
 [green]penstock sql 'select topic, count(*) from run1 group by 1'[/]
 
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time was over, 4 a check failed,
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time over, 4 a check failed,
+
 69 not installed, 130 Ctrl-C, 141 output closed, 143 told to end.
 """
 

@@ -40,8 +40,9 @@ def delay(
     """
     shown = without_secrets(address)
     ages_s: deque[float] = deque(maxlen=window)
-    where = with_options(address, option, **answer_within(address, option, timeout))
-    with penstock.subscriber(where, **_from_now(where)) as subscriber:
+    where = with_options(address, option)
+    more = {**_from_now(where), **answer_within(address, option, timeout)}
+    with penstock.subscriber(where, **more) as subscriber:
         if not wait:
             silence.refuse_unreachable(address, subscriber, timeout)
         printed = 0

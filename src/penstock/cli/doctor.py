@@ -60,7 +60,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object
             console.print(f"  {finding.check:<16} ", end="")
             console.print(finding.text)
             if finding.remedy:
-                console.print(f"{'':24}→ {finding.remedy}")
+                console.print(f"{'':24}-> {finding.remedy}")
     if bad:
         raise typer.Exit(exits.WRONG)
 

@@ -1,7 +1,7 @@
 """How a command ends: the exit codes, and what is printed when something failed.
 
 =====  =====================================================================
-0      done (a service that was asked to stop by Ctrl-C has done its work too)
+0      done (a service that was asked to stop by Ctrl-C or SIGTERM has done its work too)
 1      failed: the line on standard error says what and what to do
 2      wrong usage: an argument or option that cannot be right
 3      the time was over before what was asked for had happened
@@ -162,7 +162,7 @@ def _code(error: BaseException) -> int:
         return NOT_INSTALLED
     if isinstance(error, TimeoutError):
         return TIME_OVER
-    return USAGE if isinstance(error, InvalidArgument) else FAILED
+    return USAGE if isinstance(error, InvalidArgument | TypeError) else FAILED
 
 
 def _forget_output() -> None:

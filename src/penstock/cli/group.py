@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from penstock.cli.help import draw_well
 from penstock.secrecy import hidden
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class LazyGroup(TyperGroup):
         app._add_completion = False
         command = typer.main.get_command(app)
         command.name = name
+        draw_well(command)
         return command
 
     @staticmethod

@@ -9,7 +9,7 @@ import typer
 
 from penstock import address as addresses
 from penstock.cli import exits, show
-from penstock.cli.ls import as_record, last_text
+from penstock.cli.ls import as_record, last_text, waiting_text
 from penstock.cli.target import SeenAddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
@@ -80,7 +80,8 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "ledger": f"matched {ledger.matched} = delivered {ledger.delivered} + dropped {ledger.lost} + expired "
             f"{ledger.expired} + in flight {block.in_flight}",
             "dropped": ", ".join(f"{n} {reason}" for reason, n in ledger.dropped.items() if n) or "none",
-            "waiting": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
+            "waiting": waiting_text(block),
+            "held": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
             "peers": str(block.peers),
             "memory": show.bytes_text(block.memory_bytes),
             "last message": f"{last_text(block)} ago".replace("now ago", "now") if block.last_ns else "none",

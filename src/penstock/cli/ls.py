@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -11,7 +15,7 @@ from penstock.address import without_secrets
 from penstock.cli import show
 from penstock.cli.target import live_addresses
 from penstock.observe.memory import seen
-from penstock.observe.rates import READERS, flow
+from penstock.observe.rates import READERS, carries_calls, flow
 from penstock.observe.snapshot import Block, matching
 
 app = typer.Typer()
@@ -27,6 +31,7 @@ def ls(
         typer.Argument(help="Only this and what is below it; a part of it; or '*'.", autocompletion=live_addresses),
     ] = None,
     watch: Annotated[float | None, typer.Option(min=0.1, help="Again every so many seconds, until Ctrl-C.")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also the channels that carry calls.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a handle.")] = False,
 ) -> None:
     """Every channel, queue, publisher and subscriber on this machine, with the process it belongs to.
@@ -35,22 +40,40 @@ def ls(
 
     Example: [green]penstock ls 'shm:/camera/*'[/]
     """
+    nothing = _nothing()  # before the first look, which makes that folder
+
+    def blocks() -> list[Block]:
+        return _blocks(address, everything)
+
     if as_json:
-        for block in _blocks(address):
-            show.print_json(as_record(block))
-    elif watch is None and not _blocks(address):
-        typer.echo(
-            "nothing of Penstock is open on this machine"
-            if address is None
-            else f"nobody has {without_secrets(address)} open"
-        )
+        _print_json(blocks, watch)
+    elif watch is None and not blocks():
+        typer.echo(nothing if address is None else f"nobody has {without_secrets(address)} open")
     else:
-        show.watched(lambda: show.table(COLUMNS, [_row(block) for block in _blocks(address)], RIGHT), watch)
+        show.watched(lambda: show.table(COLUMNS, [_row(block) for block in blocks()], RIGHT), watch)
 
 
-def _blocks(address: str | None) -> list[Block]:
+def _print_json(blocks: Callable[[], list[Block]], watch: float | None) -> None:
+    while True:
+        for block in blocks():
+            show.print_json(as_record(block))
+        if watch is None:
+            return
+        sys.stdout.flush()
+        time.sleep(watch)
+
+
+def _nothing() -> str:
+    place = os.environ.get("PENSTOCK_SHM_DIR", "")
+    absent = place and not os.path.isdir(place)
+    said = f" (there is no folder {place}, which PENSTOCK_SHM_DIR names)" if absent else ""
+    return f"nothing of Penstock is open on this machine{said}"
+
+
+def _blocks(address: str | None, everything: bool) -> list[Block]:
     blocks = seen() if address is None else matching(seen(), address)
-    return sorted(blocks, key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
+    shown = [block for block in blocks if everything or not carries_calls(block)]
+    return sorted(shown, key=lambda b: (b.room, b.name, b.kind, b.pid, b.index))
 
 
 def as_record(block: Block) -> dict[str, Any]:

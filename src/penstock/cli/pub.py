@@ -72,11 +72,12 @@ def pub(
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
-    where = with_options(address, option, **answer_within(address, option, timeout, ("broker", "shm", "tcp")))
+    where = with_options(address, option)
+    within = answer_within(address, option, timeout, ("broker", "shm", "tcp"))
     silence.refuse_nobody(parse(where), wait=bool(wait))
     with contextlib.ExitStack() as stack:
         with silence.told_after(address):
-            publisher = stack.enter_context(penstock.publisher(where))
+            publisher = stack.enter_context(penstock.publisher(where, **within))
         more = _properties(publisher, properties, shown)
         _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
         started = time.monotonic()

@@ -85,7 +85,8 @@ def _roll(address: str, window: float, every: float, count: int | None, as_json:
     meter.look()
     if meter.role == "nobody":
         addresses.parse(address)
-        exits.told(f"nobody on this machine has {shown} open; 'penstock why {shown}' may tell more")
+        far = "; what others publish is measured where they are" if shown.startswith(("tcp:", "broker:")) else ""
+        exits.told(f"nobody on this machine has {shown} open{far}; 'penstock why {shown}' may tell more")
         raise typer.Exit(exits.FAILED)
     samples = deque([(time.monotonic(), meter.messages, meter.bytes)])
     printed = 0

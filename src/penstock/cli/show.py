@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 
-from penstock.cli import exits
 from penstock.observe.latency import BOUNDS_NS
 from penstock.printable import printable
 
@@ -21,8 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
-    "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "print_json", "rate_text",
-    "seconds_text", "table", "watched",
+    "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "number_of", "print_json",
+    "rate_text", "seconds_text", "table", "watched",
 ]  # fmt: skip
 
 #: Text, or text and its style.
@@ -63,7 +62,7 @@ def watched(render: Callable[[], RenderableType], every: float | None) -> None:
         return
     from rich.live import Live
 
-    with contextlib.suppress(*exits.STOPPED), Live(console=out, screen=out.is_terminal, auto_refresh=False) as view:
+    with Live(console=out, screen=out.is_terminal, auto_refresh=False) as view:
         while True:
             view.update(render(), refresh=True)
             time.sleep(every)
@@ -81,20 +80,25 @@ def table(
     title: str = "",
     *,
     width: int | None = None,
+    least: Mapping[str, int] = MappingProxyType({}),
     names: Sequence[str] = ("address", "topic", "name", "channel"),
     spare: Sequence[str] = ("program", "state", "why"),
 ) -> Table:
     """A table without a frame; the columns named in ``right`` are aligned to the right.
 
     Where it is wider than ``width`` (else: the terminal), free text gives way first: ``spare`` columns are cut at their
-    end, then left out; then ``names`` are shortened in their middle. Numbers are never cut.
+    end, then left out; then ``names`` are shortened in their middle. Numbers are never cut. ``least`` is how wide a
+    column is at least.
     """
     from rich.table import Table
     from rich.text import Text
 
     cells = [[cell if isinstance(cell, tuple) else (cell, "") for cell in row] for row in rows]
     shown = [[(printable(text), style) for text, style in row] for row in cells]
-    widths = [max([len(name), *(cell_len(row[at][0]) for row in shown)]) for at, name in enumerate(columns)]
+    widths = [
+        max([len(name), least.get(name, 0), *(cell_len(row[at][0]) for row in shown)])
+        for at, name in enumerate(columns)
+    ]
     gap, widths = _fitted(columns, widths, width or columns_of(sys.stdout), names, spare)
     kept = [at for at, wide in enumerate(widths) if wide]
     made = Table(
@@ -155,6 +159,11 @@ def _scaled(value: float, step: float) -> tuple[float, str]:
             return value, prefix
         value /= step
     raise AssertionError
+
+
+def number_of(count: int, one: str, many: str = "") -> str:
+    """``1 handle``, ``2 handles``."""
+    return f"{count_text(count)} {one if count == 1 else many or one + 's'}"
 
 
 def rate_text(messages_hz: float) -> str:

@@ -60,6 +60,10 @@ def sql(
         answer = connection.execute(asked)
         names = [column[0] for column in answer.description or ()]
         rows = answer.fetchall()
+    except duckdb.CatalogException as error:
+        if lacking := re.search(r"Table with name (\S+) does not exist", str(error)):
+            raise InvalidArgument(f"sql: there is no folder {lacking[1]} of a recording or journal") from None
+        raise InvalidArgument(f"sql: {str(error).strip()}") from None
     except duckdb.Error as error:
         raise InvalidArgument(f"sql: {str(error).strip()}") from None
     finally:
@@ -136,7 +140,9 @@ def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool)
     else:
         numbers = [name for at, name in enumerate(names) if rows and isinstance(rows[0][at], int | float)]
         cells = [[_text(value) for value in row] for row in rows]
-        if plot:
+        if plot and rows and not isinstance(rows[0][-1], int | float):
+            exits.told(f"--plot draws the last column, and {names[-1]} holds no numbers")
+        elif plot:
             bars = _bars([row[-1] for row in rows])
             names, cells = [*names, ""], [[*row, bar] for row, bar in zip(cells, bars, strict=True)]
         others = [name for name in names if name not in numbers]

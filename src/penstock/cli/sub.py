@@ -82,7 +82,8 @@ def sub(
         sources = []
         for address in addresses:
             more = start_options(address, since, first, last)
-            where = with_options(address, option, **answer_within(address, option, timeout))
+            more |= answer_within(address, option, timeout)
+            where = with_options(address, option)
             if count is not None and passes is None:
                 more |= _credit(where, count)
             silence.refuse_nobody(parse(where), wait)

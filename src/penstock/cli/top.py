@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import typer
 from penstock.cli import exits, keys, show
 from penstock.cli.ls import as_record, waiting_text
 from penstock.observe.health import ORDER
-from penstock.observe.rates import flow
+from penstock.observe.rates import carries_calls, flow
 from penstock.observe.watcher import Look, State, Watcher, summary
 
 if TYPE_CHECKING:
@@ -27,7 +26,9 @@ COLUMNS = ("address", "kind", "pid", "rate", "bytes", "messages", "lost", "waiti
 NARROW = ("address", "kind", "pid", "rate", "lost", "waiting", "p99", "health", "why")  #: below 100 columns
 RIGHT = ("pid", "rate", "bytes", "messages", "lost", "waiting", "p50", "p99")
 SORTS = ("trouble", "rate", "lost", "waiting", "address")
-HELP = "q quit  s sort  / filter  space pause  arrows scroll"
+HELP = "q quit  s sort  / filter, esc clears  space pause  arrows scroll"
+#: Figures of changing length keep the columns where they are.
+WIDTHS = {"rate": 9, "bytes": 9, "messages": 8, "lost": 6, "waiting": 7, "p50": 7, "p99": 7}
 
 
 @app.command()
@@ -35,7 +36,10 @@ def top(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="End after so many looks.")] = None,
     match: Annotated[str, typer.Option(help="Only addresses that contain this.")] = "",
-    sort: Annotated[str, typer.Option(help="trouble, rate, lost, waiting or address.")] = SORTS[0],
+    sort: Annotated[
+        str, typer.Option(help="trouble, rate, lost, waiting or address.", autocompletion=lambda: list(SORTS))
+    ] = SORTS[0],
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also the channels that carry calls.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a look.")] = False,
 ) -> None:
     """A live table of what flows: rate, losses, queue, latency, health of every handle on this machine.
@@ -45,14 +49,13 @@ def top(
 
     Example: [green]penstock top --match camera[/]
     """
-    view = View(match, exits.choice(sort, SORTS, "--sort"))
+    view = View(match, exits.choice(sort, SORTS, "--sort"), everything)
     watcher = Watcher(every_s=every)
     watcher.look()
     if as_json or not sys.stdout.isatty():
         _plain(watcher, every, count, view, as_json)
         return
-    with contextlib.suppress(*exits.STOPPED):
-        _live(watcher, every, count, view)
+    _live(watcher, every, count, view)
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class View:
 
     match: str = ""
     sort: str = SORTS[0]
+    everything: bool = False
     first: int = 0
     paused: bool = False
     typing: bool = False
@@ -75,6 +79,8 @@ class View:
             self.sort = SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]
         elif key == "/":
             self.typing, self.match = True, ""
+        elif key == "escape":
+            self.match = ""
         elif key == " ":
             self.paused = not self.paused
         else:
@@ -93,7 +99,8 @@ class View:
 
     def chosen(self, state: State) -> list[Look]:
         """The handles that are shown, in their order."""
-        looks = [look for look in state.looks if self.match in _address(look)]
+        seen = [look for look in state.looks if self.everything or not carries_calls(look.block)]
+        looks = [look for look in seen if self.match in _address(look)]
         orders: dict[str, Callable[[Look], Any]] = {
             "trouble": lambda look: (ORDER.index(look.verdict.word), -look.rate.messages_hz),
             "rate": lambda look: -look.rate.messages_hz,
@@ -162,16 +169,17 @@ def _table(state: State, view: View, page: int | None = None) -> RenderableType:
 
     sums = summary(state)
     looks = view.chosen(state)
+    processes = len({look.block.pid for look in looks})
     rows = looks if page is None else looks[view.first : view.first + page]
     head = Text.assemble(
         (f"{show.rate_text(sums['published_hz'])} in", "bold"),
         f"  {show.rate_text(sums['delivered_hz'])} out  {show.bytes_text(sums['bytes_hz'], '/s')}  ",
         (f"{show.count_text(sums['lost'])} lost", "yellow" if sums["lost"] else "green"),
-        f"  {sums['handles']} handles in {sums['processes']} processes",
+        f"  {show.number_of(len(looks), 'handle')} in {show.number_of(processes, 'process', 'processes')}",
     )
     columns = NARROW if show.columns_of(sys.stdout) < 100 else COLUMNS
     cells = [_cells(look) for look in rows]
-    made = show.table(columns, [[row[name] for name in columns] for row in cells], RIGHT)
+    made = show.table(columns, [[row[name] for name in columns] for row in cells], RIGHT, least=WIDTHS)
     if page is None:
         return Group(head, made)
     return Group(head, made, _status(view, len(rows), len(looks)))

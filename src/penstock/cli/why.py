@@ -46,7 +46,7 @@ def why(
             console.print("!! " if finding.grave else "ok ", end="", style="red" if finding.grave else "green")
             console.print(finding.text)
             if finding.remedy:
-                console.print(f"   → {finding.remedy}")
+                console.print(f"   -> {finding.remedy}")
         if not grave:
             console.print("nothing is wrong that can be seen from here")
     if grave:

@@ -39,11 +39,10 @@ def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
     if calls:  # the channels below carry calls, and are right when the calls are
         found = [*_calls(parts.text, calls), *_processes({b.pid for b in calls})]
         return sorted(found, key=lambda finding: not finding.grave)
-    found = [*_room(parts)]
+    found = [*_processes({b.pid for b in blocks}), *_room(parts)]
     found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
     readers = [b for b in blocks if b.kind not in PRODUCERS]
     found += _readers(readers, _standing(readers, watch_s), watch_s)
-    found += _processes({b.pid for b in blocks})
     if not blocks or (parts.scheme == "shm" and not any(b.kind in PRODUCERS for b in blocks)):
         found += _misspelt(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)

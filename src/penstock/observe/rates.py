@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.observe.snapshot import Block, Key
 
-__all__ = ["PRODUCERS", "READERS", "Rate", "between", "flow"]
+__all__ = ["PRODUCERS", "READERS", "Rate", "between", "carries_calls", "flow"]
 
 #: Kinds that put messages in; the client of calls asks, so it stands where a publisher does.
 PRODUCERS = ("publisher", "source", "client")
@@ -28,8 +28,13 @@ class Rate:
 
 
 def flow(block: Block) -> int:
-    """Messages that went through it: what a publisher published, what anything else handed on."""
-    return max(block.matched, block.delivered) if block.kind in PRODUCERS else block.delivered
+    """Messages that went through it: what a publisher published, a server was asked, what anything else handed on."""
+    return max(block.matched, block.delivered) if block.kind in (*PRODUCERS, "server") else block.delivered
+
+
+def carries_calls(block: Block) -> bool:
+    """Whether it is a channel below a client or server of calls, whose own rows count the calls."""
+    return "/@server-" in block.name or "/@client-" in block.name or ".@answers." in block.name
 
 
 def between(before: Iterable[Block], after: Iterable[Block], looked_ns: int) -> dict[Key, Rate]:

@@ -58,8 +58,10 @@ class Block:
 
     @property
     def losses(self) -> dict[str, int]:
-        """What was lost, by reason. What a filter kept back was dropped as was asked for, and is no loss."""
-        return {reason: n for reason, n in self.dropped.items() if reason != "filtered"}
+        """What was lost, by reason. What a filter kept back was dropped as was asked for, and is no loss; a call that
+        ended in an error was answered."""
+        kept = ("filtered", "error", "refused") if self.kind in ("client", "server") else ("filtered",)
+        return {reason: n for reason, n in self.dropped.items() if reason not in kept}
 
     @property
     def lost(self) -> int:

@@ -80,7 +80,8 @@ def describe(parts: addresses.Address) -> dict[str, Any]:
     if channel is None:
         return {}
     facts: dict[str, Any] = {
-        "slots": f"{channel.slots} of {channel.slot_size} bytes: {channel.free_slots} free, {channel.held_slots} held",
+        "slots": f"{channel.slots} of {channel.slot_size} bytes: {channel.live_slots} with a message, "
+        f"{channel.held_slots} held",
         "published": channel.published,
         "publishers": len(channel.publishers),
         "subscribers": len(channel.subscribers),
