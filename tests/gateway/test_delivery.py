@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from penstock.gateway import (
     AddLinkError,
     ConfigurationError,
     Delivery,
+    DrainError,
     Event,
     Gateway,
     GatewayMessage,
@@ -29,6 +31,7 @@ from penstock.gateway import (
 )
 from penstock.gateway.configuration import parse
 from penstock.gateway.durable import Forwarder
+from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
 from tests.gateway.conftest import Collector, Passer, eventually
 
@@ -112,6 +115,57 @@ def test_a_mark_is_lost_with_what_it_waits_for(gateway: Gateway) -> None:
     gateway.remove_module("b", drain=False, timeout=60)
     assert not mark.handled()
     assert mark.lost
+
+
+def two_hops(gateway: Gateway) -> None:
+    """a -> pass -> last; everything that a says waits at pass."""
+    for name, kind in (("a", Collector), ("pass", Passer), ("last", Collector)):
+        gateway.add_module(name, kind)
+    gateway.add_link("a", "pass", None, AGAIN)
+    gateway.add_link("pass", "last", None, AGAIN)
+    gateway.start()
+
+
+def lose_at_the_last_hop(gateway: Gateway, how: str) -> None:
+    """What has come to ``last`` by now is lost; ``pass`` goes on."""
+    worker = gateway.broker.worker_of(gateway.module("last"))
+    if how == "cut":
+        worker.cut()
+    elif how == "lost in hand":  # as when a process ends
+        worker.lose_taken(1)
+    elif how == "removed":
+        threading.Timer(0.05, gateway.module("last").gate.set).start()
+        gateway.remove_module("last", drain=False, timeout=60)
+    elif how == "unlinked":
+        gateway.remove_link("pass", "last")
+    else:
+        with pytest.raises(DrainError, match="still had"):
+            gateway.remove_module("last", timeout=0.6)
+
+
+@pytest.mark.parametrize("how", ["cut", "lost in hand", "removed", "unlinked", "removal undone"])
+def test_a_mark_that_comes_to_the_second_hop_after_a_loss_is_lost(gateway: Gateway, how: str) -> None:
+    two_hops(gateway)
+    passer, last = gateway.module("pass"), gateway.module("last")
+    last.gate.clear()
+    since = last_loss()
+    say(gateway, "a", b"1", b"2")
+    mark = gateway.broker.mark(gateway.module("a"), since)
+    eventually(lambda: gateway.broker.worker_of(last).waiting == 2)
+    lose_at_the_last_hop(gateway, how)
+    last.gate.set()
+    eventually(lambda: gateway.broker.worker_of(passer).idle)
+    eventually(lambda: mark.handled() or mark.lost)
+    assert mark.lost, "only now it is asked, and the loss was before"
+
+
+@pytest.mark.parametrize("how", ["lost in hand", "removed", "unlinked"])
+def test_an_older_loss_does_not_make_a_mark_lost(gateway: Gateway, how: str) -> None:
+    two_hops(gateway)
+    lose_at_the_last_hop(gateway, how)
+    since = last_loss()
+    say(gateway, "a", b"1", b"2")
+    eventually(gateway.broker.mark(gateway.module("a"), since).handled)
 
 
 # ---- again
@@ -232,6 +286,32 @@ class Slow(Collector):
     def receive(self, message: GatewayMessage) -> None:
         time.sleep(0.001)
         super().receive(message)
+
+
+@pytest.mark.parametrize("how", ["destroyed", "removed"])
+def test_what_is_lost_at_the_second_hop_comes_again(server: Server, how: str) -> None:
+    where = f"broker://127.0.0.1:{server.port}/t.>?queue=night"
+    count = 600
+    with Client(port=server.port) as client:
+        client.queue("night", topics="t.>")
+        for n in range(count):
+            client.publish("t.a", b"%d" % n)
+    got: set[bytes] = set()
+    for until, timeout in ((50, 0.0), (count, 60.0)):
+        gateway = Gateway()
+        for name, kind in (("pass", Passer), ("slow", Slow)):
+            gateway.add_module(name, kind, queue=QueueOptions(depth=128))
+        gateway.add_link(where, "pass")
+        gateway.add_link("pass", "slow", None, AGAIN)
+        gateway.start()
+        slow = gateway.module("slow")
+        eventually(lambda: len(got | set(slow.got)) >= until)  # noqa: B023
+        if until < count and how == "removed":
+            gateway.pause("pass")  # what it takes after the removal has nowhere to go
+            gateway.remove_module("slow", drain=False, timeout=60)
+        gateway.destroy(timeout)
+        got.update(slow.got)
+        assert until == count or len(got) < count, "it ended before all was handled"
 
 
 def test_handled_messages_do_not_come_again(server: Server) -> None:
@@ -615,7 +695,7 @@ class _FromBacklog(Module):
         super().create(broker, configuration)
         self.backlog = _Backlog(2000)
         self.forwarder = Forwarder(
-            self.name, lambda: self.backlog, lambda n: self.publish(b"%d" % n), lambda: self.broker.mark(self)
+            self.name, lambda: self.backlog, lambda n: self.publish(b"%d" % n), partial(self.broker.mark, self)
         )
 
     def start(self) -> None:

@@ -37,6 +37,7 @@ from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, Remov
 from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
+from penstock.gateway.losses import note_parting
 from penstock.gateway.marks import Mark
 from penstock.gateway.worker import ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
@@ -361,6 +362,7 @@ class ModuleBroker(Router):
             for other, joint in incoming:
                 if id(other.worker.module) in self._workers:
                     self._join(other, worker, joint)
+                    note_parting(other)  # what was taken meanwhile has passed it by
 
     def _detach(self, worker: Worker) -> None:
         """Take it out of the tables: it can publish no more."""
@@ -424,9 +426,10 @@ class ModuleBroker(Router):
         if found is not None:  # else nobody is linked to it
             found.port.publish(message)
 
-    def mark(self, source: Any) -> Mark:
-        """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links."""
-        return Mark(self._worker(source, BrokerError))
+    def mark(self, source: Any, since: int = 0) -> Mark:
+        """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.
+        ``since`` is ``last_loss()`` from before the publishing: older losses are not its own."""
+        return Mark(self._worker(source, BrokerError), since)
 
     def remove_link(self, source: Any, sink: Any, *, output: str = "") -> None:
         """What ``source`` publishes from now on no longer reaches ``sink``; what is queued still does."""
@@ -477,9 +480,15 @@ class ModuleBroker(Router):
         sink.queue.subscribe(source.port.id)
 
     def _part(self, source: Output, sink: Worker) -> None:
-        joint = source.sinks.pop(sink, None)
+        joint = source.sinks.get(sink)
         if joint is None:
             return
+        # In this order: a mark that no longer finds the sink knows of the parting, unless its messages came after it.
+        if not sink.queue.closed:
+            sink.queue.unsubscribe(source.port.id)
+        if joint.options.delivery is Delivery.AT_LEAST_ONCE:
+            note_parting(source)
+        del source.sinks[sink]
         sink.sources.pop(source, None)
         if joint.bound is not None:
             joint.bound.close()
@@ -487,8 +496,6 @@ class ModuleBroker(Router):
         if flow is not None:
             flow.close()
         self._uncounted.discard(source, sink)
-        if not sink.queue.closed:
-            sink.queue.unsubscribe(source.port.id)
         if not self._linked(source.worker, sink):
             for worker in self._cycles.part(source.worker, sink):
                 self._set_rules(worker)

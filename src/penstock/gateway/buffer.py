@@ -7,6 +7,7 @@ oldest goes, counted as lost and told. Several links may share a directory.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import threading
@@ -71,7 +72,8 @@ class Buffer(Module):
 
     def start(self) -> None:
         """Begin to forward."""
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, lambda: self.broker.mark(self), BATCH)
+        mark = functools.partial(self.broker.mark, self)
+        self._forwarder = Forwarder(self.name, lambda: self, self._forward, mark, BATCH)
         self._forwarder.start()
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:

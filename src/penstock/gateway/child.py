@@ -58,7 +58,7 @@ class RemoteBroker:
         """Send to the gateway, which knows the output by a property."""
         self.publish(source, message.with_properties({**message.properties, carriage.OUTPUT: output}))
 
-    def mark(self, _: Any) -> Any:
+    def mark(self, _: Any, __: int = 0) -> Any:
         """Only the gateway knows what was handled."""
         raise StateError("a module in its own process cannot know what was handled; run it in the gateway's")
 

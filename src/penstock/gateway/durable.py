@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from penstock.errors import ClosedError
 from penstock.gateway.errors import BrokerError
+from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
 from penstock.gateway.throttle import Throttle
 
@@ -45,7 +46,7 @@ class Forwarder:
     """Carries a durable queue's messages into the gateway, on a thread of its own."""
 
     def __init__(self, name: str, queue: Callable[[], Durable | None], publish: Callable[[Any], None],
-                 mark: Callable[[], Mark], most: int = BATCH) -> None:  # fmt: skip
+                 mark: Callable[[int], Mark], most: int = BATCH) -> None:  # fmt: skip
         self._most = most
         self._name = name
         self._queue = queue
@@ -131,10 +132,11 @@ class Forwarder:
                 self._publishing = True
                 if not self._busy.is_set():
                     self._busy.set()
+                since = last_loss()
                 try:
                     for message in batch[begin:end]:
                         self._publish(message)
-                    mark = self._mark()
+                    mark = self._mark(since)
                 finally:
                     self._publishing = False
                 with self._using:
@@ -158,9 +160,10 @@ class Forwarder:
 class Place:
     """How far a source has come in its input, on disk: one line of text, replaced as a whole."""
 
-    def __init__(self, path: str | Path, mark: Callable[[], Mark]) -> None:
+    def __init__(self, path: str | Path, mark: Callable[[int], Mark]) -> None:
         self._path = Path(path)
         self._mark = mark
+        self._since = last_loss()
         self._pending: deque[tuple[Mark, str]] = deque()
         self._written: str | None = None
 
@@ -172,7 +175,7 @@ class Place:
 
     def reached(self, place: str) -> None:
         """Everything up to ``place`` was published."""
-        self._pending.append((self._mark(), place))
+        self._pending.append((self._mark(self._since), place))
 
     @property
     def in_flight(self) -> int:
@@ -180,8 +183,9 @@ class Place:
         return len(self._pending)
 
     def settle(self) -> None:
-        """Write the last place up to which everything was handled."""
-        place = None
+        """Write the last place up to which everything was handled; called when ``reached`` has told of all that was
+        published."""
+        place, self._since = None, last_loss()
         while self._pending and self._pending[0][0].handled():
             place = self._pending.popleft()[1]
         if place is None or place == self._written:

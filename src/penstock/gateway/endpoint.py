@@ -11,6 +11,7 @@ them, and come again after a crash.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class Endpoint(Module):
 
     def _read(self) -> None:
         if self.durable:
-            self._reader = Forwarder(self.name, self._queue, self._forward, lambda: self.broker.mark(self))
+            self._reader = Forwarder(self.name, self._queue, self._forward, functools.partial(self.broker.mark, self))
         else:
             self._reader = _Reader(self)
         self._reader.start()

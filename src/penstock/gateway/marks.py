@@ -5,8 +5,11 @@ as far as the queue reached when the message had been put in. That costs the mes
 places, waits for the sinks that are linked at least once, and then for theirs: what a module publishes inside
 ``receive`` is in its sinks' queues when it is handled. Each link is followed once, so a cycle ends.
 
-A mark may wait for more than its own messages (those of others in front of them), never for less. A loss in a sink that
-it waits for makes it ``lost``: its source does not acknowledge, and what it holds comes again.
+A mark may wait for more than its own messages (those of others in front of them), never for less. It is ``lost`` when a
+module that it passes has lost messages, or a link on its way was taken away, after its messages were taken at the
+source, however late the mark comes there: its source does not acknowledge, and what it holds comes again. For that,
+losses are numbered in the order in which they happen (``losses.py``), and a source asks for the number before it
+publishes.
 """
 
 from __future__ import annotations
@@ -22,10 +25,11 @@ if TYPE_CHECKING:
 
 
 class Mark:
-    """Everything that one module had published when this was made. One thread."""
+    """Everything that one module had published when this was made, after the loss number ``since``. One thread."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, since: int) -> None:
         self.lost = False
+        self._since = since
         self._seen: set[tuple[Output, Worker]] = set()
         self._waits: list[_Wait] = []
         self._follow(worker)
@@ -35,7 +39,7 @@ class Mark:
         while self._waits:
             wait = self._waits[-1]
             over = wait.over()
-            if wait.lost:  # asked last: what is over may have been lost on its last step
+            if self.lost or wait.lost:  # asked last: what is over may have been lost on its last step
                 self.lost = True
                 return False
             if not over:
@@ -46,29 +50,33 @@ class Mark:
 
     def _follow(self, worker: Worker) -> None:
         for output in (worker.output, *worker.outputs.values()):
-            for sink, joint in list(output.sinks.items()):
+            sinks = list(output.sinks.items())
+            if output.parted > self._since:  # looked at after the sinks: one of them may be gone
+                self.lost = True
+            for sink, joint in sinks:
                 if joint.options.delivery is Delivery.AT_LEAST_ONCE and (output, sink) not in self._seen:
                     self._seen.add((output, sink))
-                    self._waits.append(_Wait(output, sink))
+                    self._waits.append(_Wait(output, sink, self._since))
 
 
 class _Wait:
     """For one sink to come as far as its queue reaches now."""
 
-    def __init__(self, output: Output, sink: Worker) -> None:
+    def __init__(self, output: Output, sink: Worker, since: int) -> None:
         self.sink = sink
         self._source = output.port.id
-        self._epoch = sink.epoch
+        self._since = since
         _, delivered, _, queued, _ = sink.queue._counts()
         self._place = delivered + queued
+        self._refused = sink.queue.closed  # looked at last: what was published may have met a closed queue
         self._state: tuple[object, int] | None = None
         self._passed_on: Callable[[], bool] | None = None
 
     @property
     def lost(self) -> bool:
-        """Whether something was lost there since."""
+        """Whether something was lost there since the messages were taken."""
         sink = self.sink
-        return sink.epoch != self._epoch or (sink.queue.closed and sink.taken < self._place)
+        return self._refused or sink.last_loss > self._since or (sink.queue.closed and sink.taken < self._place)
 
     def over(self) -> bool:
         """Whether it has come so far, in a process of its own included."""

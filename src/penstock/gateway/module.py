@@ -26,8 +26,8 @@ class Outlet(Protocol):
     def publish(self, source: Any, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to ``source``, which is the module itself."""
 
-    def mark(self, source: Any, /) -> Any:
-        """What ``source`` has published so far, to ask whether it was ``handled()``."""
+    def mark(self, source: Any, since: int = 0, /) -> Any:
+        """What ``source`` has published so far, after the loss ``since``, to ask whether it was ``handled()``."""
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to the ``output`` of ``source``."""

@@ -37,6 +37,7 @@ from penstock.gateway.bounds import Bound
 from penstock.gateway.errors import MessageFailed
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
+from penstock.gateway.losses import note_loss
 from penstock.gateway.throttle import Throttle
 from penstock.tasks import readable
 
@@ -121,6 +122,7 @@ class Output:
         self.name = name
         self.port = port
         self.sinks: dict[Worker, Joint] = {}
+        self.parted = 0  # the number of the last time that a sink was taken from it
 
 
 @dataclass(slots=True, eq=False)
@@ -164,7 +166,7 @@ class Worker:
         self.aside: list[Aside] = []
         self.given_back: deque[tuple[GatewayMessage, int, BaseException]] = deque()  # failed in the module's process
         self.resent = 0  # messages that went to the module's process once more
-        self.epoch = 0  # grows when a message was lost: nobody may then take it for handled
+        self.last_loss = 0  # its number: what was taken at its source before it may not be taken for handled
         self.life = Life.MADE
         self.failed = 0
         self.taken = 0  # messages that left the queue and are done with, handled or lost
@@ -300,9 +302,9 @@ class Worker:
     def cut(self) -> Order:
         """Receive nothing more: what is queued, and what is left of the batch in hand, is dropped and counted."""
         self.ending.set()
-        if self.waiting:
-            self.epoch += 1
-        self.queue.close()
+        self.queue.close()  # first: what comes between a look and the closing would be lost unseen
+        if self.waiting or self.queue.ledger.dropped.get("closed"):
+            note_loss(self)
         return self.post(self._be_quiet)
 
     def stop(self) -> Order:
@@ -342,18 +344,18 @@ class Worker:
     def lose(self, count: int, reason: str = "error") -> None:
         """Count messages that left the queue and will not be handled."""
         if count > 0:
+            self.lose_taken(count, reason)  # first: a mark that sees them taken must see them lost
             self.taken += count
-            self.lose_taken(count, reason)
 
     def lose_stored(self, count: int) -> None:
         """Count messages that the module had stored and that its bounds drove out. They were handled as their link
-        says: their source is not to send them once more (``epoch`` stays)."""
+        says: their source is not to send them once more (no loss is noted)."""
         self.gone += count
         self.counters.drop("overflow", count)
 
     def lose_taken(self, count: int, reason: str = "error") -> None:
         """Count messages as never handled that were counted as taken before."""
-        self.epoch += 1
+        note_loss(self)
         self.lost += count
         self.counters.drop(reason, count)
 
@@ -655,7 +657,7 @@ class Worker:
             log.exception("module %r: a dead letter was refused", self.name)
 
     def _count_given_up(self, count: int) -> None:
-        """Lost, as its link says: its source is not to send it once more (``epoch`` stays)."""
+        """Lost, as its link says: its source is not to send it once more (no loss is noted)."""
         if count:
             self.lost += count
             self.counters.drop("error", count)

@@ -9,6 +9,7 @@ waited for; one that was replaced or cut short is read anew from its beginning.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from typing import Any, BinaryIO
@@ -35,7 +36,7 @@ class FileTail(Source):
         super().create(broker, configuration)
         self._cut = threading.Event()
         self.durable = bool(configuration["place"])
-        self._place = Place(configuration["place"], lambda: self.broker.mark(self)) if self.durable else None
+        self._place = Place(configuration["place"], functools.partial(self.broker.mark, self)) if self.durable else None
 
     def run(self) -> None:
         """Read whole lines; wait where there is none; look whether the file is still the same."""

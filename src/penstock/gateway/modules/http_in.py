@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from penstock.address import is_loopback
 from penstock.errors import PenstockError
+from penstock.gateway.losses import last_loss
 from penstock.gateway.module import Outlet, Source, options
 
 LOOK_S = 0.002
@@ -73,10 +74,11 @@ class HttpIn(Source):
 
     def take(self, body: bytes, properties: dict[str, str]) -> bool:
         """Publish one; whether it was, or was handled, as ``confirm`` says."""
+        since = last_loss()
         self.publish(body, properties)
         if not self.durable:
             return True
-        mark, until_s = self.broker.mark(self), time.monotonic() + self.configuration["timeout_s"]
+        mark, until_s = self.broker.mark(self, since), time.monotonic() + self.configuration["timeout_s"]
         while not mark.handled():
             if mark.lost or time.monotonic() >= until_s or self.stopping.is_set():
                 return False

@@ -11,6 +11,7 @@ a message is handled when the server has confirmed it; one that it has not is a 
 
 from __future__ import annotations
 
+import functools
 import queue
 import re
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ class MqttIn(_Mqtt):
         self._client = self._connect(configuration["clean"], manual_ack=True)
         self._client.on_connect = self._subscribe
         self._client.on_message = lambda _, __, message: self._inbox.put(message)
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, lambda: self.broker.mark(self))
+        self._forwarder = Forwarder(self.name, lambda: self, self._forward, functools.partial(self.broker.mark, self))
 
     def start(self) -> None:
         """Connect and read."""
