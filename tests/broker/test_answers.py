@@ -48,7 +48,7 @@ SERVED: dict[str, list[tuple[bytes, int]]] = {
     "PING": [],  # the end of each of these
 }  # fmt: skip
 REFUSED: dict[str, list[tuple[bytes, int]]] = {
-    "PUB": [(b"PUB t 2000\n" + bytes(2000), 1), (b"PUB t 1 nonsense=1\nxPUB t 1 nonsense=1\nx", 2),
+    "PUB": [(b"PUB t 2000\n" + bytes(2000), 1), (b"PUB t 1 nonsense=1\nxPUB t 1 nonsense=1\nx", 2), (b"PUB t 1 id=\nx", 1),
             (b"PUB t 1 delay_ms=60000\nx" * 3, 3), (b"PUB fifth 1\nxPUB fifth 1\ny", 2), (b"PUB t 900\n" + bytes(900), 1)],
     "STAGE": [(b"".join(b"STAGE a t 900\n" + bytes(900) for _ in range(6)), 6), (b"STAGE $ t 1\nxSTAGE $ t 1\ny", 2)],
     "LOAD": [(b"LOAD a 3\nabc", 1)],
@@ -58,7 +58,7 @@ REFUSED: dict[str, list[tuple[bytes, int]]] = {
     "SUB": [(b"SUB\n", 1), (b"SUB $q\n", 1), (b"SUB q nonsense=1\n", 1), (b"SUB held\n", 1)],
     "UNSUB": [(b"UNSUB none\n", 1)],
     "QUEUE": [(b"QUEUE\n", 1), (b"QUEUE q topics=a..b\n", 1), (b"QUEUE spare create topics=other\n", 1)],
-    "SEEK": [(b"SEEK none from_position=1\n", 1)],
+    "SEEK": [(b"SEEK none from_position=1\n", 1), (b"SEEK spare from_position=1 from_time_ns=1\n", 1)],
     "PURGE": [(b"PURGE none\n", 1)],
     "PAUSE": [(b"PAUSE none\n", 1)],
     "RESUME": [(b"RESUME none\n", 1)],

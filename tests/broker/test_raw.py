@@ -237,3 +237,17 @@ def test_an_empty_directory_is_made_and_a_strange_one_refused(tmp_path: Path) ->
     assert [path.name for path in strange.iterdir()] == ["file"]
     with Server(tmp_path / "new", 0) as server:
         assert server.port
+
+
+def test_names_of_any_length_are_queues_of_their_own(server: Server, wire: Callable[[], Wire]) -> None:
+    names = [b"n" * 300, b"n" * 301, b"$" * 300, b"a b" * 200, b"compatible.%241", b"$1"]
+    consumers = [wire().send(b"SUB " + name + b"\n") for name in names]
+    until(lambda: sum(len(queue.consumers) for queue in list(server.broker.queues.values())) == len(names))
+    assert len(server.broker.queues) == len(names)
+    wire().send(b"PUB 1\nx")
+    for consumer in consumers:
+        consumer.exactly(b"x")
+
+
+def test_hello_comes_before_anything_else(wire: Callable[[], Wire]) -> None:
+    assert wire().send(b"PUB 1\nxHELLO 1\nPING\n").closed() == b""

@@ -40,7 +40,7 @@ from penstock.broker.records import (
 )
 from penstock.broker.transactions import Transactions
 from penstock.broker.words import Refusal
-from penstock.errors import PenstockError
+from penstock.errors import CorruptionError, PenstockError
 from penstock.journal.schemas import Schemas
 from penstock.topics import MAX_NAME_BYTES, check_pattern
 
@@ -146,7 +146,11 @@ class Broker:
         for queue in self.queues.values():
             queue.state.recovered()
         self.delayed.state.recovered()
-        self.delayed.read()
+        try:
+            self.delayed.read()
+        except CorruptionError as error:
+            self.store.close()
+            raise CorruptionError(f"{error}; 'penstock journal repair' keeps all that is whole", error.place) from None
         self._read_identifiers()
 
     def _apply(self, kind: int, data: bytes) -> None:

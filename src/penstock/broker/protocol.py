@@ -79,6 +79,7 @@ class Protocol(Session):
     """One connection's verbs."""
 
     work: Work | None = None  #: of the command under way, when it takes more than a turn
+    published = False  #: in the compatible mode
     _work: tuple[str, int] = ("", 0)  # its verb and number of requests
 
     # --- events
@@ -188,7 +189,7 @@ class Protocol(Session):
 
     def hello_(self, version: str = "", *rest: str) -> Answer:
         """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing."""
-        if self.hello or self.subscriptions:
+        if self.hello or self.subscriptions or self.published:
             raise Disconnect("HELLO comes first")
         known = [str(number) for number in VERSIONS]
         self.hello = int(version) if version in known else max(VERSIONS)
@@ -219,8 +220,10 @@ class Protocol(Session):
         """PING: answered by PONG, after everything before it is on disk."""
         return b"PONG\n"
 
-    def bye(self, *_: str) -> Answer:
-        """BYE: close."""
+    def bye(self, *rest: str) -> Answer:
+        """BYE [unread]: close; with unread what was not acknowledged goes back as never sent."""
+        for name in list(self.subscriptions) if "unread" in rest else ():
+            self.leave(name, delivered=False)
         raise Disconnect
 
     def shutdown(self, *_: str) -> Answer:
@@ -274,6 +277,7 @@ class Protocol(Session):
         while not self.broker.has_room(batch):
             yield WAIT
         self.broker.publish(batch)
+        self.published = True
         self.confirms = True  # nothing is told, but a commit that fails closes the connection
         self.touched()
         return None
@@ -414,13 +418,11 @@ class Protocol(Session):
         queue.add(subscription)
         self.broker.wake(queue)
 
-    def unsub(self, name: str, unread: str = "") -> Answer:
-        """UNSUB <queue> [unread]: consume no more; what was not acknowledged goes back, with unread as never sent."""
+    def unsub(self, name: str) -> Answer:
+        """UNSUB <queue>: consume no more; what was not acknowledged goes back."""
         if name not in self.subscriptions:
             raise Refusal("not_subscribed", f"this connection does not consume {name}")
-        if unread not in ("", "unread"):
-            raise Refusal("bad_option", "UNSUB has unread, or nothing")
-        self.leave(name, delivered=not unread)
+        self.leave(name)
         return OK
 
     def credit(self, name: str, count: str) -> Answer:
@@ -744,7 +746,7 @@ VERBS = {
     "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...] [staged=]", 1, None, stores=True),
     "ABORT": Verb(Protocol.abort, "ABORT <transaction>", 1, 1),
     "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None, stores=True),
-    "UNSUB": Verb(Protocol.unsub, "UNSUB <queue> [unread]", 1, 2),
+    "UNSUB": Verb(Protocol.unsub, "UNSUB <queue>", 1, 1),
     "CREDIT": Verb(Protocol.credit, "CREDIT <queue> <count>", 2, 2, answered=False),
     "ACK": Verb(Protocol.ack, "ACK <queue> <position>[-<position>] ... [confirm]", 2, None, answered=False),
     "NACK": Verb(Protocol.nack, "NACK <queue> <position> [delay_ms=]", 2, None, answered=False),
@@ -761,6 +763,6 @@ VERBS = {
     "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
     "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=]", 2, None),
     "PING": Verb(Protocol.ping, "PING", 0, None, stores=True),
-    "BYE": Verb(Protocol.bye, "BYE", 0, None),
+    "BYE": Verb(Protocol.bye, "BYE [unread]", 0, None),
     "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),
 }

@@ -240,7 +240,8 @@ class Link:
 
     def lost(self, error: Exception) -> None:
         """The peer broke the protocol: go on with a new connection."""
-        self._lost(error)
+        with self._lock:
+            self._lost(error)
 
     def _lost(self, error: Exception) -> None:
         was_ready = self.dialogue.ready

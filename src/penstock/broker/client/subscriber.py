@@ -316,18 +316,16 @@ class Subscriber(channel.Subscriber):
         if self._link.closed:
             return
         name = self.queue.encode()
-        if self._mode is not Ack.MANUAL:
-            if self._batches and self._next > self._begin:
-                batch = self._batches[0]
-                if done or self._mode is Ack.READ:
-                    self._dialogue.tell(b"ACK %s%s" % (name, ack_words(batch, self._begin, self._next)))
-                else:  # tried, and not done
-                    for position in batch.positions[self._begin : self._next]:
-                        self._dialogue.tell(b"NACK %s %d" % (name, position))
-            # What was sent ahead and nobody has read goes back as if it had never been sent. With ack="manual" it is
-            # not known here which ones were read.
-            self._dialogue.tell(b"UNSUB %s unread" % name)
-        self._link.finish(b"BYE")
+        if self._mode is not Ack.MANUAL and self._batches and self._next > self._begin:
+            batch = self._batches[0]
+            if done or self._mode is Ack.READ:
+                self._dialogue.tell(b"ACK %s%s" % (name, ack_words(batch, self._begin, self._next)))
+            else:  # tried, and not done
+                for position in batch.positions[self._begin : self._next]:
+                    self._dialogue.tell(b"NACK %s %d" % (name, position))
+        # What was sent ahead and nobody has read goes back as if it had never been sent. With ack="manual" it is not
+        # known here which ones were read.
+        self._link.finish(b"BYE" if self._mode is Ack.MANUAL else b"BYE unread")
         self._final = self.ledger
         self._counters.close()
 
