@@ -42,6 +42,7 @@ def delay(
     ages_s: deque[float] = deque(maxlen=window)
     where = with_options(address, option)
     more = {**_from_now(where), **answer_within(address, option, timeout)}
+    silence.refuse_nobody(addresses.parse(where), wait)
     with penstock.subscriber(where, **more) as subscriber:
         if not wait:
             silence.refuse_unreachable(address, subscriber, timeout)

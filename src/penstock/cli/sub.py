@@ -151,7 +151,7 @@ class _Losses:
     def __init__(self, subscriber: Subscriber, as_json: bool) -> None:
         self._subscriber = subscriber
         self._json = as_json
-        self._known = self._counts()
+        self._known: dict[str, int] = {}  # what was lost before the first look is told too
 
     def _counts(self) -> dict[str, int]:
         """By reason; what the user's own filter left out is no loss."""
