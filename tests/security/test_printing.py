@@ -81,12 +81,15 @@ def test_a_brokers_refusal() -> None:
         listener.settimeout(60)
 
         def answer() -> None:
-            connection, _ = listener.accept()
-            with connection:
-                connection.recv(4096)
-                connection.sendall(f"ERR denied {STEERING}\r\n".encode())
-                while connection.recv(4096):  # until it has read this and gone
-                    pass
+            said = False
+            while not said:
+                connection, _ = listener.accept()
+                with connection:
+                    said = bool(connection.recv(4096))  # who only looks whether somebody listens says nothing
+                    if said:
+                        connection.sendall(f"ERR denied {STEERING}\r\n".encode())
+                    while connection.recv(4096):  # until it has read this and gone
+                        pass
 
         server = threading.Thread(target=answer)
         server.start()

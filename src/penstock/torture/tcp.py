@@ -30,7 +30,7 @@ def run(report: Report, chance: random.Random) -> None:
         for worker in publishers + subscribers:
             crew.wait_moving(worker)
         cuts = 0
-        samples: list[int] = []
+        samples = [descriptors(publishers)]  # all are connected now; after a kill some may not be for a while
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.05))
             victim = chance.choice(publishers + subscribers)

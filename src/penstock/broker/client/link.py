@@ -85,6 +85,8 @@ class Link:
             self._interest()
         if self.closed:
             raise ClosedError("this client was closed")
+        if self._socket is None and self.dialogue.refused is not None:
+            return True  # nothing will come any more, which the next pump tells
         try:
             return bool(self._poll.poll(-1 if timeout is None else timeout))
         except (ValueError, OSError):
