@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -13,14 +14,17 @@ from typing import Any
 import pytest
 
 from penstock import InvalidArgument
+from penstock._core import counters_read
 from penstock.broker import Client, Server
 from penstock.channel import Overflow
+from penstock.cli.run import _row
 from penstock.gateway import (
     AddLinkError,
     ConfigurationError,
     Delivery,
     DrainError,
     Event,
+    Filter,
     Gateway,
     GatewayMessage,
     LinkOptions,
@@ -29,10 +33,12 @@ from penstock.gateway import (
     QueueOptions,
     Restart,
 )
+from penstock.gateway.broker import Ending
 from penstock.gateway.configuration import parse
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
+from penstock.gateway.worker import Deadline
 from tests.gateway.conftest import Collector, Passer, eventually
 
 ALO = Delivery.AT_LEAST_ONCE
@@ -115,6 +121,27 @@ def test_a_mark_is_lost_with_what_it_waits_for(gateway: Gateway) -> None:
     gateway.remove_module("b", drain=False, timeout=60)
     assert not mark.handled()
     assert mark.lost
+
+
+def test_a_mark_finds_a_message_by_whichever_way_it_comes(gateway: Gateway) -> None:
+    for name, kind in (("a", Collector), ("b", Passer), ("d", Passer), ("e", Collector)):
+        gateway.add_module(name, kind)
+    for source, sink in (("a", "b"), ("a", "d"), ("b", "d"), ("d", "e")):
+        gateway.add_link(source, sink, None, AGAIN)
+    gateway.start()
+    b, e = gateway.module("b"), gateway.module("e")
+    b.gate.clear()
+    say(gateway, "a", b"1")
+    mark = marked(gateway, "a")
+    eventually(lambda: len(e.got) == 1)
+    assert not mark.handled(), "b has it still"
+    e.gate.clear()
+    b.gate.set()
+    eventually(lambda: gateway.broker.worker_of(e).busy_since is not None)
+    eventually(lambda: gateway.broker.worker_of(gateway.module("d")).idle)
+    assert not mark.handled(), "e has what came by b"
+    e.gate.set()
+    eventually(mark.handled)
 
 
 def two_hops(gateway: Gateway) -> None:
@@ -472,6 +499,55 @@ def test_a_link_has_bounds_of_its_own(gateway: Gateway, bound: dict[str, int]) -
     assert sink.got[:3] == [b"%010d" % n for n in range(3)]
     say(gateway, "a", b"again")
     eventually(lambda: sink.got[-1] == b"again", "room comes back")
+
+
+def test_what_a_bound_keeps_out_is_counted_apart_from_what_a_filter_does(gateway: Gateway) -> None:
+    for name in ("a", "sink"):
+        gateway.add_module(name, Collector)
+    bound = LinkOptions(max_messages=3, overflow=Overflow.DROP_NEWEST)
+    gateway.add_link("a", "sink", Filter(properties={"unit": "C"}), bound)
+    for unit in "CCCCCFF":
+        gateway.module("a").publish(b"x", {"unit": unit})
+
+    def counted() -> dict[str, Any]:
+        blocks = counters_read()
+        return next(b["dropped"] for b in blocks if (b["pid"], b["name"]) == (os.getpid(), "a -> sink"))
+
+    for _ in range(2):  # the bound of a link that is no more is remembered
+        ledger = gateway.broker.info(gateway.module("sink")).ledger
+        assert dict(ledger.dropped) == {"filtered": 2, "overflow": 2}
+        assert ledger.balanced
+        gateway.broker.count_links()
+        assert counted() == {"filtered": 2, "overflow": 2}
+        gateway.broker.add_link(gateway.module("a"), gateway.module("sink"), None, LinkOptions(max_messages=5))
+    gateway.start()
+
+
+def test_what_a_buffer_keeps_is_not_lost_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents = [b"bad %d" % n for n in range(20)]
+    seen: list[Any] = []
+    for well in (False, True):
+        gateway = Gateway()
+        for name, kind in (("a", Collector), ("uplink", Fails)):
+            gateway.add_module(name, kind)
+        gateway.add_link("a", "uplink", None, AGAIN, buffer=f"journal:{tmp_path / 'store'}")
+        uplink = gateway.module("uplink")
+        gateway.start()
+        if well:
+            uplink.well.set()
+            eventually(lambda: set(uplink.got) == set(contents))  # noqa: B023
+            gateway.destroy(60)
+        else:
+            say(gateway, "a", *contents)
+            eventually(lambda: set(uplink.tried) == set(contents))  # noqa: B023
+            gateway.add_event_callback(Event.DESTROYED, lambda *_: seen.extend(gateway.modules()))  # noqa: B023
+            with monkeypatch.context() as patch:
+                patch.setattr(Ending, "within", lambda _: Ending(Deadline(0), Deadline(60), Deadline(60)))
+                assert gateway.destroy(1), "nothing is lost"
+    (info,) = (one for one in seen if one.name == "uplink")
+    assert (info.stored, info.lost, info.handled, info.waiting) == (20, 0, 0, 0)
+    row = _row(info)
+    assert (row["received"], row["stored"], row["lost"]) == (0, 20, 0)
 
 
 def test_a_publisher_waits_for_room_on_its_link(gateway: Gateway) -> None:

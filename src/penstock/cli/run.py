@@ -125,6 +125,8 @@ def _serve(
         gateway.add_event_callback(Event.DESTROYED, lambda *_: rows.extend(map(_row, infos())))
         drained = gateway.destroy(drain_timeout)
     _print_rows(rows, as_json)
+    if stored := sum(row["stored"] for row in rows):
+        _say(f"{stored} messages were not handled; their sources keep them, and they come with the next start")
     if not drained:
         exits.told(f"not everything was handled in {drain_timeout} s; what was left is dropped and counted")
         raise typer.Exit(exits.FAILED)
@@ -183,14 +185,17 @@ def _say(text: str) -> None:
 
 def _row(info: Any) -> dict[str, Any]:
     ledger = info.ledger
-    dropped = {reason: count for reason, count in ledger.dropped.items() if reason != "filtered"}
+    lost = sum(count for reason, count in ledger.dropped.items() if reason not in ("filtered", "overflow"))
     return {
         "module": info.name,
         "received": info.handled,
         "published": info.published,
         "failed": info.failed,
         "filtered": ledger.dropped.get("filtered", 0),
-        "lost": sum(dropped.values()) + info.waiting + info.lost,
+        "overflow": ledger.dropped.get("overflow", 0),
+        "expired": ledger.expired,
+        "stored": info.stored,
+        "lost": lost + info.waiting + info.lost,
     }
 
 

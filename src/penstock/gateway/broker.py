@@ -20,7 +20,7 @@ import threading
 import time
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn, Self
@@ -43,7 +43,7 @@ from penstock.gateway.worker import ERROR, Deadline, Joint, Life, OnFailure, Ord
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
-END_S = 0.5  # the least time for stop and destroy, also where nothing is to be drained
+END_S = 0.5  # the least time-out
 RESERVE_S = 2.0  # the most that is kept back of a time-out for them
 POLL_S = 0.002
 log = logging.getLogger("penstock.gateway")
@@ -68,6 +68,7 @@ class ModuleInfo:
     sources: tuple[str, ...]
     seconds_in_receive: float
     ledger: Ledger
+    stored: int = 0  # not handled at the end; the durable source that they came from keeps them
     lost: int = 0  # in the hand of a process that died, given up, or driven out of a buffer
 
 
@@ -332,6 +333,14 @@ class ModuleBroker(Router):
             self.on_abandoned(worker.name, step)
         return True
 
+    def workers_at_end(self, modules: list[Any]) -> list[Worker]:
+        """The workers of these modules, each of which knows whether durable sources keep what it gets."""
+        workers = self._workers_of(modules)
+        with self._lock:
+            for worker in workers:
+                worker.look_behind()
+        return workers
+
     def _workers_of(self, modules: list[Any]) -> list[Worker]:
         with self._lock:
             return [self._workers[id(module)] for module in modules if id(module) in self._workers]
@@ -464,6 +473,7 @@ class ModuleBroker(Router):
         old = source.sinks.get(sink)
         if old is not None and old.bound is not None:
             old.bound.close()
+            sink.overflowed_before += old.bound.dropped
         first = not self._linked(source.worker, sink)
         source.sinks[sink] = sink.sources[source] = sink.joints[source.port.id] = joint
         sink.special = sink.special or joint.bound is not None or joint.options.ttl_s is not None
@@ -492,6 +502,7 @@ class ModuleBroker(Router):
         sink.sources.pop(source, None)
         if joint.bound is not None:
             joint.bound.close()
+            sink.overflowed_before += joint.bound.dropped
         flow = self._flows.pop((source, sink), None)
         if flow is not None:
             flow.close()
@@ -550,13 +561,15 @@ class ModuleBroker(Router):
             sinks = tuple(sink.name for sink in worker.sinks)
         expired = worker.expired  # first: what expires after it is still counted as delivered
         ledger = worker.queue.ledger
+        kept = worker.backed and worker.over
+        closed = ledger.dropped.get("closed", 0) if worker.backed else 0
         return ModuleInfo(
             name=worker.name,
             handle=worker.module,
             kind=type(worker.module).__name__,
             source_id=worker.port.id,
             thread=worker.thread.name,
-            waiting=worker.waiting,
+            waiting=0 if kept else worker.waiting,
             depth=worker.queue.depth,
             handled=worker.handled,
             failed=worker.failed,
@@ -564,8 +577,15 @@ class ModuleBroker(Router):
             sinks=sinks,
             sources=sources,
             seconds_in_receive=worker.seconds_in_step(time.monotonic()),
-            ledger=replace(ledger, delivered=ledger.delivered - expired, expired=ledger.expired + expired),
+            ledger=replace(
+                ledger,
+                delivered=ledger.delivered - expired,
+                expired=ledger.expired + expired,
+                dropped=_by_reason(ledger.dropped, worker.overflowed, closed),
+                in_flight=ledger.in_flight + closed,
+            ),
             lost=worker.lost + worker.gone,
+            stored=worker.stored + closed + (worker.waiting if kept else 0),
         )
 
     def _own_outputs(self, worker: Worker) -> list[Output]:
@@ -643,9 +663,19 @@ class Ending:
         """All within ``timeout`` seconds, of which a part is kept back for stop and destroy; None: for ever."""
         if timeout is None:
             return cls(Deadline(None), Deadline(None), Deadline(None))
-        reserve_s = max(END_S, min(timeout / 4, RESERVE_S)) if timeout else END_S
+        drained_s = timeout - min(timeout / 4, RESERVE_S)
         over_s = max(timeout, END_S)
-        return cls(Deadline(over_s - reserve_s), Deadline(over_s - reserve_s / 2), Deadline(over_s))
+        return cls(Deadline(drained_s), Deadline((drained_s + over_s) / 2), Deadline(over_s))
+
+
+def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int) -> dict[str, int]:
+    """What a link's bounds keep out is refused as a filter does it, and counted with that: it is told apart here. And
+    of what was dropped with its queue ``stored`` are not lost."""
+    refused = dropped.get("filtered", 0)
+    overflowed = min(overflowed, refused)
+    found = {**dropped, "filtered": refused - overflowed, "overflow": dropped.get("overflow", 0) + overflowed,
+             "closed": dropped.get("closed", 0) - stored}  # fmt: skip
+    return {reason: count for reason, count in found.items() if count}
 
 
 def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
@@ -659,7 +689,7 @@ def count_unhandled(worker: Worker) -> None:
     if hasattr(module, "unhandled") and not module.accounted:
         module.accounted = True
         if module.sent > module.handled:
-            worker.lose_taken(module.sent - module.handled)
+            worker.lose_taken(module.sent - module.handled, "closed")
 
 
 def force(workers: Sequence[Worker]) -> None:

@@ -30,6 +30,7 @@ from penstock._core.gateway import GatewayMessage, exit_when_hung_up
 from penstock.errors import ClosedError, ProtocolError, StateError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import imported
+from penstock.gateway.module import refuse_generators
 from penstock.gateway.place import Place
 
 BATCH = 256
@@ -152,6 +153,7 @@ class Child:
         args = json.loads(message.args) if message.args else None
         kind = imported(Place(self.kind, "class"))
         self.module = kind()
+        refuse_generators(self.module)
         self.module.name = self.name
         configuration = kind.parse(args) if hasattr(kind, "parse") else args
         if hasattr(self.module, "create"):

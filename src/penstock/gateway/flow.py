@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from penstock._core import Counters
 
 if TYPE_CHECKING:
+    from penstock.gateway.bounds import Bound
     from penstock.gateway.worker import Output, Worker
 
 #: So many links of a broker are counted; what more there are is carried all the same, and told by ``Uncounted``.
@@ -24,18 +25,28 @@ class Flow:
     def __init__(self, source: Output, sink: Worker) -> None:
         self.counters = Counters("gateway", "link", f"{source.name} -> {sink.name}")
         self.refused = bytearray(8)  # counted natively, by the source's port
-        self._port = source.port
+        self._source, self._sink = source, sink
         self._since = source.port.published
-        self._filtered = 0
+        self._bound: Bound | None = None
+        self._overflowed_before = 0  # by the bounds that it had before
+        self._filtered = self._overflowed = 0
 
     def count(self) -> None:
         """Bring the counters up to now."""
-        filtered = struct.unpack("=Q", self.refused)[0]
-        sent = max(self._port.published - self._since, filtered)
+        joint = self._source.sinks.get(self._sink)
+        bound = joint.bound if joint is not None else None
+        if bound is not self._bound:
+            self._overflowed_before += self._bound.dropped if self._bound is not None else 0
+            self._bound = bound
+        overflowed = self._overflowed_before + (bound.dropped if bound is not None else 0)
+        refused = struct.unpack("=Q", self.refused)[0]  # after it: a bound's refusals are counted there too
+        filtered = max(self._filtered, refused - overflowed)
+        sent = max(self._source.port.published - self._since, filtered + overflowed)
         self.counters.set("matched", sent)
-        self.counters.set("delivered", sent - filtered)
+        self.counters.set("delivered", sent - filtered - overflowed)
         self.counters.drop("filtered", filtered - self._filtered)
-        self._filtered = filtered
+        self.counters.drop("overflow", overflowed - self._overflowed)
+        self._filtered, self._overflowed = filtered, overflowed
 
     def close(self) -> None:
         """The link is gone."""

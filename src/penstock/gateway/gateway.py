@@ -191,7 +191,8 @@ class Gateway:
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
-        Whether all was handled; what was not is dropped, counted and logged. A module that does not come back in time
+        Whether nothing was lost: what was not handled is dropped, counted and logged, unless a durable source keeps it
+        (``stored``). A module that does not come back in time
         is abandoned: told, counted (``abandoned``), and never called again."""
         with self._lock:
             if self._closed:
@@ -199,6 +200,8 @@ class Gateway:
             self._closed = True
             kept = list(self._kept.values())
         ending = Ending.within(timeout)
+        workers = self.broker.workers_at_end([one.module for one in kept if one.module is not None])
+        lost_before = sum(worker.lost_at_end for worker in workers)
         self._resume_all(kept)
         drained = self._drain_all(ending)
         self._keeper.close()
@@ -208,7 +211,10 @@ class Gateway:
         self._events.close(LAST_WORDS_S)
         self._kept.clear()
         self.broker.dec_ref()
-        return drained and not self.abandoned
+        lost = sum(worker.lost_at_end for worker in workers) - lost_before
+        if lost:
+            log.warning("%d messages were not handled by the end; they are dropped and counted", lost)
+        return not self.abandoned and (drained or lost == 0)
 
     close = destroy
 

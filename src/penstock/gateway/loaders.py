@@ -12,7 +12,7 @@ from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, nearest
 from penstock.gateway.configuration import KINDS, LoaderEntry, ModuleEntry, imported
 from penstock.gateway.errors import ModuleError
-from penstock.gateway.module import Outlet
+from penstock.gateway.module import Outlet, refuse_generators
 from penstock.gateway.place import Place
 
 
@@ -33,6 +33,7 @@ class Recipe:
         """A module that has been created; ``ModuleError`` names it and the step that failed."""
         try:
             module = self.build()
+            refuse_generators(module)
             module.name = self.shown
         except Exception as error:
             raise ModuleError(f"module {self.shown!r} could not be built: {_told(error)}") from error
@@ -88,6 +89,10 @@ def python(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
     kind = imported(entrypoint)
     if not callable(kind) or not hasattr(kind, "receive"):
         entrypoint.fail(f"{entrypoint.value!r} is no class with a receive method")
+    try:
+        refuse_generators(kind)
+    except TypeError as error:
+        entrypoint.fail(str(error), error)
     return kind, getattr(kind, "parse", _as_given)
 
 

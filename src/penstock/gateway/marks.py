@@ -3,7 +3,8 @@
 A queue is first in, first out, and its worker counts what it has taken; so a message is handled when its sink has come
 as far as the queue reached when the message had been put in. That costs the message nothing. A mark remembers these
 places, waits for the sinks that are linked at least once, and then for theirs: what a module publishes inside
-``receive`` is in its sinks' queues when it is handled. Each link is followed once, so a cycle ends.
+``receive`` is in its sinks' queues when it is handled. All links of one step are waited for before the next step, so
+that a message is found by whichever way it comes; after as many steps as there are modules every way is a circle.
 
 A mark may wait for more than its own messages (those of others in front of them), never for less. It is ``lost`` when a
 module that it passes has lost messages, or a link on its way was taken away, after its messages were taken at the
@@ -30,8 +31,10 @@ class Mark:
     def __init__(self, worker: Worker, since: int) -> None:
         self.lost = False
         self._since = since
-        self._seen: set[tuple[Output, Worker]] = set()
-        self._waits: list[_Wait] = []
+        self._waits: list[_Wait] = []  # of this step
+        self._passed: dict[Worker, None] = {}  # sinks of this step that have come so far
+        self._known: set[Worker] = set()
+        self._steps = 0
         self._follow(worker)
 
     def handled(self) -> bool:
@@ -45,8 +48,17 @@ class Mark:
             if not over:
                 return False
             self._waits.pop()
-            self._follow(wait.sink)
+            self._passed[wait.sink] = None
+            if not self._waits:
+                self._next_step()
         return not self.lost
+
+    def _next_step(self) -> None:
+        passed, self._passed = self._passed, {}
+        self._steps += 1
+        if self._steps <= len(self._known):
+            for sink in passed:
+                self._follow(sink)
 
     def _follow(self, worker: Worker) -> None:
         for output in (worker.output, *worker.outputs.values()):
@@ -54,8 +66,8 @@ class Mark:
             if output.parted > self._since:  # looked at after the sinks: one of them may be gone
                 self.lost = True
             for sink, joint in sinks:
-                if joint.options.delivery is Delivery.AT_LEAST_ONCE and (output, sink) not in self._seen:
-                    self._seen.add((output, sink))
+                if joint.options.delivery is Delivery.AT_LEAST_ONCE:
+                    self._known.add(sink)
                     self._waits.append(_Wait(output, sink, self._since))
 
 

@@ -10,6 +10,7 @@ may be ``async def``. A module may publish from any thread and from inside ``rec
 
 from __future__ import annotations
 
+import inspect
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -80,8 +81,9 @@ class Module:
 
 
 class Source(Module):
-    """A module with a thread of its own that runs ``run`` from start to stop. When ``run`` raises, that is a failure of
-    the module, which is then made anew unless its restart policy says otherwise; when it returns, it is done."""
+    """A module with a thread of its own that runs ``run`` (also ``async def``) from start to stop. When ``run`` raises,
+    that is a failure of the module, which is then made anew unless its restart policy says otherwise; when it returns,
+    it is done."""
 
     restarts = True
 
@@ -109,7 +111,12 @@ class Source(Module):
 
     def _guarded(self) -> None:
         try:
-            self.run()
+            run: Callable[[], Any] = self.run
+            result = run()
+            if inspect.iscoroutine(result):
+                import asyncio
+
+                asyncio.run(result)
         except Exception as error:
             if self.stopping.is_set():
                 return
@@ -117,6 +124,14 @@ class Source(Module):
                 self.on_failure(error)
             else:
                 log.exception("module %r: its source thread ended by an error", self.name)
+
+
+def refuse_generators(module: Any) -> None:
+    """A step with a ``yield`` in it would be called and never run; ``module`` may be its class."""
+    for step in ("create", "start", "receive", "receive_many", "run", "stop", "destroy"):
+        function = getattr(module, step, None)
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(f"{step} is a generator (it has a yield), which would never run")
 
 
 def options(args: Any, **defaults: Any) -> dict[str, Any]:

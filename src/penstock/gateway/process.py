@@ -38,7 +38,7 @@ from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
 from penstock.gateway.errors import MessageFailed, ModuleError, StepFailed
-from penstock.gateway.module import Module, Outlet
+from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
 from penstock.gateway.throttle import Throttle
@@ -81,6 +81,10 @@ def check(entrypoint: Place, shared: Mapping[str, Any], args: Place) -> None:
     kind = imported(place if isinstance(place.value, str) else Place(launch.kind, place.path, place.file))
     if not callable(kind) or not hasattr(kind, "receive"):
         place.fail(f"{launch.kind!r} is no class with a receive method")
+    try:
+        refuse_generators(kind)
+    except TypeError as error:
+        place.fail(str(error), error)
     try:
         getattr(kind, "parse", lambda given: given)(args.value)
     except Exception as error:

@@ -171,10 +171,13 @@ class Worker:
         self.failed = 0
         self.taken = 0  # messages that left the queue and are done with, handled or lost
         self.lost = 0  # of those: never handled
+        self.backed = False  # at the gateway's end: all that it gets is kept by a durable source until it was handled
+        self.stored = 0  # of those taken: not handled at the end, and kept there
         self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
         self.expired = 0  # of what was taken: had waited too long
+        self.overflowed_before = 0  # kept out by the bounds of links that are no more
         self.stuck = False
         self.removing = False
         self.paused = False
@@ -232,7 +235,7 @@ class Worker:
     @property
     def handled(self) -> int:
         """Messages that the module has handled (or failed at)."""
-        return max(0, self.taken - self.lost - self.expired)
+        return max(0, self.taken - self.lost - self.stored - self.expired)
 
     @property
     def waiting(self) -> int:
@@ -241,6 +244,11 @@ class Worker:
         # One look at the native counts: a batch leaves the queue and is delivered in the same moment.
         _, delivered, _, queued, _ = self.queue._counts()
         return max(0, queued + delivered - taken) + len(self.given_back) + len(self.aside)
+
+    @property
+    def overflowed(self) -> int:
+        """Messages that the bounds of its links kept out."""
+        return self.overflowed_before + sum(j.bound.dropped for j in list(self.sources.values()) if j.bound is not None)
 
     @property
     def idle(self) -> bool:
@@ -335,6 +343,18 @@ class Worker:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
+    def look_behind(self) -> None:
+        """Find out whether what is not handled by the end is lost, or kept by the durable sources it came from."""
+        self.backed = bool(self.sources) and all(
+            joint.options.delivery is Delivery.AT_LEAST_ONCE and getattr(output.worker.module, "durable", False)
+            for output, joint in list(self.sources.items())
+        )
+
+    @property
+    def lost_at_end(self) -> int:
+        """Messages that were never handled, those dropped with its queue included, and that nobody keeps."""
+        return self.lost + (0 if self.backed else self.queue.ledger.dropped.get("closed", 0))
+
     def count_failure(self) -> None:
         """One failure more; by any thread, also when it was given up meanwhile."""
         self.failed += 1
@@ -356,6 +376,9 @@ class Worker:
     def lose_taken(self, count: int, reason: str = "error") -> None:
         """Count messages as never handled that were counted as taken before."""
         note_loss(self)
+        if self.backed and reason == "closed":
+            self.stored += count
+            return
         self.lost += count
         self.counters.drop(reason, count)
 
