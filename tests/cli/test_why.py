@@ -88,7 +88,7 @@ def test_a_reader_that_moves_slowly_is_not_stuck(handles: Handles, name: str) ->
     assert code == 4 and "7 messages wait for the subscriber" in text and "took none in 2 s" in text
     looking = start("why", f"shm:{name}", "--json")
     while looking.poll() is None:  # a handle notes the time of some messages only
-        handles.do(f"add {name}/subscriber delivered 1")
+        handles.do(f"add {name}/subscriber delivered 1", f"set {name}/publisher last_ns now")
         time.sleep(0.05)
     out, err = looking.communicate(timeout=60)
     assert looking.returncode == 0 and "reads, and 7 messages wait for it" in out, out + err
