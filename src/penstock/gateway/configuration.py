@@ -466,15 +466,13 @@ def imported(place: Place) -> Any:
         raise
     except AttributeError:
         place.fail(f"{module!r} has no {name!r}; {nearest(name, [n for n in dir(found) if not n.startswith('_')])}")
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # it wants something that is missing
-            place.fail(f"importing {module!r} failed: {type(error).__name__}: {error}", error)
-        missing = error
     except Exception as error:
-        place.fail(f"importing {module!r} failed: {type(error).__name__}: {error}", error)
+        told = f"importing {module!r} failed: {type(error).__name__}: {error}"
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            place.fail(told, error)  # a package that it wants is told by its cause as not installed
     else:
         return found
-    place.fail(f"there is no module {missing.name!r} to import", missing)
+    place.fail(told)
 
 
 def _check_names(places: list[Place], modules: tuple[ModuleEntry, ...]) -> None:
