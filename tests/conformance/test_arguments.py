@@ -45,7 +45,7 @@ def test_help_lists_every_option_with_its_default(reach: Reach, kind: str) -> No
     assert "<" not in str(inspect.signature(own)) and "Ellipsis" not in _help(own)
     for option in inspect.signature(own).parameters.values():
         if option.kind is inspect.Parameter.KEYWORD_ONLY:
-            assert f"{option.name}={option.default!r}" in _help(everywhere), f"{scheme}: {option}"
+            assert f"{option.name}={option.default!r}" in _help(everywhere), f"{scheme}: name it in address.py"
 
 
 def test_help_of_methods_lists_their_options(reach: Reach) -> None:
