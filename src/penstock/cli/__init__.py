@@ -71,6 +71,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
     Entry("monitor", "monitor", "Serve the page that shows the flow moving.", LOOK, extra="monitor"),
+    Entry("foxglove", "foxglove", "Show live channels or a recording in Foxglove.", LOOK, extra="foxglove"),
     Entry("record", "record", "Record addresses into a journal.", KEEP),
     Entry("play", "play", "Play a recording back.", KEEP),
     Entry("sql", "sql", "Ask a recording or journal by SQL.", KEEP, extra="sql"),
@@ -94,7 +95,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql", "msgspec": "types",
+    "duckdb": "sql", "msgspec": "types", "foxglove": "foxglove",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.
