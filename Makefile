@@ -52,11 +52,11 @@ PACKAGES := redis-server mosquitto chromium chromium-driver nftables iproute2 sp
 system:
 	@sh scripts/system_packages.sh $(PACKAGES)
 
-# Without the long ones, which `make stress` runs. Those that mostly wait for programs, and those of Spark, which wait for
-# a JVM (one that they share, or their own), run beside the others.
+# Without the long ones, which `make stress` runs. Those that mostly wait for servers, for programs and for Spark run beside
+# the others.
 test: build system
-	@$(BIN)/python scripts/suite.py "not spark and not programs" "programs and not spark" "spark and not jvm" \
-	  "spark and jvm" -- $(ARGUMENTS)
+	@$(BIN)/python scripts/suite.py "not spark and not programs and not servers" "servers and not spark" \
+	  "programs and not spark" spark -- $(ARGUMENTS)
 
 # The tests of Spark alone: those that start JVMs of their own beside those that share one session.
 spark: build system

