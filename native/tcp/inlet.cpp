@@ -448,6 +448,7 @@ void Inlet::count(const Received &received, bool delivered) {
         polled_ = false;
         counters_->measure(received.header.timestamp_ns);
     }
+    counters_->note_read();
     counters_->delivered.add(1);
     counters_->bytes.add(received.header.data_size);
 }
