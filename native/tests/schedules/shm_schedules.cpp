@@ -251,6 +251,7 @@ class World {
     void bury(int fiber) {
         if (lock_owner_ == fiber) lock_owner_ = -1;
         Member &dead = *members_of_[fiber];
+        if (!dead.is_publisher) dead.reader.held = 0;  // nobody reads there any more; its claim counts until it is recovered
         scheduler.start(fiber, [this, &dead] { inherit(dead); }, how.mortal);
     }
 
