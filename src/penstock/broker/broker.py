@@ -626,6 +626,11 @@ class Broker:
             found = self._by_topic[topic] = [queue for queue in self.queues.values() if queue.wants(topic)]
         return found
 
+    @property
+    def may_hand_out(self) -> bool:
+        """Whether there may be something to hand out."""
+        return bool(self._ready or self._timed or self._stuck)
+
     def pump(self, now_ns: int, over: Callable[[], bool]) -> list[Queue]:
         """Hand out what can be handed out, until the turn is ``over``: the rest is the next turn's.
 

@@ -219,11 +219,14 @@ class Server:
         if now >= self._housekeeping:
             self._housekeeping = now + HOUSEKEEPING_S
             self._step("housekeeping", partial(self._keep_house, now))
-        self._step("delayed messages", lambda: self.broker.delayed.release(time.time_ns()))
+        now_ns = time.time_ns()
+        if self.broker.delayed.state.next_time_ns <= now_ns:
+            self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
         self._commit()
-        if not self.draining:  # an ending broker waits for what was handed out and hands out no more
+        self._output()  # confirms do not wait for deliveries
+        if not self.draining and self.broker.may_hand_out:  # an ending broker waits for what was handed out
             self._step("delivery", self._pump)
-        self._output()
+            self._output()
 
     def _step(self, name: str, act: Callable[[], None]) -> None:
         """A step of the loop that is no client's: what goes wrong in it is tried again later, never the end of all."""
