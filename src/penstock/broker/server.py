@@ -223,10 +223,10 @@ class Server:
         if self.broker.delayed.state.next_time_ns <= now_ns:
             self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
         self._commit()
-        self._output()  # confirms do not wait for deliveries
+        self._output(ending=False)  # confirms do not wait for deliveries
         if not self.draining and self.broker.may_hand_out:  # an ending broker waits for what was handed out
             self._step("delivery", self._pump)
-            self._output()
+        self._output()
 
     def _step(self, name: str, act: Callable[[], None]) -> None:
         """A step of the loop that is no client's: what goes wrong in it is tried again later, never the end of all."""
@@ -437,9 +437,13 @@ class Server:
             if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
-    def _output(self) -> None:
+    def _output(self, ending: bool = True) -> None:
+        """Send what is there; connections that end (``ending``) are then closed, so this comes after deliveries."""
         touched, self._touched = self._touched, set()
         for connection in touched:
+            if connection.ending and not ending:
+                self._touched.add(connection)
+                continue
             if connection.descriptor in self.connections:
                 self._serve(connection, partial(self._send, connection))
             if connection.session.answers and self.broker.large is not None:
