@@ -213,7 +213,7 @@ class Protocol(Session):
             more = b" last=%d" % stored.count
             if self.hello > 1 and stored.runs:
                 more += b" positions=" + b",".join(b"%d-%d" % run for run in stored.runs)
-            self.confirms = True  # `last` counts what is on its way to the disk
+        self._wait_for_disk(stored=bool(self.producer))  # `last` counts what is on its way there
         limits = self.broker.limits
         return b"HELLO %d journal=%s max_message_bytes=%d%s\n" % (
             self.hello,
@@ -224,8 +224,12 @@ class Protocol(Session):
 
     def ping(self, *_: str) -> Answer:
         """PING: answered by PONG, after everything before it is on disk."""
-        self.confirms = self.confirms or self._changed_at == self.broker.commits
+        self._wait_for_disk(stored=self._changed_at == self.broker.commits)
         return b"PONG\n"
+
+    def _wait_for_disk(self, *, stored: bool) -> None:
+        """The answer leaves after the next commit; while a large one takes long, only where something is stored."""
+        self.confirms = self.confirms or stored or self.broker.large is None
 
     def bye(self, *rest: str) -> Answer:
         """BYE [unread]: close; with unread what was not acknowledged goes back as never sent."""
@@ -413,7 +417,7 @@ class Protocol(Session):
         free = yield from self._free(name)
         stores = name not in self.broker.queues or not _START_OPTIONS.keys().isdisjoint(options)
         queue = self._declare(name, options, change=False)
-        self.confirms = self.confirms or stores
+        self._wait_for_disk(stored=stores)
         if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
