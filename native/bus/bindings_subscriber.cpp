@@ -465,6 +465,9 @@ PyObject *get_name(PyObject *self, void *) { return optional(as_subscriber(self)
 PyObject *get_closed(PyObject *self, void *) {
     return PyBool_FromLong(as_subscriber(self)->closed || as_subscriber(self)->finished);
 }
+PyObject *get_delivered_bytes(PyObject *self, void *) {
+    return PyLong_FromUnsignedLongLong(as_subscriber(self)->counters ? as_subscriber(self)->counters->bytes.get() : 0);
+}
 PyObject *get_queued(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->ring.size()); }
 PyObject *get_capacity(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->capacity); }
 PyObject *get_max_public(PyObject *self, void *) { return PyLong_FromLong(as_subscriber(self)->max_public_id); }
@@ -501,6 +504,7 @@ PyGetSetDef subscriber_getset[] = {
     {"bus", get_bus, nullptr, "The bus it was added to, or None.", nullptr},
     {"name", get_name, nullptr, "Name for people.", nullptr},
     {"closed", get_closed, nullptr, "Whether it, or the bus it was on, was closed.", nullptr},
+    {"delivered_bytes", get_delivered_bytes, nullptr, "Bytes of the messages that were delivered.", nullptr},
     {"queued", get_queued, nullptr, "Messages that wait in its queue.", nullptr},
     {"depth", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
     {"max_public_id", get_max_public, nullptr, "Ids up to this are public.", nullptr},
