@@ -15,11 +15,13 @@ Rules:
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import logging
 import re
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -140,6 +142,16 @@ class Past:
         return Follower(self._journal, last + 1 if same else place_of(self._journal, check_start(start)))
 
 
+_open: weakref.WeakSet[DurablePublisher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was published goes to the disk before the program ends."""
+    for publisher in list(_open):
+        publisher.close()
+
+
 class DurablePublisher(Publisher):
     """One writing handle over a journal and a live publisher. What it does not know is the live one's."""
 
@@ -168,6 +180,7 @@ class DurablePublisher(Publisher):
         ]
         for thread in self._threads:
             thread.start()
+        _open.add(self)
 
     # --- publishing
 

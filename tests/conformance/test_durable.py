@@ -55,13 +55,13 @@ def test_where_a_subscriber_begins(reach: Reach) -> None:
     between = datetime.datetime.now(datetime.UTC)
     publisher.publish_many(numbers(11, 20))
     publisher.flush()
-    for start, first in [("first", 1), (5, 5), ("last 10 min", 1), (between, 11), (between.isoformat(), 11), ("new", 21)]:
-        subscriber = reach.subscriber(start=start)
-        if start == "new":
-            assert publisher.wait_ready(1, timeout=LONG)
-            publisher.publish(b"21")
-        assert read_all(subscriber, 1) == [b"%d" % first], start
-        subscriber.close()
+    new = reach.subscriber(start="new")
+    assert publisher.wait_ready(1, timeout=LONG)
+    publisher.publish(b"21")
+    assert read_all(new, 1) == [b"21"]
+    for start, first in [("first", 1), (5, 5), ("last 10 min", 1), (between, 11), (between.isoformat(), 11)]:
+        with reach.subscriber(start=start) as subscriber:
+            assert read_all(subscriber, 1) == [b"%d" % first], start
 
 
 @pytest.mark.parametrize("start", ["soon", 0, -1, "last week", True])

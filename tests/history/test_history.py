@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -188,3 +191,10 @@ def test_bus_gives_the_memory_of_its_history_back() -> None:
     assert one.heap_in_use == 3
     one.close()
     assert one.heap_in_use == 0
+
+
+def test_what_was_published_is_on_disk_when_the_program_has_ended(tmp_path: Path) -> None:
+    code = "import sys, penstock; p = penstock.publisher('bus:end', durable=sys.argv[1]); p.publish(b'last words')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "kept")], check=True, timeout=LONG)
+    with penstock.subscriber("bus:end", start="first", durable=str(tmp_path / "kept")) as subscriber:
+        assert subscriber.receive(LONG) == b"last words"

@@ -28,7 +28,7 @@ from penstock._core import tcp as native
 from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
-from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, RefusedError
 from penstock.history import kept_of
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.tcp.tls import Pump
 
 MAX_JOINING = 1024
+MAX_FEEDERS = 256  # each has a thread
 BACKLOG = 1024
 LOG_DROPS_S = 1.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -220,7 +221,8 @@ class Publisher(PublisherContract):
     @property
     def subscriber_count(self) -> int:
         """How many subscribers have finished their handshake and are still there."""
-        return self._outlet.subscriber_count + len(self._feeders)
+        fed = sum(feeder.outlet.subscriber_count for feeder in list(self._feeders))
+        return self._outlet.subscriber_count + fed
 
     @property
     def subscribers(self) -> list[SubscriberState]:
@@ -352,6 +354,8 @@ class Publisher(PublisherContract):
     def _begin_past(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
         assert self._past is not None  # else it was refused
         try:
+            if len(self._feeders) >= MAX_FEEDERS:
+                raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
             source = self._past.open(agreed.wanted.start, *agreed.wanted.last)
         except (PenstockError, OSError) as error:
             connection.close()
