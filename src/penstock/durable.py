@@ -46,6 +46,7 @@ STAGED_BYTES = 16 << 20  # who publishes faster than the disk commits by itself 
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
+MAX_NS = (1 << 63) - 1
 
 logger = logging.getLogger("penstock.durable")
 
@@ -102,7 +103,7 @@ def place_of(journal: Journal, start: str) -> int:
         return frontier if start == "new" else first
     if start.isdigit():
         return int(start)
-    return journal.find_time(start_ns(start)) or frontier
+    return journal.find_time(min(max(start_ns(start), 0), MAX_NS)) or frontier
 
 
 def _told(address: Address, live_options: Mapping[str, Any]) -> str:

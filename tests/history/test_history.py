@@ -11,6 +11,7 @@ import pytest
 
 import penstock
 from penstock import bus, shm, tcp
+from penstock.tcp.protocol import Wanted
 from tests.conformance.reaches import unique
 
 LONG = 60.0
@@ -84,6 +85,30 @@ def test_tcp_another_publisher_at_the_port_is_another_flow() -> None:
     with subscriber, penstock.publisher(f"tcp://127.0.0.1:{port}", history=3) as second:
         second.publish_many([b"a", b"b"])
         assert [bytes(subscriber.receive(LONG)) for _ in range(2)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("start", ["0001-01-01T00:00:00", "9999-12-31T00:00:00", "last 99999999999999999 d", "first", "1"])
+def test_tcp_any_place_in_the_past_is_found_or_refused(tmp_path: Path, start: str) -> None:
+    with (
+        penstock.publisher("tcp://127.0.0.1:0", durable=str(tmp_path / "kept")) as publisher,
+        penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", start=start) as subscriber,
+    ):
+        assert publisher.wait_ready(1, timeout=LONG)
+        publisher.publish(b"1")
+        assert subscriber.receive(LONG) == b"1"
+
+
+def test_tcp_a_peer_that_asks_for_nonsense_is_closed_alone(tmp_path: Path) -> None:
+    with (
+        penstock.publisher("tcp://127.0.0.1:0", durable=str(tmp_path / "kept")) as publisher,
+        tcp.Subscriber(start="first", reconnect_delay=0.01) as hostile,
+        penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", start="first") as subscriber,
+    ):
+        hostile._wanted = Wanted(start="\0nonsense" * 50)
+        hostile.add_session("127.0.0.1", publisher.port)
+        publisher.publish(b"1")
+        assert subscriber.receive(LONG) == b"1"
+        assert hostile.read(0) is None
 
 
 def test_tcp_plain_peers_begin_with_what_comes() -> None:

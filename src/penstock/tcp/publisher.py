@@ -28,7 +28,7 @@ from penstock._core import tcp as native
 from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
-from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.history import kept_of
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
@@ -357,7 +357,7 @@ class Publisher(PublisherContract):
             if len(self._feeders) >= MAX_FEEDERS:
                 raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
             source = self._past.open(agreed.wanted.start, *agreed.wanted.last)
-        except (PenstockError, OSError) as error:
+        except Exception as error:  # whatever a peer asked for: it alone is closed
             connection.close()
             self.failed(joining, error)
             return
