@@ -257,7 +257,8 @@ class DurablePublisher(Publisher):
         while True:
             self._staged.wait()
             self._staged.clear()
-            self._awake = False  # before the commit: who stages after it wakes this thread again
+            ending = self._ending  # before the commit, which then is the last: all that was published is staged by now
+            self._awake = False  # before it too: who stages after it wakes this thread again
             try:
                 self._commit()
             except ClosedError:
@@ -265,7 +266,7 @@ class DurablePublisher(Publisher):
             except Exception as error:  # the next who publishes is told
                 self._failure = error
                 logger.error("%r: what was published last is not on disk: %s", self, error)
-            if self._ending:
+            if ending:
                 return
 
     def _forward_on(self) -> None:
