@@ -980,6 +980,52 @@ def test_what_a_full_sink_refuses_of_a_process_is_not_taken_for_handled(gateway:
     eventually(lambda: {*sink.got} == {b"%d" % n for n in range(10)} and {*queue.backlog.acked} == {*range(10)})
 
 
+class _Hung(Collector):
+    """Takes nothing: it hangs until it is given up, and refuses then what it has in hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = False
+        self.given_up = threading.Event()
+
+    def receive(self, message: GatewayMessage) -> None:
+        if not self.up:
+            self.given_up.wait()
+            raise OSError("not handled")
+        super().receive(message)
+
+    def kill(self) -> None:
+        self.given_up.set()
+
+
+def test_a_shared_buffers_books_balance_over_restarts(tmp_path: Path) -> None:
+    store = f"journal:{tmp_path / 'store'}?retain_bytes=524288"
+    workers = []
+    for run in range(4):
+        with Gateway() as gateway:
+            gateway.add_module("uplink", _Hung, queue=QueueOptions(depth=4))
+            uplink = gateway.module("uplink")
+            uplink.up = run == 3
+            for name in ("a", "b"):
+                gateway.add_module(name, Collector)
+                gateway.add_link(name, "uplink", buffer=store)
+            gateway.start()
+            buffers = [info.handle for info in gateway.modules() if "buffer" in info.name]
+            for n in range(250 if run < 3 else 0):
+                for name in ("a", "b"):
+                    say(gateway, name, b"%d %d" % (run, n) + bytes(2000))
+            if run == 3:
+                eventually(lambda: all(one._next == one._following() and not one._out for one in buffers))  # noqa: B023
+            mine = [gateway.broker.worker_of(one) for one in buffers]
+            eventually(lambda: all(worker.idle for worker in mine))  # noqa: B023
+            gateway.destroy(60 if run == 3 else 1)
+            workers += mine
+            # On a busy machine the buffers end after the time that the hung one has used up.
+            eventually(lambda: not any(worker.thread.is_alive() for worker in mine))  # noqa: B023
+    lost = sum(worker.gone for worker in workers)
+    assert lost > 0 and len(uplink.got) > 100 and lost + len(uplink.got) == 3 * 2 * 250
+
+
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_not_handled_at_the_second_hop_is_stored_where_its_source_keeps_it(
     monkeypatch: pytest.MonkeyPatch, kept: bool

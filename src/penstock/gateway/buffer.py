@@ -12,7 +12,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -104,8 +104,20 @@ class Buffer(Module):
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Store them; they are on disk when this returns."""
-        carriage.send(self._publisher, messages)
-        self._count_gone()
+        for part in self._parts(messages):
+            carriage.send(self._publisher, part)
+            self._count_gone()
+
+    def _parts(self, messages: Sequence[GatewayMessage]) -> Iterator[Sequence[GatewayMessage]]:
+        """Pieces that a segment holds: what is published together lies in one segment, and the bounds drive out whole
+        segments, so one of many messages would take more with it than it must."""
+        begin, size = 0, 0
+        for at, message in enumerate(messages):
+            size += len(message)
+            if size > self._options["segment_bytes"] and at > begin:
+                yield messages[begin:at]
+                begin, size = at, len(message)
+        yield messages[begin:]
 
     def receive(self, message: GatewayMessage) -> None:
         """Store one."""
