@@ -18,7 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import ModuleType, UnionType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
@@ -127,6 +127,8 @@ def publisher(address: str, *, type: Codec[T], evolve: str = ..., **options: Any
 @overload
 def publisher(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedPublisher[ndarray]: ...
 @overload
+def publisher(address: str, *, type: UnionType, evolve: str = ..., **options: Any) -> TypedPublisher[Any]: ...
+@overload
 def publisher(address: str, **options: Any) -> Publisher: ...
 def publisher(address: str, **options: Any) -> Publisher[Any]:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
@@ -145,6 +147,8 @@ def subscriber(address: str, *, type: type[T], evolve: str = ..., **options: Any
 def subscriber(address: str, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedSubscriber[ndarray]: ...
+@overload
+def subscriber(address: str, *, type: UnionType, evolve: str = ..., **options: Any) -> TypedSubscriber[Any]: ...
 @overload
 def subscriber(address: str, **options: Any) -> Subscriber: ...
 def subscriber(address: str, **options: Any) -> Subscriber[Any]:

@@ -239,6 +239,46 @@ def test_a_value_outlives_its_message_and_handle(reach: Reach) -> None:
     assert value["t"][0] == 77
 
 
+def test_a_value_outlives_the_release_of_its_message(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    sent = numpy.zeros(1000, RECORD)
+    sent["t"] = 77
+    publisher.publish(sent)
+    with subscriber.receive(LONG) as message:
+        value = message.value
+    for _ in range(20):
+        publisher.publish(numpy.ones(1000, RECORD))
+        with subscriber.receive(LONG):
+            pass
+    assert (value["t"] == 77).all()
+
+
+def test_an_exception_gives_up_the_array_at_once(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    for number in range(4):
+        try:
+            with publisher.reserve(2) as array:  # it keeps its name
+                array["t"] = number
+                if number % 2 == 0:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+    assert [subscriber.receive(LONG).value["t"].tolist() for _ in range(2)] == [[1, 1], [3, 3]]
+    assert subscriber.read(0) is None
+
+
+def test_a_field_that_has_a_name_does_not_stop_the_publishing(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    found = []
+    for number in range(4):
+        with publisher.reserve(2) as array:
+            times = array["t"]  # a view that could write: readers get a copy
+            times[:] = number
+        times[:] = 99
+        found.append(subscriber.receive(LONG).value["t"].tolist())
+    assert found == [[number, number] for number in range(4)]
+
+
 def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
     with pytest.raises(penstock.InvalidArgument, match="valid: any, compatible"):
         reach.publisher(type=Pose, evolve="never")
