@@ -179,7 +179,10 @@ void bus_dealloc(PyObject *object) {
     self->drainers.wake_all();
     discard_pending(self);
     for (IdState *page : self->pages) {
-        for (int i = 0; page && i < 256; ++i) drop_route(page[i].route);
+        for (int i = 0; page && i < 256; ++i) {
+            drop_route(page[i].route);
+            drop_history(&page[i]);
+        }
         std::free(page);
     }
     if (self->heap) self->heap->abandon();
@@ -283,6 +286,27 @@ PyObject *bus_add_method(PyObject *object, PyObject *subscriber) {
     return Py_NewRef(subscriber);
 }
 
+// _keep(id, messages, age_ns, bytes): a history for who joins later.
+PyObject *bus_keep_method(PyObject *object, PyObject *arguments) {
+    int id;
+    unsigned long long most, bytes;
+    long long age_ns;
+    if (!PyArg_ParseTuple(arguments, "iKLK", &id, &most, &age_ns, &bytes) || !check_bus_open(as_bus(object)) ||
+        !bus_keep(as_bus(object), static_cast<std::uint16_t>(id), most, age_ns, bytes))
+        return nullptr;
+    Py_RETURN_NONE;
+}
+
+// _go_on(id, ordinal): the next message has a higher one.
+PyObject *bus_go_on_method(PyObject *object, PyObject *arguments) {
+    int id;
+    unsigned long long ordinal;
+    if (!PyArg_ParseTuple(arguments, "iK", &id, &ordinal) || !check_bus_open(as_bus(object)) ||
+        !bus_go_on(as_bus(object), static_cast<std::uint16_t>(id), ordinal))
+        return nullptr;
+    Py_RETURN_NONE;
+}
+
 PyObject *bus_remove_method(PyObject *object, PyObject *subscriber) {
     if (!check_subscriber(subscriber)) return nullptr;
     auto *entry = reinterpret_cast<SubscriberObject *>(subscriber);
@@ -375,6 +399,8 @@ PyObject *bus_stop(PyObject *object, PyObject *discard) {
 PyObject *bus_finish(PyObject *object, PyObject *) {
     discard_pending(as_bus(object));
     remove_all(as_bus(object), true);
+    for (IdState *page : as_bus(object)->pages)
+        for (int i = 0; page && i < 256; ++i) drop_history(&page[i]);
     Py_RETURN_NONE;
 }
 
@@ -447,6 +473,8 @@ PyMethodDef bus_methods[] = {
      "time."},
     {"add", bus_add_method, METH_O, "add(subscriber)\n--\n\nStart delivering to it; gives the subscriber."},
     {"remove", bus_remove_method, METH_O, "remove(subscriber)\n--\n\nStop delivering to it; its subscriptions stay."},
+    {"_keep", bus_keep_method, METH_VARARGS, nullptr},
+    {"_go_on", bus_go_on_method, METH_VARARGS, nullptr},
     {"_wait_ready", FAST(bus_wait_ready), METH_FASTCALL, nullptr},
     {"_flush", bus_flush, METH_O, nullptr},
     {"_serve", bus_serve, METH_O | METH_STATIC, nullptr},

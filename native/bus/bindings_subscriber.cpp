@@ -270,6 +270,7 @@ PyObject *subscriber_set(PyObject *object, PyObject *const *arguments, Py_ssize_
     word ^= bit;
     self->subscribed += on ? 1 : -1;
     if (self->bus) bus_subscriptions_changed(self->bus, self->predicate ? -1 : id);
+    if (self->bus && on) replay(self->bus, self, id);
     Py_RETURN_NONE;
 }
 
@@ -453,10 +454,19 @@ int set_priority(PyObject *object, PyObject *value, void *) {
     as_subscriber(object)->priority = static_cast<std::uint8_t>(priority);
     return 0;
 }
+PyObject *get_history(PyObject *self, void *) { return PyBool_FromLong(!as_subscriber(self)->no_history); }
+int set_history(PyObject *object, PyObject *value, void *) {
+    int wanted = value ? PyObject_IsTrue(value) : -1;
+    if (wanted >= 0) as_subscriber(object)->no_history = !wanted;
+    return wanted < 0 ? -1 : 0;
+}
 PyObject *get_bus(PyObject *self, void *) { return optional(reinterpret_cast<PyObject *>(as_subscriber(self)->bus)); }
 PyObject *get_name(PyObject *self, void *) { return optional(as_subscriber(self)->name); }
 PyObject *get_closed(PyObject *self, void *) {
     return PyBool_FromLong(as_subscriber(self)->closed || as_subscriber(self)->finished);
+}
+PyObject *get_delivered_bytes(PyObject *self, void *) {
+    return PyLong_FromUnsignedLongLong(as_subscriber(self)->counters ? as_subscriber(self)->counters->bytes.get() : 0);
 }
 PyObject *get_queued(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->ring.size()); }
 PyObject *get_capacity(PyObject *self, void *) { return PyLong_FromSize_t(as_subscriber(self)->capacity); }
@@ -490,9 +500,11 @@ PyGetSetDef subscriber_getset[] = {
     {"handler", get_handler, set_handler, "What is called with each message, or None.", nullptr},
     {"predicate", get_predicate, set_predicate, "What chooses messages beside their ids, or None.", nullptr},
     {"priority", get_priority, set_priority, "0 is served first; read when the subscriber is added.", nullptr},
+    {"history", get_history, set_history, "Whether it begins with what is kept for who joins.", nullptr},
     {"bus", get_bus, nullptr, "The bus it was added to, or None.", nullptr},
     {"name", get_name, nullptr, "Name for people.", nullptr},
     {"closed", get_closed, nullptr, "Whether it, or the bus it was on, was closed.", nullptr},
+    {"delivered_bytes", get_delivered_bytes, nullptr, "Bytes of the messages that were delivered.", nullptr},
     {"queued", get_queued, nullptr, "Messages that wait in its queue.", nullptr},
     {"depth", get_capacity, nullptr, "The most that may wait in its queue.", nullptr},
     {"max_public_id", get_max_public, nullptr, "Ids up to this are public.", nullptr},

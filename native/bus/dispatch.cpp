@@ -146,6 +146,30 @@ PyObject *another(Frame *frame, Header *header) {
     return nullptr;
 }
 
+std::int64_t realtime_ns() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+}
+
+void forget_oldest(History *history) {
+    Header *oldest = history->ring.pop();
+    history->bytes -= oldest->size;
+    drop(oldest);
+}
+
+// Where the route of a message is chosen: who joins before it is on the route, who joins after it finds it here.
+void keep(IdState *state, Header *header) {
+    History *history = state->history;
+    if (!history || header->flags & flag_external || !history->ring.push(header)) return;  // memory of the user is his
+    acquire(header);
+    history->bytes += header->size;
+    while (history->ring.size() > 1 &&
+           (history->ring.size() > history->most || history->bytes > history->most_bytes ||
+            (history->age_ns && history->ring.at(0)->timestamp_ns < header->timestamp_ns - history->age_ns)))
+        forget_oldest(history);
+}
+
 // Serves one message, taking over a reference to it.
 void dispatch(Frame *frame, Header *header) {
     BusObject *bus = frame->bus;
@@ -156,6 +180,7 @@ void dispatch(Frame *frame, Header *header) {
         drop(header);
         return;
     }
+    if (state->history) [[unlikely]] keep(state, header);
     if (!route->count) {
         drop(header);
         return;
@@ -299,12 +324,6 @@ int wait_for_pending_room(BusObject *bus, Header *header) {
     return result;
 }
 
-std::int64_t realtime_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
-}
-
 void stamp(IdState *state, Header *header, std::int64_t now_ns) {
     if (now_ns > state->timestamp_ns) state->timestamp_ns = now_ns;
     header->timestamp_ns = state->timestamp_ns;
@@ -408,6 +427,7 @@ std::size_t hand_out(Frame *frame, IdState *state, Gathered *gathered, std::int6
             stamp(state, gathered->headers[i], now_ns);
             number(frame->bus, state, gathered->headers[i]);
         }
+        for (std::size_t i = 0; state->history && i < count; ++i) keep(state, gathered->headers[i]);
         push_many(queue, gathered->headers, count);
         return count;
     }
@@ -600,7 +620,54 @@ bool bus_add(BusObject *bus, SubscriberObject *subscriber) {
     Py_XSETREF(subscriber->channel, Py_NewRef(bus->name));
     if (subscriber->kind == Kind::callback) Py_INCREF(reinterpret_cast<PyObject *>(subscriber));
     bus_subscriptions_changed(bus, -1);
+    for (std::size_t page = 0; page < 256; ++page)
+        for (std::size_t i = 0; bus->pages[page] && i < 256; ++i)
+            if (bus->pages[page][i].history) replay(bus, subscriber, static_cast<std::uint16_t>(page << 8 | i));
     return true;
+}
+
+bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t age_ns, std::uint64_t bytes) {
+    IdState *state = state_of(bus, id);
+    if (!state) return false;
+    const bool fresh = !state->history;
+    if (fresh && !(state->history = new (std::nothrow) History)) {
+        PyErr_NoMemory();
+        return false;
+    }
+    History *history = state->history;
+    history->age_ns = fresh || (history->age_ns && age_ns) ? std::max(history->age_ns, age_ns) : 0;
+    history->most = std::max(history->most, most);
+    history->most_bytes = std::max(history->most_bytes, bytes);
+    return true;
+}
+
+bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t ordinal) {
+    IdState *state = state_of(bus, id);
+    if (state) state->ordinal = std::max(state->ordinal, ordinal);
+    return state;
+}
+
+void drop_history(IdState *state) {
+    History *history = std::exchange(state->history, nullptr);
+    if (!history) return;
+    while (!history->ring.empty()) forget_oldest(history);
+    delete history;
+}
+
+void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id) {
+    IdState *state = state_of(bus, id);
+    History *history = state ? state->history : nullptr;
+    if (!history || subscriber->no_history || subscriber->kind != Kind::queue || subscriber->predicate ||
+        !matches(subscriber, id))
+        return;
+    const std::int64_t since = history->age_ns ? realtime_ns() - history->age_ns : INT64_MIN;
+    for (std::size_t i = 0; i < history->ring.size(); ++i) {
+        Header *header = history->ring.at(i);
+        if (header->timestamp_ns < since) continue;
+        subscriber->counters->matched.add();
+        acquire(header);
+        enqueue(subscriber, Item::of(header));
+    }
 }
 
 void bus_remove(BusObject *bus, SubscriberObject *subscriber) {

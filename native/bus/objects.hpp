@@ -133,6 +133,7 @@ struct SubscriberObject {
     std::uint8_t priority, sorted_priority;  // as set; as it was when added
     bool closed, finished;  // closed by its owner; its bus was closed
     bool armed, signalled;  // the descriptor: to be written at the next message; was written
+    bool no_history;        // it begins with what comes
     bool interrupted;       // the next wait for a message ends at once
     int descriptor;
     std::int32_t max_public_id, max_peer_id, drop_above;
@@ -210,8 +211,16 @@ struct Route {
     std::uint32_t users, count;
     SubscriberObject *entries[];  // borrowed: null once removed (see bus_remove)
 };
+// The last messages of an id that are kept for who joins later, as far as all three bounds reach (the newest always).
+struct History {
+    Ring<Header *> ring;
+    std::size_t most = 0;
+    std::int64_t age_ns = 0;  // 0: however old
+    std::uint64_t most_bytes = 0, bytes = 0;
+};
 struct IdState {
     Route *route;
+    History *history;  // or null
     std::uint64_t ordinal;
     std::int64_t timestamp_ns;
 };
@@ -279,6 +288,12 @@ struct Terms {
 // the caller's thread. False, with an error set, where one of them stayed full; the others have it.
 bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms);
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
+// From now on so much of the id is kept; never less than before. Ordinals go on after `ordinal`. False with an error set.
+bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t age_ns, std::uint64_t bytes);
+bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t ordinal);
+void drop_history(IdState *state);
+// What is kept of the id goes to a queue subscriber that joins: all whose dispatch has begun. The others will reach it.
+void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id);
 void bus_remove(BusObject *bus, SubscriberObject *subscriber);
 void bus_subscriptions_changed(BusObject *bus, std::int32_t id);  // negative: all ids
 // Hands an item (taken over) that `subscriber` is done with or cannot take to the next fifo subscriber.

@@ -248,6 +248,7 @@ PyObject *pop(SubscriberObject *self, bool waited) {
         }
         if (waited || counters->delivered.get() % measured_every == 0) [[unlikely]]
             counters->measure(reinterpret_cast<Message *>(message)->envelope.timestamp_ns);
+        counters->note_read();
         counters->delivered.add();
         counters->bytes.add(static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size));
         return message;
@@ -275,6 +276,7 @@ Py_ssize_t take_all(SubscriberObject *self, PyObject *list, bool waited) {
     const std::uint64_t before = self->counters->delivered.get(), after = before + static_cast<std::uint64_t>(filled);
     if (filled && (waited || before % measured_every == 0 || before / measured_every != after / measured_every))
         self->counters->measure(reinterpret_cast<Message *>(PyList_GET_ITEM(list, 0))->envelope.timestamp_ns);
+    if (filled) self->counters->note_read();
     self->counters->delivered.set(after);
     self->counters->bytes.add(bytes);
     self->counters->depth.set(self->ring.size());

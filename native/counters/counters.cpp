@@ -195,6 +195,17 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
     return free_block;
 }
 
+void Counters::note_read() noexcept {
+#ifdef CLOCK_REALTIME_COARSE
+    constexpr clockid_t clock = CLOCK_REALTIME_COARSE;
+#else
+    constexpr clockid_t clock = CLOCK_REALTIME;
+#endif
+    timespec now{};
+    clock_gettime(clock, &now);
+    last_ns.set(std::uint64_t(now.tv_sec) * 1'000'000'000u + std::uint64_t(now.tv_nsec));
+}
+
 void Counters::measure(std::int64_t timestamp_ns) noexcept {
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);

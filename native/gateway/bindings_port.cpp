@@ -34,18 +34,19 @@ struct LinkTerms final : bus::Terms {
         Py_DECREF(predicate);
         const int yes = said ? PyObject_IsTrue(said) : -1;
         Py_XDECREF(said);
-        if (yes == 0) count_refusal(rule);
+        if (yes == 0) count_refusal(rule, message);
         return yes < 0 ? tell() : yes ? Answer::yes : Answer::no;
     }
 
-    // The link's own count, read by who looks at it: a bytearray of one number.
-    static void count_refusal(PyObject *rule) {
+    // The link's own counts, read by who looks at them: a bytearray of two numbers, messages and bytes.
+    static void count_refusal(PyObject *rule, PyObject *message) {
+        std::uint64_t numbers[2];
         PyObject *count = PyTuple_GET_SIZE(rule) > 2 ? PyTuple_GET_ITEM(rule, 2) : Py_None;
-        if (!PyByteArray_CheckExact(count) || PyByteArray_GET_SIZE(count) != sizeof(std::uint64_t)) return;
-        std::uint64_t number;
-        std::memcpy(&number, PyByteArray_AS_STRING(count), sizeof number);
-        ++number;
-        std::memcpy(PyByteArray_AS_STRING(count), &number, sizeof number);
+        if (!PyByteArray_CheckExact(count) || PyByteArray_GET_SIZE(count) != sizeof numbers) return;
+        std::memcpy(numbers, PyByteArray_AS_STRING(count), sizeof numbers);
+        ++numbers[0];
+        numbers[1] += static_cast<std::uint64_t>(reinterpret_cast<Message *>(message)->envelope.size);
+        std::memcpy(PyByteArray_AS_STRING(count), numbers, sizeof numbers);
     }
 
     // A predicate that raises costs its own link the message and nobody else anything.
@@ -79,6 +80,8 @@ PyObject *stamped(PortObject *self, PyObject *message) {
     Envelope &envelope = base->envelope;
     envelope.id = self->id;
     envelope.ordinal = ++self->ordinal;
+    self->bytes += static_cast<std::uint64_t>(envelope.size);
+    if (self->receiving != PyThread_get_thread_ident()) ++self->outside;
     if (envelope.timestamp_ns < self->timestamp) envelope.timestamp_ns = self->timestamp;
     self->timestamp = envelope.timestamp_ns;
     Py_XSETREF(base->channel, Py_NewRef(self->name));
@@ -273,9 +276,18 @@ int set_worker(PyObject *self, PyObject *value, void *) {
     as_port(self)->worker = worker;
     return 0;
 }
+PyObject *get_receiving(PyObject *self, void *) { return PyLong_FromUnsignedLong(as_port(self)->receiving); }
+int set_receiving(PyObject *self, PyObject *value, void *) {
+    const unsigned long thread = value ? PyLong_AsUnsignedLong(value) : 0;
+    if (thread == static_cast<unsigned long>(-1) && PyErr_Occurred()) return -1;
+    as_port(self)->receiving = thread;
+    return 0;
+}
 PyObject *get_id(PyObject *self, void *) { return PyLong_FromLong(as_port(self)->id); }
 PyObject *get_name(PyObject *self, void *) { return Py_NewRef(as_port(self)->name); }
 PyObject *get_published(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->ordinal); }
+PyObject *get_bytes(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->bytes); }
+PyObject *get_outside(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->outside); }
 PyObject *get_refused(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->refused); }
 PyObject *port_repr(PyObject *self) {
     return PyUnicode_FromFormat("<Port %U, id %d>", as_port(self)->name, static_cast<int>(as_port(self)->id));
@@ -292,6 +304,9 @@ PyGetSetDef getset[] = {
     {"id", get_id, nullptr, "The source's number on the broker's bus.", nullptr},
     {"name", get_name, nullptr, "The module's name.", nullptr},
     {"published", get_published, nullptr, "Messages published.", nullptr},
+    {"bytes", get_bytes, nullptr, "Their bytes.", nullptr},
+    {"outside", get_outside, nullptr, "Those of them that were not published inside the module's receive.", nullptr},
+    {"receiving", get_receiving, set_receiving, "The thread that is in the module's receive, or 0.", nullptr},
     {"refused", get_refused, nullptr, "Publishes that a full sink ended.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -23,12 +23,16 @@ struct PortObject {
     PyObject_HEAD
     bus::BusObject *bus;  // strong
     PyObject *name;
-    PyObject *rules;     // dict: subscriber to (predicate or None, seconds or None, count of refusals); or null: nothing is special
+    // dict: subscriber to (predicate or None, seconds or None, what was refused: messages and bytes); or null: nothing is special
+    PyObject *rules;
     PyObject *on_error;  // told when a predicate raised, or null
     PyObject *weakrefs;
     std::uint64_t ordinal;    // of the last message
     std::int64_t timestamp;   // of the last message
+    std::uint64_t bytes;      // of all messages
     std::uint64_t refused;    // publishes that ended in a time-out
+    std::uint64_t outside;    // publishes by others than the thread that is in the module's receive
+    unsigned long receiving;  // that thread; 0: none is
     unsigned long worker;     // thread that calls the module's receive; 0: none
     std::uint16_t id;
 };

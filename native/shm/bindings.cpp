@@ -160,11 +160,16 @@ static bool read_string(PyObject *dictionary, const char *key, std::string &valu
 
 bool read_options(PyObject *dictionary, Options &options) {
     long long vchan = -1, slots = 0, slot_size = 0, most_held = 0, metadata = -1, publishers = 0, subscribers = 0,
-              mode = -1, group = -1;
+              mode = -1, group = -1, kept = 0, kept_ns = 0, kept_bytes = 0, kept_slots = 0, before = 0;
     bool read = read_string(dictionary, "name", options.name) && read_string(dictionary, "mux", options.mux) &&
                 read_string(dictionary, "type", options.type) && read_bool(dictionary, "reliable", options.reliable) &&
                 read_bool(dictionary, "fixed_size", options.fixed_size) && read_bool(dictionary, "local", options.local) &&
                 read_bool(dictionary, "history", options.history) &&
+                read_number(dictionary, "history_messages", 0, INT64_MAX, kept) &&
+                read_number(dictionary, "history_ns", 0, INT64_MAX, kept_ns) &&
+                read_number(dictionary, "history_bytes", 0, INT64_MAX, kept_bytes) &&
+                read_number(dictionary, "history_slots", 0, max_slots - default_slots, kept_slots) &&
+                read_number(dictionary, "before", 0, INT64_MAX, before) &&
                 read_number(dictionary, "vchan_id", 0, max_vchans - 1, vchan) &&
                 read_number(dictionary, "slots", min_slots, max_slots, slots) &&
                 read_number(dictionary, "slot_size", 1, max_slot_bytes, slot_size) &&
@@ -175,6 +180,11 @@ bool read_options(PyObject *dictionary, Options &options) {
                 read_number(dictionary, "max_subscribers", 1, max_members, subscribers) &&
                 read_number(dictionary, "mode", 0, 0777, mode) && read_number(dictionary, "group", 0, 0x7fffffff, group);
     if (!read) return false;
+    options.history_messages = std::uint64_t(kept);
+    options.history_ns = std::uint64_t(kept_ns);
+    options.history_bytes = std::uint64_t(kept_bytes);
+    options.history_slots = std::uint32_t(kept_slots);
+    options.before = std::uint64_t(before);
     options.vchan_id = std::int32_t(vchan);
     options.slots = std::uint32_t(slots);
     options.slot_size = std::uint64_t(slot_size);

@@ -93,6 +93,7 @@ PyObject *read_with(SubscriberObject *self, PyObject *timeout, Found (Subscriber
             if (found == Found::message) [[likely]] {
                 ++self->streak;
                 self->limit_since_ns = 0;
+                handle->counters->note_read();
                 handle->tell_publishers();
                 if (!tell_dropped(self)) [[unlikely]] {
                     pending.messages.push_back(envelope_of(view));
@@ -187,6 +188,7 @@ PyObject *subscriber_read_many(PyObject *object, PyObject *arguments, PyObject *
             if (!entries.empty()) {
                 self->streak += std::uint32_t(entries.size());
                 self->limit_since_ns = 0;
+                handle->counters->note_read();
                 break;
             }
             Woken woken = Woken::timeout;

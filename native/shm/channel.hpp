@@ -24,6 +24,7 @@ struct Writer {
     bool reliable = false;
     std::int32_t vchan = -1;
     std::uint64_t floor = 0;  // every reliable subscriber has seen what is below it
+    std::uint64_t lowered = 0;  // Header::lowered when that was looked at
     std::uint64_t ordinal = 0;  // of what was published last
     bool held_back = false;     // what commit gave 0 for: a reliable subscriber must go on first
 };
@@ -180,7 +181,14 @@ struct Channel {
 
     // ------------------------------------------------------------------------------------------ who may hold how many
 
-    // What all members are sure of and what subscribers have claimed beyond that. Below slot_count, a publisher finds a slot.
+    // Slots that members may hold; the others keep the history. As few are held, the newest messages stay in their slots:
+    // a publisher takes the oldest that nobody holds.
+    std::uint64_t to_hold() const {
+        std::uint64_t kept = header->history.load(std::memory_order_relaxed);
+        return kept < slot_count ? slot_count - kept : slot_count;
+    }
+
+    // What all members are sure of and what subscribers have claimed beyond that. Below to_hold(), a publisher finds a slot.
     std::uint64_t claimed() const {
         std::uint64_t sum = header->sure.load();
         for (std::uint32_t word = 0; word < subscriber_words(); ++word)
@@ -190,7 +198,7 @@ struct Channel {
     }
     std::uint32_t unclaimed() const {
         std::uint64_t sum = claimed();
-        return sum + 1 < slot_count ? std::uint32_t(slot_count - 1 - sum) : 0;
+        return sum + 1 < to_hold() ? std::uint32_t(to_hold() - 1 - sum) : 0;
     }
 
     // So many slots more for the reader, or none. Of two who claim the same, each sees the other: never do both get them.
@@ -201,7 +209,7 @@ struct Channel {
         PENSTOCK_STEP("claim.before_extra");
         mine.store(reader.extra + more);
         PENSTOCK_STEP("claim.after_extra");
-        bool fits = claimed() < slot_count;
+        bool fits = claimed() < to_hold();
         if (fits) reader.extra += more;
         else mine.store(reader.extra);
         return fits;
@@ -298,7 +306,9 @@ struct Channel {
     // An unreliable publisher passes over what reliable subscribers still want of a reliable one, and over nothing else.
     bool may_overwrite(Writer &writer, std::uint64_t sequence, std::uint32_t s) {
         if (!writer.reliable && !(slots[s].flags.load() & message_reliable)) return true;
-        if (sequence < writer.floor) return true;
+        std::uint64_t lowered = header->lowered.load();
+        if (sequence < writer.floor && lowered == writer.lowered) return true;
+        writer.lowered = lowered;
         writer.floor = reliable_floor();
         if (sequence < writer.floor || sequence < first_in_ring()) return true;
         return vchans && !is_wanted(sequence, slots[s].vchan.load());
@@ -428,7 +438,7 @@ struct Channel {
             std::int64_t last = tables->last_timestamp_ns.load();
             slot.timestamp_ns.store(now_ns > last ? now_ns : last, std::memory_order_release);
             bool is_virtual = vchans && writer.vchan >= 0;
-            std::uint64_t ordinal = is_virtual ? vchans[writer.vchan].tail.load() + 1 : t;
+            std::uint64_t ordinal = is_virtual ? vchans[writer.vchan].tail.load() + 1 : t + header->before.load(std::memory_order_relaxed);
             slot.ordinal.store(ordinal, std::memory_order_release);
             if (tail() != t) continue;
             PENSTOCK_STEP("commit.before_install");

@@ -82,7 +82,9 @@ void Membership::check_agreement() {
                                         std::to_string(there));
     };
     if (ready && is_publisher) {
-        if (options.slots && options.slots != header.slots.load()) refuse("slots", options.slots, header.slots.load());
+        std::uint64_t kept = header.history.load(), slots = header.slots.load() - std::min<std::uint64_t>(kept, header.slots.load());
+        if (options.slots && options.slots != slots) refuse("slots", options.slots, slots);
+        if (options.history_slots && options.history_slots != kept) refuse("slots for the history", options.history_slots, kept);
         if (is_virtual && options.slot_size && options.slot_size != header.segment[0].slot_size.load())
             refuse("slot_size", options.slot_size, header.segment[0].slot_size.load());
         if (options.metadata_size != not_given && options.metadata_size != header.metadata_size.load())
@@ -143,10 +145,10 @@ std::pair<std::string, std::string> Membership::agree_on_schema(const std::strin
 
 void Membership::make_tables() {
     Header &header = *channel.header;
-    std::uint32_t slots = options.slots ? options.slots : default_slots;
+    std::uint32_t slots = (options.slots ? options.slots : default_slots) + options.history_slots;
     std::uint32_t metadata = options.metadata_size == not_given ? 0 : options.metadata_size;
     auto stride = std::uint32_t(round_up(metadata, 16));
-    if (held_by_others() + std::max(1u, options.most_held) >= slots)
+    if (held_by_others() + std::max(1u, options.most_held) >= slots - options.history_slots)
         throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
                                          who_holds_what() + ", and one is kept for the next message; give more slots");
     TablePlaces at(slots, channel.subscriber_words(), stride);
@@ -158,6 +160,11 @@ void Membership::make_tables() {
     });
     PENSTOCK_STEP("join.after_tables");
     header.slots.store(slots);
+    header.history.store(options.history_slots);
+    header.history_messages.store(options.history_messages);
+    header.history_ns.store(options.history_ns);
+    header.history_bytes.store(options.history_bytes);
+    header.before.store(options.before);
     header.metadata_size.store(metadata);
     header.flags.fetch_or((options.fixed_size ? channel_fixed_size : 0) | (options.local ? channel_local : 0));
     std::uint64_t slot_size = options.slot_size ? options.slot_size : default_slot_size;
@@ -284,7 +291,7 @@ void Membership::choose_vchan() {
 void Membership::settle_most_held() {
     most_held = std::max(1u, options.most_held);
     if (!channel.tables) return;
-    std::uint64_t others = held_by_others(), slots = channel.slot_count;
+    std::uint64_t others = held_by_others(), slots = channel.to_hold();
     if (options.most_held == 0 && !is_publisher && slots > default_sure + 1 && !(joined_ && others + default_sure >= slots))
         most_held = default_sure;
     channel.header->sure.store(others + most_held);  // first: who claims more at this moment sees it
@@ -294,6 +301,31 @@ void Membership::settle_most_held() {
                        ", and one is kept for the next message; use more slots, a smaller max_active_messages or max_reserved";
     channel.header->sure.store(others);
     throw Error(Fault::capacity, text);
+}
+
+// The sequence with which the past begins for who joins when `end` is the next one.
+std::uint64_t Membership::first_of_history(std::uint64_t end) const {
+    const Header &header = *channel.header;
+    const std::uint64_t most = header.history_messages.load(), most_bytes = header.history_bytes.load(), age = header.history_ns.load();
+    const std::int64_t since = age ? realtime_ns() - std::int64_t(age) : INT64_MIN;
+    std::uint64_t first = end, count = 0, bytes = 0;
+    for (std::uint64_t n = end, low = channel.first_in_ring(); n-- > low && count < most;) {
+        std::uint64_t entry = channel.entry_at(n).load();
+        std::uint32_t s = Channel::slot_in(entry);
+        if (Channel::lap_in(entry) != channel.lap_of(n) || s >= channel.slot_count) break;
+        const Slot &slot = channel.slots[s];
+        const std::uint64_t size = slot.size.load();
+        const std::int64_t time = slot.timestamp_ns.load();
+        const bool activation = slot.flags.load() & message_activation;
+        std::uint64_t state = slot.state.load();
+        if (state != live(n) && !(kind_of(state) == slot_claiming && sequence_of(state) == n)) break;
+        if (activation) continue;
+        if (time < since || (count && bytes + size > most_bytes)) break;
+        bytes += size;
+        ++count;
+        first = n;
+    }
+    return first;
 }
 
 void Membership::take_place() {
@@ -331,19 +363,24 @@ void Membership::take_place() {
     bells.belong_to(channel, file_name("wake"), is_publisher, index, taken_, options.access);
     if (is_publisher) return;
     std::uint64_t bit = 1ull << (index % 64);
+    const bool takes_past = options.history && channel.tables && vchan < 0 && header.history_messages.load();
     if (channel.tables) {
         channel.help();
-        me.cursor.store(channel.tail());
+        // A reliable one that takes the past says so first: what a publisher has not taken by then stays.
+        me.cursor.store(takes_past && options.reliable ? channel.first_in_ring() : channel.tail());
     }
     if (options.reliable) channel.reliable[index / 64].fetch_or(bit);
     channel.active[index / 64].fetch_or(bit);
     PENSTOCK_STEP("join.after_active");
+    if (takes_past && options.reliable) header.lowered.fetch_add(1);
     if (channel.tables) {
         do {
             joined_tail = start = channel.tail();
             if (vchan >= 0) start_ordinal = channel.vchans[vchan].tail.load();
         } while (channel.tail() != start);
-        if (options.history && !options.reliable) {
+        if (takes_past) {
+            start = first_of_history(start);
+        } else if (options.history && !options.reliable) {
             std::uint64_t n = channel.first_in_ring();
             if (vchan >= 0) n = std::max(n, channel.vchans[vchan].since.load());
             for (; n < start; ++n) {

@@ -155,7 +155,14 @@ struct alignas(64) Header {
     Atomic<std::uint32_t> segments;            // 404  how many there have been
     Word takings;                              // 408
     Word sure;                                 // 416
-    std::uint64_t zero[11];                    // 424
+    // What the channel's slots keep for who joins later; 0 in all: nothing.
+    Word history;                              // 424  so many slots are there for it, beyond those that may be held
+    Word history_messages;                     // 432
+    Word history_ns;                           // 440  0: however old
+    Word history_bytes;                        // 448
+    Word lowered;                              // 456  how often a reliable subscriber has begun with the past
+    Word before;                               // 464  the ordinal before its first message
+    std::uint64_t zero[5];                     // 472
     Segment segment[max_segments];             // 512
 };
 static_assert(sizeof(Header) == 1024 && offsetof(Header, segment) == 512 && offsetof(Header, type) == 256 &&

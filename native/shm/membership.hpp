@@ -36,7 +36,11 @@ struct Options {
     bool fixed_size = false;
     bool local = false;
     std::uint32_t max_publishers = 0, max_subscribers = 0;  // 0: the capacity
-    bool history = true;  // an unreliable subscriber starts with what is still in the slots
+    bool history = true;  // a subscriber starts with the channel's history; without one, an unreliable one with what is in the slots
+    // A publisher: how much is kept for who joins, and in how many slots. 0 messages: what the channel keeps, or nothing.
+    std::uint64_t history_messages = 0, history_ns = 0, history_bytes = 0;
+    std::uint32_t history_slots = 0;
+    std::uint64_t before = 0;  // a publisher that makes the channel: the ordinal before its first
     Access access;
 };
 
@@ -135,6 +139,7 @@ class Membership {
     std::string virtual_name(const std::string &name) const;
     void give_back_vchans() const;
     void take_place();
+    std::uint64_t first_of_history(std::uint64_t end) const;
     void settle_most_held();
     void count_sure() const;
     std::uint32_t count_members(bool publishers) const;

@@ -273,11 +273,11 @@ bool inlet_given(InletHandle &self, std::uint64_t come) {
 }
 
 std::uint64_t inlet_attach(InletHandle &self, std::uint32_t session, int fd, bool extended, bool fresh,
-                           std::uint64_t next_ordinal, nb::handle channel, nb::handle source) {
+                           std::uint64_t next_ordinal, std::uint64_t past, nb::handle channel, nb::handle source) {
     std::uint64_t serial = self.core.next_serial();
     self.names[serial] = {session, Py_NewRef(channel.ptr()), Py_NewRef(source.ptr())};
     GilReleased free;
-    self.core.attach(serial, session, fd, extended, fresh, next_ordinal);
+    self.core.attach(serial, session, fd, extended, fresh, next_ordinal, past);
     return serial;
 }
 
@@ -334,6 +334,11 @@ void bind_inlet(nb::module_ &module) {
         .def("given", inlet_given)
         .def("attach", inlet_attach)
         .def("detach", inlet_detach)
+        .def("last_ordinal",
+             [](InletHandle &self, std::uint32_t session) {
+                 GilReleased free;
+                 return self.core.last_ordinal(session);
+             })
         .def("finish",
              [](InletHandle &self, bool ended) {
                  GilReleased free;

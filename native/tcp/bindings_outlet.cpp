@@ -315,12 +315,12 @@ nb::list outlet_take_gone(OutletHandle &self) {
 }
 
 std::shared_ptr<Outlet> make_outlet(LoopHandle &loop, const std::string &overflow, std::uint64_t messages,
-                                    std::uint64_t bytes, double block_timeout, const std::string &name) {
+                                    std::uint64_t bytes, double block_timeout, const std::string &name, const Kept &kept) {
     OverflowChoice choice = overflow == "block"         ? OverflowChoice::block
                             : overflow == "drop_oldest" ? OverflowChoice::drop_oldest
                                                         : OverflowChoice::drop_newest;
     std::int64_t timeout = block_timeout < 0 || block_timeout > 1e9 ? -1 : static_cast<std::int64_t>(block_timeout * 1e9);
-    return std::make_shared<Outlet>(loop.core, choice, messages, bytes, timeout, name);
+    return std::make_shared<Outlet>(loop.core, choice, messages, bytes, timeout, name, kept);
 }
 
 }  // namespace
@@ -334,8 +334,10 @@ void bind_outlet(nb::module_ &module) {
     nb::class_<OutletHandle>(module, "Outlet")
         .def("__init__",
              [](OutletHandle *self, LoopHandle &loop, const std::string &overflow, std::uint64_t messages,
-                std::uint64_t bytes, double block_timeout, const std::string &name) {
-                 new (self) OutletHandle{make_outlet(loop, overflow, messages, bytes, block_timeout, name)};
+                std::uint64_t bytes, double block_timeout, const std::string &name, std::uint64_t kept_messages,
+                std::int64_t kept_ns, std::uint64_t kept_bytes) {
+                 const Kept kept{kept_messages, kept_ns, kept_bytes};
+                 new (self) OutletHandle{make_outlet(loop, overflow, messages, bytes, block_timeout, name, kept)};
              })
         .def("publish", outlet_publish, nb::arg("data"))
         .def("publish", outlet_publish_as, nb::arg("data"), nb::kw_only(), nb::arg("properties").none() = nb::none(),
@@ -344,8 +346,9 @@ void bind_outlet(nb::module_ &module) {
         .def("publish_many", outlet_publish_many, nb::arg("batch"), nb::arg("carry") = false)
         .def("reserve", [](nb::handle self, nb::handle size) { return outlet_reserve(self, size); }, nb::arg("size"))
         .def("drain", outlet_drain, nb::arg("timeout").none())
-        .def("add", [](OutletHandle &self, int fd, bool extended, nb::bytes answer, std::size_t ordinal_offset) {
-                 return self.core->add(fd, extended, std::string(answer.c_str(), answer.size()), ordinal_offset);
+        .def("add", [](OutletHandle &self, int fd, bool extended, nb::bytes answer, std::size_t ordinal_offset,
+                       bool past) {
+                 return self.core->add(fd, extended, std::string(answer.c_str(), answer.size()), ordinal_offset, past);
              })
         .def("drop_silent",
              [](OutletHandle &self, double seconds) {

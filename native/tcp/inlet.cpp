@@ -79,7 +79,7 @@ void Inlet::lock() {
 }
 
 void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
-                   std::uint64_t next_ordinal) {
+                   std::uint64_t next_ordinal, std::uint64_t past) {
     auto stream = std::make_unique<Stream>();
     stream->serial = serial;
     stream->fd = fd;
@@ -87,6 +87,7 @@ void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool ext
     stream->extended = extended;
     stream->fresh = fresh || !extended;
     stream->next_ordinal = next_ordinal;
+    stream->past = stream->fresh ? 0 : past;
     knock();
     if (!closed()) {
         auto &queue = sessions_[session];
@@ -95,6 +96,14 @@ void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool ext
         else queue.push_back(std::move(stream));
     }
     turn_.unlock();
+}
+
+std::uint64_t Inlet::last_ordinal(std::uint32_t session) {
+    knock();
+    auto found = counts_.find(session);
+    std::uint64_t last = found == counts_.end() ? 0 : found->second.last_ordinal;
+    turn_.unlock();
+    return last;
 }
 
 void Inlet::activate(std::unique_ptr<Stream> stream) {
@@ -227,6 +236,14 @@ Read Inlet::scan(Stream &stream, Received &out) {
         if (header.type != static_cast<std::uint8_t>(FrameType::payload)) {
             stream.skip = total;
             continue;
+        }
+        if (stream.past) [[unlikely]] {
+            --stream.past;
+            if (came_before(*stream.count, header)) {
+                stream.skip = total;
+                continue;
+            }
+            if (available < total) ++stream.past;  // it is looked at again when it is whole
         }
         if (available < total) {
             stream.want = total;
@@ -415,6 +432,12 @@ Read Inlet::poll(std::int64_t deadline_ns) {
     return count == 0 ? Read::nothing : Read::message;  // woken for an attach: look again
 }
 
+bool Inlet::came_before(const SessionCount &count, const Header &header) {
+    if (!header.vchan_plus_one) return count.known && header.ordinal <= count.last_ordinal;
+    auto found = count.last.find(header.vchan_plus_one);
+    return found != count.last.end() && header.ordinal <= found->second;
+}
+
 void Inlet::note_gap(SessionCount &count, const Header &header) {
     count.credit += header.drops;
     std::uint64_t *last = &count.last_ordinal;
@@ -448,6 +471,7 @@ void Inlet::count(const Received &received, bool delivered) {
         polled_ = false;
         counters_->measure(received.header.timestamp_ns);
     }
+    counters_->note_read();
     counters_->delivered.add(1);
     counters_->bytes.add(received.header.data_size);
 }

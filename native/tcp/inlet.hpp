@@ -61,6 +61,7 @@ struct Stream {
     bool extended = false;
     bool fresh = false;             // another publisher than the session's last one
     std::uint64_t next_ordinal = 0; // as its handshake said; 0: not known
+    std::uint64_t past = 0;         // so many messages at its beginning may have come over the connection before
     bool in_ready = false;
     bool drained = false;    // the last receive gave less than it could
     bool after_big = false;  // the last frame was large: look at the next header before taking more
@@ -86,9 +87,11 @@ class Inlet {
     // A number for the next connection.
     std::uint64_t next_serial() noexcept { return ++serial_; }
     // The session's next connection; read once the one before has ended. `fresh`: another publisher than before, whose
-    // next ordinal is `next_ordinal` (0: not known).
+    // next ordinal is `next_ordinal` (0: not known). Of the first `past` messages those that came before are passed over.
     void attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
-                std::uint64_t next_ordinal);
+                std::uint64_t next_ordinal, std::uint64_t past = 0);
+    // The last one of the session that was given out, of messages without a virtual channel; 0: none.
+    std::uint64_t last_ordinal(std::uint32_t session);
     // After this the inlet does not touch the session's sockets any more.
     void detach(std::uint32_t session);
     // No session will ever be connected again: once all is read, reading ends.
@@ -138,6 +141,7 @@ class Inlet {
     Read poll(std::int64_t deadline_ns);
     void knock();
     void note_gap(SessionCount &count, const Header &header);
+    static bool came_before(const SessionCount &count, const Header &header);
 
     const std::uint64_t max_message_size_;
     Budget *budget_;

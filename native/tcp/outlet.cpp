@@ -35,12 +35,13 @@ Peer::~Peer() {
 }
 
 Outlet::Outlet(std::shared_ptr<Loop> loop, OverflowChoice overflow, std::uint64_t queue_messages,
-               std::uint64_t queue_bytes, std::int64_t block_timeout_ns, const std::string &name)
+               std::uint64_t queue_bytes, std::int64_t block_timeout_ns, const std::string &name, const Kept &kept)
     : loop_(std::move(loop)),
       overflow_(overflow),
       queue_messages_(queue_messages),
       queue_bytes_(queue_bytes),
       block_timeout_ns_(block_timeout_ns),
+      kept_(kept),
       counters_(counters_take("tcp", "publisher", name)),
       store_(counters_) {
     gone_event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -79,7 +80,8 @@ void Outlet::drop_frame(Frame *frame) {
 
 // ---- peers
 
-std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset) {
+std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset,
+                          bool past) {
     auto peer = std::make_shared<Peer>();
     peer->id = next_peer_id.fetch_add(1);
     peer->fd = fd;
@@ -91,11 +93,50 @@ std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std:
     if (ordinal_offset && ordinal_offset + sizeof next_ordinal <= answer.size())
         std::memcpy(peer->staging.data() + ordinal_offset, &next_ordinal, sizeof next_ordinal);
     if (!answer.empty()) peer->parts.push_back({nullptr, 0, answer.size()});
+    if (past) give_past(*peer);
+    const std::size_t past_offset = ordinal_offset + sizeof next_ordinal + 4;
+    if (ordinal_offset && past_offset + sizeof peer->past_messages <= answer.size())
+        std::memcpy(peer->staging.data() + past_offset, &peer->past_messages, sizeof peer->past_messages);
     peers_.push_back(peer);
     counters_->peers.set(peers_.size());
     loop_->add(shared_from_this(), peer);
     send_peer(lock, peer);
     return peer->id;
+}
+
+// Under the lock, as publishing is: what is not in the history yet will be queued for the peer when it is published.
+void Outlet::give_past(Peer &peer) {
+    const std::int64_t since = kept_.age_ns ? realtime_ns() - kept_.age_ns : INT64_MIN;
+    for (Frame *frame : history_) {
+        if (frame->timestamp_ns < since) continue;
+        ++peer.matched;
+        ++peer.past_messages;
+        peer.past_bytes += frame->size;
+        peer.queue.push_back(frame);
+        ++frame->references;
+    }
+    peer.queued_bytes += peer.past_bytes;
+}
+
+void Outlet::forget_oldest() {
+    Frame *frame = history_.front();
+    history_.pop_front();
+    history_bytes_ -= frame->size;
+    frame->kept = false;
+    store_.drop(frame);
+}
+
+void Outlet::keep(Frame *frame, std::int64_t now) {
+    if (!kept_.messages) return;
+    history_.push_back(frame);
+    history_bytes_ += frame->size;
+    frame->kept = true;
+    ++frame->references;
+    auto beyond = [&] {
+        return history_.size() > kept_.messages || history_bytes_ > kept_.bytes ||
+               (kept_.age_ns && history_.front()->timestamp_ns < now - kept_.age_ns);
+    };
+    while (history_.size() > 1 && beyond()) forget_oldest();
 }
 
 bool Outlet::remove(std::uint64_t id) {
@@ -178,6 +219,7 @@ void Outlet::close() {
         lose(peer, 0);
     }
     gone_.clear();
+    while (!history_.empty()) forget_oldest();
 }
 
 std::size_t Outlet::peer_count() {
@@ -216,7 +258,8 @@ std::uint64_t Outlet::memory_bytes() {
 
 bool Outlet::full(const Peer &peer, std::uint64_t size) const noexcept {
     std::uint64_t depth = peer.depth();
-    return depth >= queue_messages_ || (depth && peer.bytes() + size > queue_bytes_);
+    return depth >= queue_messages_ + peer.past_messages ||
+           (depth && peer.bytes() + size > queue_bytes_ + peer.past_bytes);
 }
 
 bool Outlet::any_full(std::uint64_t size) const noexcept {
@@ -276,7 +319,7 @@ Quick Outlet::quick(const Outgoing &message, std::uint64_t &ordinal, bool more) 
     std::int64_t now = realtime_ns();
     Lock lock(mutex_);
     if (closed()) return Quick::closed;
-    if (peers_.empty()) {
+    if (peers_.empty() && !kept_.messages) {
         ordinal = stamped(message, now).ordinal;
         counters_->last_ns.set(static_cast<std::uint64_t>(now));
         store_.publish(message.size);
@@ -291,7 +334,9 @@ Quick Outlet::quick(const Outgoing &message, std::uint64_t &ordinal, bool more) 
     Frame *frame = store_.make(out);
     store_.publish(frame);
     for (const auto &peer : peers_) enqueue(*peer, frame);
+    keep(frame, now);
     store_.drop(frame);
+    if (peers_.empty()) return Quick::done;
     return note_unsent(out.size, now, more) ? Quick::flush : Quick::done;
 }
 
@@ -302,7 +347,7 @@ Sent Outlet::publish(const Outgoing &message, std::uint64_t &ordinal, std::int64
     Outgoing out = stamped(message, now);
     ordinal = out.ordinal;
     counters_->last_ns.set(static_cast<std::uint64_t>(now));
-    if (out.size >= direct_bytes) {
+    if (out.size >= direct_bytes && !kept_.messages) {  // what is kept is stored anyway
         send_direct(lock, out);
         last_publish_ns_ = realtime_ns();
         return Sent::done;
@@ -310,6 +355,7 @@ Sent Outlet::publish(const Outgoing &message, std::uint64_t &ordinal, std::int64
     Frame *frame = store_.make(out);
     store_.publish(frame);
     for (const auto &peer : peers_) enqueue(*peer, frame);
+    keep(frame, now);
     store_.drop(frame);
     if (note_unsent(out.size, now, false)) send_all(lock);
     return Sent::done;
@@ -328,6 +374,7 @@ Sent Outlet::publish_frame(Frame *frame, std::uint64_t size, std::uint64_t &ordi
     frame->fill(out);
     store_.publish(frame);
     for (const auto &peer : peers_) enqueue(*peer, frame);
+    keep(frame, now);
     store_.drop(frame);
     if (note_unsent(size, now, false)) send_all(lock);
     return Sent::done;

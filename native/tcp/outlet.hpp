@@ -33,6 +33,13 @@ enum class OverflowChoice : std::uint8_t { block, drop_oldest, drop_newest };
 enum class Sent { done, closed, timed_out, interrupted };
 enum class Quick { done, flush, slow, closed };
 
+// What a publisher keeps for who joins later: the last messages, as far as all three bounds reach (the newest always).
+struct Kept {
+    std::uint64_t messages = 0;  // 0: nothing is kept
+    std::int64_t age_ns = 0;     // 0: however old
+    std::uint64_t bytes = 0;
+};
+
 // A stretch of an outbox: in its staging memory, or in a frame that it holds.
 struct Part {
     const std::uint8_t *base;  // null: the staging
@@ -56,6 +63,7 @@ struct Peer {
     bool gone = false;
     std::int64_t probed_ns = 0;  // since when a probe of its closed window is unanswered; 0: none is
     std::uint64_t drops_to_tell = 0;
+    std::uint64_t past_messages = 0, past_bytes = 0;  // of the history, when it joined: beyond its queue's bounds
     std::uint64_t matched = 0, delivered = 0, dropped_overflow = 0, dropped_closed = 0;
     std::uint64_t depth() const noexcept { return queue.size() + outbox_messages; }
     std::uint64_t bytes() const noexcept { return queued_bytes + outbox_bytes; }
@@ -78,12 +86,13 @@ struct PeerCount {
 class Outlet : public std::enable_shared_from_this<Outlet> {
    public:
     Outlet(std::shared_ptr<Loop> loop, OverflowChoice overflow, std::uint64_t queue_messages, std::uint64_t queue_bytes,
-           std::int64_t block_timeout_ns, const std::string &name);
+           std::int64_t block_timeout_ns, const std::string &name, const Kept &kept = {});
     ~Outlet();
 
     // Takes the connected, non-blocking socket over: it is sent `answer` (with the next ordinal written at the offset,
-    // unless that is 0), and from here on every message.
-    std::uint64_t add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset);
+    // and behind the head of the next field how many messages of the past come first, unless that is 0), then the
+    // history where `past` asks for it, and from here on every message.
+    std::uint64_t add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset, bool past = false);
     bool remove(std::uint64_t id);
     std::size_t drop_silent(std::uint32_t timeout_ms);
     // Callers' turn: publish is called between lock and unlock only.
@@ -129,6 +138,9 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     bool any_full(std::uint64_t size) const noexcept;
     Outgoing stamped(const Outgoing &message, std::int64_t now);
     void enqueue(Peer &peer, Frame *frame);
+    void give_past(Peer &peer);
+    void keep(Frame *frame, std::int64_t now);
+    void forget_oldest();
     bool note_unsent(std::uint64_t size, std::int64_t now, bool more);
     Sent wait_for_room(Lock &lock, std::uint64_t size, std::int64_t deadline_ns);
     Sent pump_until(Lock &lock, std::uint64_t size, bool empty, std::int64_t deadline_ns);
@@ -147,6 +159,7 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     const OverflowChoice overflow_;
     const std::uint64_t queue_messages_, queue_bytes_;
     const std::int64_t block_timeout_ns_;
+    const Kept kept_;
     Counters *counters_;
     Store store_;
     std::uint32_t generation_ = 0;
@@ -156,6 +169,8 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     std::condition_variable sent_;  // a sender has stopped
     std::vector<PeerPtr> peers_;
     std::vector<Gone> gone_;
+    std::deque<Frame *> history_;  // the oldest first
+    std::uint64_t history_bytes_ = 0;
     std::uint64_t last_ordinal_ = 0;
     std::int64_t last_timestamp_ns_ = 0;
     std::int64_t last_publish_ns_ = 0, first_unsent_ns_ = 0;

@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
 
 namespace penstock::tcp {
 
@@ -43,6 +44,7 @@ Frame *Store::make(std::uint64_t size, std::uint32_t properties_size) {
     frame->references = 1;
     frame->pooled = pooled;
     frame->published = false;
+    frame->kept = false;
     frame->lost_plus_one = 0;
     frame->size = size;
     frame->capacity = size;
@@ -58,12 +60,13 @@ Frame *Store::make(const Outgoing &message) {
 }
 
 void Store::drop(Frame *frame) noexcept {
-    if (--frame->references) return;
-    bytes_ -= frame->capacity + frame->properties_size;
-    if (frame->published) {
+    if (--frame->references > frame->kept) return;
+    if (std::exchange(frame->published, false)) {
         counters_->depth.set(--stored_);
         settle(frame->lost_plus_one);
     }
+    if (frame->references) return;
+    bytes_ -= frame->capacity + frame->properties_size;
     if (frame->pooled && free_count_ < pooled_frames) {
         frame->next = free_;
         free_ = frame;

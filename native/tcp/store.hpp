@@ -2,7 +2,7 @@
 //
 // Rules
 //   - A frame has a reference for each queue or outbox it stands in, and one for whoever is working on it.
-//   - When the last one goes, the message is settled: lost if any peer lost it (the first reason counts), else
+//   - When the last one goes (but that of the history), the message is settled: lost if any peer lost it (the first reason counts), else
 //     delivered. So a publisher's ledger counts messages; what each peer got is counted with the peer.
 //   - Guarded by the outlet's mutex: nothing here locks.
 #pragma once
@@ -30,7 +30,8 @@ struct Frame {
     std::uint32_t vchan_plus_one;
     std::uint32_t properties_size;
     bool pooled;
-    bool published;             // a draft is not, until it is
+    bool published;             // and not settled yet; a draft is not, until it is
+    bool kept;                  // one of the references is that of the history
     std::uint8_t lost_plus_one; // a DropReason, or 0
     std::uint64_t size;
     std::uint64_t capacity;

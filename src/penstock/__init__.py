@@ -2,8 +2,8 @@
 
 ``publisher(address)`` and ``subscriber(address)`` open any reach; each room (``penstock.bus``, ``penstock.shm``,
 ``penstock.tcp``, ``penstock.journal``, ``penstock.broker``, ``penstock.gateway``, ``penstock.spark``) has its own full
-classes, and a ``publisher`` and a ``subscriber`` of its own that are typed fully. Rooms are loaded when they are first
-named: importing this loads no native code.
+classes, and a ``publisher`` and a ``subscriber`` of its own that are typed fully. All is loaded when it is first named:
+importing this loads no native code, and takes a command's start no time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from penstock.address import Address, publisher, subscriber
-from penstock.channel import Ledger, Overflow, Publisher, Subscriber
 from penstock.errors import (
     CallFailed,
     CapacityError,
@@ -39,10 +37,19 @@ if TYPE_CHECKING:
     from penstock import tcp as tcp
     from penstock import types as types
     from penstock._core import Batch, Draft, Message
+    from penstock.address import Address, publisher, subscriber
     from penstock.calls import client, server
+    from penstock.channel import Ledger, Overflow, Publisher, Subscriber
     from penstock.types import Image
 
 _ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp", "types")
+_HOMES = {
+    "_core": ("Batch", "Draft", "Message"),
+    "address": ("Address", "publisher", "subscriber"),
+    "calls": ("client", "server"),
+    "channel": ("Ledger", "Overflow", "Publisher", "Subscriber"),
+    "types": ("Image",),
+}
 
 __version__ = "0.1.0"
 
@@ -75,14 +82,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("client", "server"):
-        return getattr(importlib.import_module("penstock.calls"), name)
-    if name in ("Message", "Batch", "Draft"):
-        from penstock import _core
-
-        return getattr(_core, name)
-    if name == "Image":
-        return importlib.import_module("penstock.types").Image
-    if name in _ROOMS:
+    if name in _ROOMS or name in _HOMES:
         return importlib.import_module(f"penstock.{name}")
+    for home, names in _HOMES.items():
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(f"penstock.{home}"), name)
+            return found
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_ROOMS})

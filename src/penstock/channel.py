@@ -245,6 +245,10 @@ class Publisher(Handle, Generic[T]):
     def publish(self, data: Buffer | T) -> int | None:
         """Publish a copy of ``data``; gives its ordinal where the reach knows it."""
 
+    def set(self, data: Buffer | T, **options: Any) -> int | None:
+        """``publish`` for topics that have a state, opened with ``latest=True``: this is its value from now on."""
+        return self.publish(data, **options)
+
     @abstractmethod
     def publish_many(self, batch: Iterable[Buffer | T]) -> int:
         """Publish each of them, in order; gives how many were published.

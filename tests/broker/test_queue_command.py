@@ -117,3 +117,8 @@ def test_what_a_subscriber_was_sent_ahead_and_did_not_read_is_not_counted(server
     with client.subscribe("q", ack="manual") as consumer:
         found = {bytes(message): consumer.deliveries(message) for message in (consumer.receive(LONG) for _ in range(5))}
     assert found == {b"0": 2, b"1": 1, b"2": 1, b"3": 1, b"4": 1}, "one was tried, the others were never read"
+
+
+@pytest.mark.parametrize("verb", ["show", "set", "purge", "pause", "resume", "peek", "redrive", "delete"])
+def test_a_queue_that_is_not_there_is_a_wrong_argument(queue: Callable[..., str], verb: str) -> None:
+    assert "there is no queue nix" in queue(verb, "nix", *(["--ttl", "5s"] if verb == "set" else []), code=2)

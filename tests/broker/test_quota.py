@@ -135,3 +135,38 @@ def test_kept_forever(serve: Callable[..., Server], tmp_path: Path) -> None:
         client.purge("q")
         server.broker.trim()
         assert client.statistics()["first"] == 1
+
+
+@pytest.mark.parametrize("way", ["nack", "queues"])
+def test_records_beyond_the_quota_have_a_bound(
+    serve: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """What says that messages were delivered, returned or that queues came and went does not add up for ever."""
+    monkeypatch.setattr("penstock.broker.store.STATE_BYTES", 65_536)
+    server = serve(limits=Limits(quota_bytes=QUOTA))
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.publish_many("t", [b"small"] * 1000)
+        count = 1000 + fill(client)
+    wire = Wire(server.port).hello()
+    if way == "queues":
+        for _ in range(40):
+            wire.send(b"QUEUE other topics=some.topic\nDELETE other\n" * 500 + b"PING\n")
+            while wire.line() != "PONG":
+                pass
+    else:
+        wire.send(b"SUB q credit=1000\n")
+        assert wire.line() == "OK"
+        for _ in range(150):
+            positions: list[int] = []
+            while len(positions) < 1000:
+                line = wire.line()
+                if line.startswith("MSG"):
+                    positions.append(int(line.split()[3]))
+            wire.send(b"".join(b"NACK q %d\n" % position for position in positions))
+    wire.close()
+    assert size(tmp_path / "broker") < QUOTA + (3 << 19)
+    server.close()
+    server = serve(limits=Limits(quota_bytes=QUOTA))
+    with Client(port=server.port) as client:
+        assert [(entry["queue"], entry["depth"]) for entry in client.queues()] == [("q", count)]

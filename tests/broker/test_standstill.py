@@ -12,8 +12,6 @@ from penstock import address
 from penstock.broker import Client, Limits, Server
 from penstock.broker.explain import explain
 from penstock.broker.queue import Queue
-from penstock.errors import CorruptionError
-from penstock.journal.repairs import repair
 from tests.broker.conftest import LONG, until
 
 
@@ -105,21 +103,3 @@ def test_the_brokers_own_copies_have_a_bound_beyond_the_quota(
         known = {entry["queue"]: entry for entry in client.queues()}
         assert known["q"]["depth"] + known["q.dead"]["depth"] == 40, "they wait, none is lost"
         assert server.broker.store.statistics().stored_bytes < 4_000_000 * 9 // 8 + (1 << 20) + 65_536
-
-
-def test_a_broker_that_does_not_start_for_a_damaged_message_names_what_mends_it(
-    serve: Callable[..., Server], tmp_path: Path
-) -> None:
-    """It may have been a delayed one, of which nobody else would tell."""
-    server = serve()
-    with Client(port=server.port) as client:
-        client.queue("q", topics="t")
-        for number in range(5):
-            client.publish("t", b"%d" % number * 5000)
-    server.close()
-    damage(tmp_path / "broker", b"2" * 3000)
-    with pytest.raises(CorruptionError, match="'penstock journal repair' keeps all that is whole"):
-        Server(tmp_path / "broker", 0)
-    repair(tmp_path / "broker")
-    with Server(tmp_path / "broker", 0).start() as server, Client(port=server.port) as client:
-        assert look(client, "q")["depth"] == 4

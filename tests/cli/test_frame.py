@@ -16,6 +16,8 @@ import penstock
 from penstock import _core
 from penstock.cli import COMMANDS, Entry, load
 from penstock.cli.group import application
+from penstock.journal import Journal
+from penstock.recording.story import read_story
 
 from .command import HERE, environment, run
 
@@ -117,18 +119,27 @@ def test_completion_gives_addresses_in_use(variables: dict[str, str]) -> None:
         ("penstock info shm", "shm:{1}"),
         ("penstock info shm : {0}", "{1}"),
         ("penstock pipeline roll", "rollup"),
+        ("penstock play {3}/run --topic ", "front.a"),
+        ("penstock export {3}/run --to csv -t fro", "front.a"),
+        ("penstock journal cat {3}/run --topic fro", "front.a"),
+        ("penstock sub journal : {3}/ru", "{3}/run"),
+        ("penstock sub journal : {3}/run", "{3}/run#front.a"),
+        ("penstock sub journal : {3}/", "{3}/deep/er/log"),
         ("penstock queue show broker : //127.0.0.1 : 1 job", "jobs-{2}"),
     ],
 )
-def test_completion_in_bash_survives_colons(words: str, answer: str) -> None:
+def test_completion_in_bash_survives_colons(words: str, answer: str, tmp_path: Path) -> None:
     """Bash ends a word at each colon, and puts the answer in the place of the last one."""
     key = uuid.uuid4().hex[:8]
-    typed = words.format(f"/complete-{key}").split()
+    typed = words.format(f"/complete-{key}", None, None, tmp_path).split(" ")
+    for place in ("run", "deep/er/log"):
+        with Journal(tmp_path / place) as journal:
+            journal.append("front.a", b"x")
     queue = _core.Counters("broker", "queue", f"jobs-{key}")
     with penstock.publisher(f"shm:/complete-{key}-whole"):
         done = run(_PENSTOCK_COMPLETE="complete_bash", COMP_WORDS="\n".join(typed), COMP_CWORD=str(len(typed) - 1))
     queue.close()
-    expected = answer.format(None, f"/complete-{key}-whole", key)
+    expected = answer.format(None, f"/complete-{key}-whole", key, tmp_path)
     assert expected in done.stdout.splitlines() and not done.stderr, (done.stdout, done.stderr)
 
 
@@ -161,10 +172,63 @@ def test_a_full_disk_behind_the_output_is_one_sentence(arguments: str) -> None:
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "No space left" in done.stderr, done.stderr
 
 
-def test_a_closed_output_is_no_failure() -> None:
-    assert through_a_shell("{penstock} --version >&-").returncode == 0
+@pytest.mark.parametrize("options", ["", "--raw", "--json", "--follow"])
+def test_a_closed_output_is_one_sentence(tmp_path: Path, options: str) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.append("t", b"x")
+    done = through_a_shell(f"{{penstock}} journal cat {tmp_path}/j {options} >&-")
+    assert done.returncode == 1 and done.stderr == "penstock: standard output is closed: there is nowhere to print to\n"
+
+
+def test_a_closed_output_ends_only_what_needs_it(tmp_path: Path) -> None:
     assert through_a_shell("{penstock} --version 2>&-").stdout.startswith("penstock ")
+    assert through_a_shell("{penstock} --version >&- <&-").returncode == 1
     assert through_a_shell("{penstock} subb >&- 2>&-").returncode == 2
+    name = f"shm:/unheard-{uuid.uuid4().hex[:8]}"
+    done = through_a_shell(f"{{penstock}} record {name} -o {tmp_path}/r --seconds 0.1 >&-")
+    assert done.returncode == 0 and not done.stderr
+    assert read_story(tmp_path / "r").ended, "it worked to its end"
+
+
+STARTS = """
+import os, signal, sys
+from penstock.cli import exits
+
+if sys.argv[1] == "start":
+    exits.end_at_once()
+    try:
+        os.kill(os.getpid(), signal.{0})
+    except BaseException:
+        pass
+else:
+    class Dropped:
+        def __del__(self):
+            os.kill(os.getpid(), signal.{0})
+
+    def command():
+        Dropped()
+        while True:
+            signal.pause()
+
+    with exits.ending():
+        exits.unwinding(command)()
+"""
+
+
+@pytest.mark.parametrize("place", ["start", "finaliser"])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_no_signal_is_swallowed(name: str, code: int, place: str) -> None:
+    """Python drops what is raised in a finaliser, and a library may catch everything while it is imported."""
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS.format(name), place], capture_output=True, text=True, timeout=60, env=environment()
+    )
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_job_in_the_background_ignores_ctrl_c() -> None:
+    code = "import signal; from penstock.cli import exits; exits.end_at_once(); signal.raise_signal(signal.SIGINT)"
+    line = f"trap '' INT; {sys.executable} -c '{code}'"
+    assert subprocess.run(["sh", "-c", line], timeout=60, env=environment(), check=False).returncode == 0
 
 
 def leaves(command: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -124,12 +124,17 @@ def test_a_broken_gateway_file_is_told_with_its_line(folder: Path) -> None:
     assert "bad.json, line 1" in sentence(folder, USAGE, "run", "bad.json")
 
 
-@pytest.mark.parametrize(("name", "what"), [("align", "--set onto=TOPIC"), ("rollup", "at least one aggregate")])
-def test_what_a_pipeline_misses_is_told_before_spark_starts(folder: Path, name: str, what: str) -> None:
+@pytest.mark.parametrize(("name", "settings", "what"), [
+    ("align", (), "--set onto=TOPIC"), ("rollup", (), "at least one aggregate"),
+    ("rollup", ("--set", "every_s=1", "--set", "n=count(*)"), "every_s=1 is no aggregate"),
+])  # fmt: skip
+def test_what_a_pipeline_misses_is_told_before_spark_starts(
+    folder: Path, name: str, settings: tuple[str, ...], what: str
+) -> None:
     pytest.importorskip("numpy")
     with Journal(folder / "log") as journal:
         journal.append("t", b"x")
-    said = sentence(folder, USAGE, "pipeline", name, "--from", "log", "--to", "out")
+    said = sentence(folder, USAGE, "pipeline", name, "--from", "log", "--to", "out", *settings)
     assert what in said and "rows" not in said
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.channel import Overflow
 from penstock.gateway import ConfigurationError, Filter, Policy, Restart, read
-from penstock.gateway.configuration import from_json, parse
+from penstock.gateway.configuration import from_json, imported, parse
 from penstock.gateway.loaders import recipe
+from penstock.gateway.place import Place
 
 KIND = {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}
 A, B = {"name": "a", "loader": KIND}, {"name": "b", "loader": KIND}
@@ -195,3 +196,18 @@ def test_any_text_is_data_or_a_clear_refusal(text: str) -> None:
         from_json(text)
     except ConfigurationError as error:
         assert "line" in str(error) or "twice" in str(error)
+
+
+def test_a_misspelled_package_is_a_wrong_file_and_a_missing_one_of_a_module_is_not(tmp_path: Path) -> None:
+    (tmp_path / "wants.py").write_text("import not_there_at_all\n")
+    for name, cause in (("no_such_package:Module", None), ("wants:Module", ModuleNotFoundError)):
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(ConfigurationError, match="importing") as told:
+            patch.syspath_prepend(tmp_path)
+            imported(Place(name, "class"))
+        assert type(told.value.__context__) is (cause or type(None))
+
+
+def test_a_file_that_ends_in_the_middle_is_told_with_its_last_line(tmp_path: Path) -> None:
+    (tmp_path / "gateway.toml").write_text("links = []\nmodules = [\n")
+    with pytest.raises(ConfigurationError, match="line 2"):
+        read(tmp_path / "gateway.toml")

@@ -858,3 +858,202 @@ def test_links_that_share_a_buffer_are_counted_each_alone(gateway: Gateway, tmp_
         info = gateway.broker.info(one)
         assert info.lost + sum(content.startswith(link) for content in uplink.got) == 800
         assert info.handled == 800, "stored"
+
+
+# ---- nothing that a durable source gave is passed over
+
+
+class _Backlogged(_FromBacklog):
+    """Gives ten; with ``many`` in the configuration, so many."""
+
+    def create(self, broker: Any, configuration: Any) -> None:
+        super().create(broker, configuration)
+        self.backlog.left = deque(range((configuration or {}).get("many", 10)))
+
+
+def test_what_a_full_sink_refuses_is_given_back_and_comes_again(gateway: Gateway) -> None:
+    gateway.add_module("queue", _Backlogged)
+    gateway.add_module("sink", _OneByOne, queue=QueueOptions(depth=2, timeout_s=0.05))
+    gateway.add_link("queue", "sink")
+    refused = threading.Event()
+    gateway.add_event_callback(Event.PUBLISH_REFUSED, lambda *_: refused.set())
+    gateway.start()
+    assert refused.wait(60)
+    queue, sink = gateway.module("queue"), gateway.module("sink")
+    sink.kill()
+    eventually(lambda: {*sink.got} == {b"%d" % n for n in range(10)} and {*queue.backlog.acked} == {*range(10)})
+
+
+def test_what_a_full_sink_refuses_of_a_brokers_queue_comes_again(server: Server) -> None:
+    with Client("127.0.0.1", server.port) as client, Gateway() as gateway:
+        gateway.add_module("sink", _OneByOne, queue=QueueOptions(depth=2, timeout_s=0.05))
+        gateway.add_link(f"broker://127.0.0.1:{server.port}/night?queue=night", "sink")
+        refused = threading.Event()
+        gateway.add_event_callback(Event.PUBLISH_REFUSED, lambda *_: refused.set())
+        gateway.start()
+        for n in range(10):
+            client.publish("night", b"%d" % n)
+        assert refused.wait(60)
+        sink = gateway.module("sink")
+        sink.kill()
+        eventually(lambda: {*sink.got} == {b"%d" % n for n in range(10)})
+
+
+class _Unsure(_Backlog):
+    """Whose acknowledgements fail once."""
+
+    failed = False
+
+    def ack_many(self, batch: list[int], begin: int, end: int) -> None:
+        if not self.failed:
+            self.failed = True
+            raise OSError("the disk is full")
+        super().ack_many(batch, begin, end)
+
+
+def test_what_was_read_is_published_also_when_an_acknowledgement_fails(gateway: Gateway) -> None:
+    gateway.add_module("queue", _FromBacklog)
+    gateway.module("queue").backlog = _Unsure(500)
+    gateway.add_module("sink", Collector)
+    gateway.add_link("queue", "sink")
+    gateway.start()
+    backlog = gateway.module("queue").backlog
+    eventually(lambda: backlog.failed and {*backlog.acked} == {*range(500)})
+
+
+def test_a_message_that_is_tried_again_keeps_no_other_from_being_acknowledged(gateway: Gateway) -> None:
+    gateway.add_module("queue", _Backlogged, {"many": 640})
+    gateway.add_module("sink", _FailsAt)
+    gateway.add_link("queue", "sink", None, AGAIN)
+    gateway.start()
+    backlog, sink = gateway.module("queue").backlog, gateway.module("sink")
+    eventually(lambda: len(backlog.acked) == 640 - 32)
+    assert {*range(640)} - {*backlog.acked} == {*range(32, 64)}, "the bad one's own group"
+    sink.well.set()
+    eventually(lambda: {*backlog.acked} == {*range(640)})
+
+
+def test_an_older_one_that_is_tried_again_at_the_second_hop_keeps_nobody(gateway: Gateway) -> None:
+    gateway.add_module("queue", _Backlogged, {"many": 64})
+    gateway.add_module("between", Passer)
+    gateway.add_module("sink", _FailsAt)
+    gateway.add_link("queue", "between")
+    gateway.add_link("between", "sink", None, AGAIN)
+    gateway.start()
+    backlog, sink = gateway.module("queue").backlog, gateway.module("sink")
+    eventually(lambda: 33 in sink.tried and len(sink.got) == 63)
+    backlog.left.extend(range(64, 128))
+    eventually(lambda: {*range(64, 128)} <= {*backlog.acked})
+    assert not {*range(32, 64)} & {*backlog.acked}
+    sink.well.set()
+    eventually(lambda: {*backlog.acked} == {*range(128)})
+
+
+class _FailsAt(Collector):
+    """Fails at 33 until it is well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.well = threading.Event()
+        self.tried: set[int] = set()
+
+    def receive(self, message: GatewayMessage) -> None:
+        self.tried.add(int(bytes(message)))
+        if bytes(message) == b"33" and not self.well.is_set():
+            raise OSError("not well")
+        super().receive(message)
+
+
+def test_what_a_full_sink_refuses_of_a_process_is_not_taken_for_handled(gateway: Gateway) -> None:
+    gateway.add_module("queue", _Backlogged)
+    gateway.add_module("mapper", "penstock.gateway.modules:PropertyMapper", {"set": {"a": "b"}}, loader="process")
+    gateway.add_module("sink", _OneByOne, queue=QueueOptions(depth=2, timeout_s=0.05))
+    gateway.add_link("queue", "mapper")
+    gateway.add_link("mapper", "sink", None, AGAIN)
+    refused = threading.Event()
+    gateway.add_event_callback(Event.PUBLISH_REFUSED, lambda *_: refused.set())
+    gateway.start()
+    assert refused.wait(60)
+    queue, sink = gateway.module("queue"), gateway.module("sink")
+    assert queue.backlog.acked == []
+    sink.kill()
+    eventually(lambda: {*sink.got} == {b"%d" % n for n in range(10)} and {*queue.backlog.acked} == {*range(10)})
+
+
+def test_a_shared_buffers_books_balance_over_restarts(tmp_path: Path) -> None:
+    store = f"journal:{tmp_path / 'store'}?retain_bytes=524288"
+    lost, got, said = 0, 0, 0
+    for run in range(4):
+        with Gateway() as gateway:
+            gateway.add_module("uplink", _OneByOne, queue=QueueOptions(depth=4))
+            for name in ("a", "b"):
+                gateway.add_module(name, Collector)
+                gateway.add_link(name, "uplink", buffer=store)
+            gateway.start()
+            buffers = [info.handle for info in gateway.modules() if "buffer" in info.name]
+            uplink = gateway.module("uplink")
+            for n in range(250 if run < 3 else 0):
+                for name in ("a", "b"):
+                    say(gateway, name, b"%d %d" % (run, n) + bytes(2000))
+                    said += 1
+            if run == 3:  # until then it takes none
+                uplink.kill()
+                eventually(lambda: all(one._next == one._following() and not one._out for one in buffers))  # noqa: B023
+            workers = [gateway.broker.worker_of(one) for one in buffers]
+            eventually(lambda: all(worker.idle for worker in workers))  # noqa: B023
+            gateway.destroy(60 if run == 3 else 0.5)
+            lost += sum(worker.gone for worker in workers)
+            got += len(uplink.got) if run == 3 else 0
+    assert (lost > 0, lost + got) == (True, said)
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_is_not_handled_at_the_second_hop_is_stored_where_its_source_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    gateway = Gateway()
+    gateway.add_module("queue", _Backlogged, {"many": 20})
+    gateway.add_module("between", Passer)
+    gateway.add_module("sink", _OneByOne)
+    gateway.add_link("queue", "between")
+    gateway.add_link("between", "sink", None, AGAIN)
+    gateway.start()
+    if not kept:
+        gateway.module("between").publish(b"of its own accord")
+    worker = gateway.broker.worker_of(gateway.module("sink"))
+    count = 20 if kept else 21
+    eventually(lambda: worker.waiting == count)
+    monkeypatch.setattr(Ending, "within", lambda _: Ending(Deadline(0), Deadline(60), Deadline(60)))
+    assert gateway.destroy(1) is kept, "nothing is lost, or what was its own may be"
+    (info,) = (one for one in gateway.modules() if one.name == "sink")
+    assert info.stored + info.handled + info.lost + info.ledger.dropped.get("closed", 0) == count
+    assert (info.stored > 0, info.sources, info.handle) == (kept, ("between",), None)
+
+
+def test_who_says_how_to_try_again_wants_at_least_once(gateway: Gateway) -> None:
+    for name in ("a", "b"):
+        gateway.add_module(name, Fails)
+    gateway.add_link("a", "b", None, LinkOptions(max_tries=3, backoff_s=0.01))
+    gateway.start()
+    say(gateway, "a", b"bad")
+    eventually(lambda: gateway.module("b").tried == [b"bad"] * 3)
+    with pytest.raises(InvalidArgument, match="at_least_once"):
+        LinkOptions(delivery=Delivery.AT_MOST_ONCE, max_tries=3)
+
+
+def test_names_that_could_be_outputs_are_refused(gateway: Gateway) -> None:
+    gateway.add_module("sorter", Collector)
+    gateway.add_module("north.sorter", Collector)
+    for name in ("sorter.rejected", "north"):
+        with pytest.raises(InvalidArgument, match="outputs"):
+            gateway.add_module(name, Collector)
+    with pytest.raises(AddLinkError, match="names no output"):
+        gateway.add_link("sorter.", "north.sorter")
+    loader = {"name": "python", "entrypoint": "tests.gateway.conftest:Collector"}
+    modules = [{"name": name, "loader": loader} for name in ("sorter.rejected", "sorter")]
+    with pytest.raises(ConfigurationError, match=r"modules\[0\].name: 'sorter.rejected' reads as an output"):
+        parse({"modules": modules, "links": []})
+    with pytest.raises(ConfigurationError, match=r"links\[0\].source: 'sorter.' names no output"):
+        parse({"modules": modules[1:], "links": [{"source": "sorter.", "sink": "sorter"}]})
+    with pytest.raises(ConfigurationError, match=r"modules\[0\].stuck_after_s: .* above 0"):
+        parse({"modules": [{**modules[1], "stuck_after_s": 0}], "links": []})

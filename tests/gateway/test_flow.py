@@ -30,21 +30,24 @@ def test_what_a_link_carried_is_counted_from_its_joining() -> None:
         gateway.add_link("source", "early")
         gateway.add_link("source", "picky", Filter(properties={"unit": "C"}))
         for number in range(6):
-            gateway.module("source").publish(b"x", {"unit": "CF"[number % 2]})
+            gateway.module("source").publish(b"xyz", {"unit": "CF"[number % 2]})
         gateway.add_link("source", "late")
         for _ in range(4):
-            gateway.module("source").publish(b"x", {"unit": "F"})
+            gateway.module("source").publish(b"xyz", {"unit": "F"})
         eventually(lambda: len(gateway.module("late").got) == 4)
 
         def counted() -> bool:
             found = links()
             return (
                 [found[f"source -> {sink}"]["delivered"] for sink in ("early", "late", "picky")] == [10, 4, 3]
+                and [found[f"source -> {sink}"]["bytes"] for sink in ("early", "late", "picky")] == [30, 12, 9]
                 and found["source -> picky"]["matched"] == 10
                 and found["source -> picky"]["dropped"] == {"filtered": 7}
             )
 
         eventually(counted)
+        mine = [block for block in counters_read() if (block["pid"], block["kind"]) == (os.getpid(), "module")]
+        assert {b["name"]: b["bytes"] for b in mine} == {"source": 0, "early": 30, "late": 12, "picky": 9}
         gateway.remove_link("source", "late")
         assert "source -> late" not in links()
     assert not links()

@@ -205,6 +205,56 @@ def test_file_tail_keeps_its_place_when_its_lines_were_handled(tmp_path: Path) -
     assert place.stat().st_mode & 0o777 == 0o600
 
 
+def test_file_tail_reads_once_more_what_was_lost_on_its_way(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"".join(b"%d\n" % n for n in range(600)))
+    with Gateway() as gateway:
+        gateway.add_module("sink", Collector)
+        args = {"file": str(file), "poll_s": 0.01, "from_start": True, "place": str(tmp_path / "place")}
+        gateway.add_module("tail", modules.FileTail, args)
+        gateway.add_link("tail", "sink")
+        sink, tail = gateway.module("sink"), gateway.module("tail")
+        sink.gate.clear()
+        gateway.start()
+        worker = gateway.broker.worker_of(sink)
+        eventually(lambda: worker.waiting == 600)
+        worker.post(lambda: worker.lose(worker.queue.queued and len(worker.queue.read_many(1000, 0))))
+        sink.gate.set()
+        eventually(lambda: {*sink.got} == {b"%d" % n for n in range(600)})
+        assert {(bytes(m), m.properties["line"]) for m in sink.messages} == {
+            (b"%d" % n, str(n + 1)) for n in range(600)
+        }, "each under the same number"
+        eventually(lambda: not tail._in_flight() and tail._place.handled.split()[1] == str(file.stat().st_size))
+        # Those of a file that was moved away are read once more too, before the next file is.
+        sink.gate.clear()
+        with file.open("ab") as more:
+            more.write(b"last 1\nlast 2\n")
+        eventually(lambda: worker.waiting == 2)
+        file.rename(tmp_path / "moved")
+        file.write_bytes(b"new\n")
+        worker.post(lambda: worker.lose(worker.queue.queued and len(worker.queue.read_many(1000, 0))))
+        sink.gate.set()
+        eventually(lambda: sink.got[-1:] == [b"new"])
+        assert b"last 1" in sink.got
+        assert b"last 2" in sink.got
+
+
+def test_file_tail_keeps_the_place_where_it_began(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"old\n")
+    args = {"file": str(file), "poll_s": 0.01, "place": str(tmp_path / "place")}
+    for line in (b"", b"new\n"):
+        with file.open("ab") as more:
+            more.write(line)
+        with Gateway() as gateway:
+            gateway.add_module("sink", Collector)
+            gateway.add_module("tail", modules.FileTail, args)
+            gateway.add_link("tail", "sink")
+            gateway.start()
+            sink = gateway.module("sink")
+            eventually(lambda: (tmp_path / "place").exists() and sink.got == [b"new"] * bool(line))  # noqa: B023
+
+
 def test_property_mapper(gateway: Gateway) -> None:
     sink = through(gateway, modules.PropertyMapper, {"rename": {"a": "b"}, "set": {"c": "3"}, "drop": ["d"]})
     message = GatewayMessage(b"content", {"a": "1", "d": "4", "e": "5"})

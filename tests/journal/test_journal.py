@@ -17,6 +17,7 @@ import penstock
 from penstock._core.broker import batch_names, range_batch
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError, StateError
 from penstock.journal import Details, Entry, Journal
+from penstock.journal.verify import verify
 
 LONG = 30.0
 
@@ -184,6 +185,33 @@ def test_state_that_no_function_gives_is_carried_too(tmp_path: Path) -> None:
             journal.append("a", bytes(20_000))
     with Journal(tmp_path / "j") as journal:
         assert list(journal.state_records()) == [(9, b"all")]
+
+
+@pytest.mark.parametrize("messages", [0, 3])
+def test_a_segment_of_state_alone_is_replaced(tmp_path: Path, messages: int) -> None:
+    """It makes room, readers beside it go on, and an older frontier, as after a power cut, is no damage."""
+    with Journal(tmp_path / "j") as journal, Journal(tmp_path / "j", mode="read") as reader:
+        for number in range(messages):
+            journal.append("a", b"%d" % number)
+        journal.roll(full=False)
+        journal.on_snapshot(lambda: [(1, b"whole")], kinds=[1])
+        for _ in range(3):
+            for _ in range(20):
+                journal.commit(states=[(1, bytes(5000))])
+            frontier = (tmp_path / "j" / "frontier").read_bytes()
+            journal.roll(full=False)
+            assert [bytes(message) for message in reader.read_many(1)] == [b"%d" % n for n in range(messages)]
+        logs = sorted(path.name for path in (tmp_path / "j").glob("*.log"))
+        assert len(logs) == (2 if messages else 1)
+        assert logs[-1].endswith("-0003.log" if messages else "-0004.log"), "one more, where the first had no message"
+        journal.append("b", b"after")
+        assert [(m.channel, bytes(m)) for m in reader.read_many(messages + 1)] == [("b", b"after")]
+        assert reader.topics.keys() == ({"a", "b"} if messages else {"b"})
+    (tmp_path / "j" / "frontier").write_bytes(frontier)
+    with Journal(tmp_path / "j", refuse_damage=True) as journal:
+        assert list(journal.state_records()) == [(1, b"whole")]
+        assert journal.append("a", b"next") == messages + 2
+    assert not verify(tmp_path / "j")
 
 
 def test_find_by_ordinal_and_time(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_a_recorded_proof_is_of_no_use() -> None:
 def test_bytes_on_the_wire() -> None:
     assert protocol.handshake() == bytes.fromhex("0c000100010000000000000000")
     ours = protocol.handshake(0, protocol.Extension(next_ordinal=7, wants_token=True))
-    assert ours[:12] == bytes.fromhex("0c0001004900000000000000"), "a plain header, whatever follows"
+    assert ours[:12] == bytes.fromhex("0c0001005500000000000000"), "a plain header, whatever follows"
     assert ours[12:17] == b"\0PNSK" and ours[17:21] == bytes.fromhex("01000800")
-    assert ours[protocol.NEXT_ORDINAL_OFFSET :][:8] == (7).to_bytes(8, "little")
+    assert ours[protocol.NEXT_ORDINAL_OFFSET :][:12] == (7).to_bytes(8, "little") + bytes.fromhex("09000800")
 
 
 def test_fields_that_nobody_knows_are_skipped() -> None:

@@ -204,6 +204,7 @@ int read_once(penstock_shm_subscriber *subscriber, penstock_shm_message *message
     std::uint64_t news = lost - std::exchange(subscriber->drops_told, lost);
     if (news && subscriber->dropped) subscriber->dropped(subscriber->dropped_context, subscriber, news);
     if (found != Found::message) return 0;
+    subscriber->handle.counters->note_read();
     subscriber->handle.tell_publishers();
     message_of(view, message);
     return 1;
@@ -399,6 +400,7 @@ int penstock_shm_read_newest(penstock_shm_subscriber *subscriber, penstock_shm_m
         check(subscriber);
         View view;
         if (subscriber->handle.read_newest(view) != Found::message) return 0;
+        subscriber->handle.counters->note_read();
         message_of(view, message);
         return 1;
     });

@@ -150,7 +150,7 @@ class Broker:
             self.delayed.read()
         except CorruptionError as error:
             self.store.close()
-            raise CorruptionError(f"{error}; 'penstock journal repair' keeps all that is whole", error.place) from None
+            raise CorruptionError(f"{error}; {getattr(self.store, 'mended_by', '')}", error.place) from None
         self._read_identifiers()
 
     def _apply(self, kind: int, data: bytes) -> None:

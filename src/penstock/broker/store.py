@@ -25,8 +25,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock._core.broker import batch_bytes, batch_names, message_ids
 from penstock._core.journal import TopicFilter
 from penstock.broker.records import KINDS
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import InvalidArgument
 from penstock.journal.layout import MARKER_NAME, latest_segments, segment_name
+from penstock.journal.recovery import mended_by
 from penstock.quantities import duration_s, is_duration, is_size, size_bytes
 from penstock.topics import MAX_NAME_BYTES
 
@@ -75,7 +76,9 @@ class Keep:
 DEFAULT_KEEP = "1GiB"
 KEEP_NOTHING = Keep(bytes=0)
 ROLL_BYTES = 1 << 20  # a segment with less is not worth a new one
-MESSAGE_BYTES = 128  # what goes around a message, about
+STATE_BYTES, STATE_PART = 4 << 20, 8  # a segment with more state than this, and this part of all it has, is ended
+AHEAD_BYTES = 1 << 20  # the journal allocates so much ahead of its end
+MESSAGE_BYTES, INDEX_BYTES = 128, 64  # what goes around a message, about, and so much of it beside the log
 RESERVE_NAME = "reserve"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -219,19 +222,20 @@ class JournalStore:
         self.keep = KEEP_NOTHING if options.pop("retain_queues", False) else Keep.parse(str(keep))
         self.kept = "0" if self.keep is KEEP_NOTHING else str(keep)  #: what ``--keep`` says
         self._needs_queues = self.keep is KEEP_NOTHING
-        try:
-            self._journal = Journal(directory, retain_queues=not self.keep.forever, **options)
-        except CorruptionError as error:
-            text = f"{error}; 'penstock journal repair {directory}' keeps all that is whole"
-            raise CorruptionError(text, error.place) from None
+        # A queue whose record is damaged would be gone without a word, so damage is refused.
+        self._journal = Journal(directory, retain_queues=not self.keep.forever, refuse_damage=True, **options)
+        self.mended_by = mended_by(self._journal.directory)
         self._journal.on_snapshot(snapshot, KINDS)
         self._writer = self._journal.writer
         self.identity = str(self._journal.uuid)
         self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
-        self._looked_bytes, self._looked_at = 0, 0.0  # the size of the directory, and when it was taken
-        self._written_bytes = self._staged_bytes = 0  # since then, and for the next commit
+        self._looked_bytes, self._looked_at = 0, 0.0  # of all but the active log, and when it was looked at
+        self._index_bytes = self._staged_bytes = 0  # since then, and for the next commit
+        # of the active segment, and of the snapshot that it began with
+        self._state_bytes = sum(len(data) + MESSAGE_BYTES for _, data in self._journal.state_records())
+        self._snapshot_bytes = 0
         self._reserve = Reserve(self._journal.directory / RESERVE_NAME)
 
     def stage(
@@ -253,25 +257,34 @@ class JournalStore:
             self.topics.update(names)
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
         self._staged_bytes += batch_bytes(batch) + MESSAGE_BYTES * len(batch)
+        self._index_bytes += INDEX_BYTES * len(batch)
         first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
         return range(first, last + 1)
 
     def record(self, kind: int, data: bytes) -> None:
         """State goes into the same batch as what is staged."""
         self._staged_bytes += len(data) + MESSAGE_BYTES
+        self._state_bytes += len(data) + MESSAGE_BYTES
         self._writer.stage_state(kind, data)
 
     def commit(self) -> None:
         """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
-        staged, self._staged_bytes = self._staged_bytes, 0
+        self._staged_bytes = 0
         try:
             self._writer.commit()
         except OSError as error:
             if error.errno in DISK_FULL:
                 self._reserve.give(Reserve.FOR_ROLLING)
             raise
-        self._written_bytes += staged
-        self._journal.roll()
+        most_state = max(STATE_BYTES + self._writer.end // STATE_PART, 2 * self._snapshot_bytes)
+        self._roll(full=self._state_bytes <= most_state)
+
+    def _roll(self, full: bool = True) -> None:
+        """Begin a new segment if the active one is full, or whatever it has."""
+        before = self._writer.end
+        self._journal.roll(full=full)
+        if not full or self._writer.end < before:
+            self._state_bytes, self._snapshot_bytes, self._looked_at = 0, self._writer.end, 0.0
 
     def read(
         self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
@@ -323,10 +336,10 @@ class JournalStore:
         self._looked_at = 0.0
         removed = journal.retain(passed=passed, wait=False)
         unneeded = passed is not None and passed >= journal.frontier - 1 and journal.first < journal.frontier
-        if unneeded and not removed and (urgent or self._writer.end >= ROLL_BYTES):
+        if unneeded and (urgent or self._writer.end >= ROLL_BYTES):
             if self._reserve.given:
                 self._reserve.give(0)
-            journal.roll(full=False)  # nothing in the active segment is needed: end it, so that it can go
+            self._roll(full=False)  # nothing in the active segment is needed: end it, so that it can go
             return True
         return bool(removed)
 
@@ -356,18 +369,20 @@ class JournalStore:
         return not self._reserve.take()
 
     def statistics(self) -> StoreStatistics:
-        """Bounds are exact, the size is taken once a second."""
+        """Bounds are exact, sizes are taken once a second; what is allocated ahead counts before it is."""
         journal = self._journal
         now = time.monotonic()
         if now - self._looked_at > 1.0:
             self._looked_at = now
-            self._looked_bytes = self._written_bytes = 0
+            self._looked_bytes = self._index_bytes = 0
+            active = latest_segments(os.listdir(journal.directory))[-1:]
+            apart = {RESERVE_NAME, *(segment_name(*segment) for segment in active)}
             for entry in os.scandir(journal.directory):
-                if entry.name == RESERVE_NAME:
+                if entry.name in apart:
                     continue
                 with contextlib.suppress(FileNotFoundError):  # freed meanwhile
                     self._looked_bytes += entry.stat().st_blocks * 512
-        stored_bytes = self._looked_bytes + self._written_bytes + self._staged_bytes
+        stored_bytes = self._looked_bytes + self._index_bytes + self._writer.end + self._staged_bytes + AHEAD_BYTES
         return StoreStatistics(journal.first, journal.frontier, stored_bytes, self._writer.commits)
 
     @property

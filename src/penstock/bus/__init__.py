@@ -28,6 +28,7 @@ from penstock.bus.subscriber import (
     QueueSubscriber,
 )
 from penstock.channel import Overflow
+from penstock.history import kept_of
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -65,9 +66,17 @@ __all__ = [
 ]
 
 
-def open_publisher(address: Address, *, id: int = 0) -> Publisher:
-    """A publisher of messages with one id on the named bus."""
-    return Publisher(named_bus(address.name), id, name=str(address))
+def open_publisher(
+    address: Address,
+    *,
+    id: int = 0,
+    history: int | str | None = None,
+    latest: bool = False,
+    history_bytes: int | str | None = None,
+) -> Publisher:
+    """A publisher of messages with one id on the named bus; ``history`` is kept by the bus for who joins later."""
+    kept = kept_of(history, latest, history_bytes)
+    return Publisher(named_bus(address.name), id, name=str(address), kept=kept)
 
 
 def open_subscriber(
@@ -79,6 +88,7 @@ def open_subscriber(
     timeout: float | None = None,
     drop_above: int | None = None,
     priority: int = 0,
+    history: bool = True,
     on_message: Callable[[Message], Any] | None = None,
 ) -> QueueSubscriber:
     """A queue subscriber of one id on the named bus; ``on_message`` is called from a thread of its own."""
@@ -92,6 +102,7 @@ def open_subscriber(
         timeout=timeout,
         drop_above=drop_above,
     )
+    subscriber.history = history
     named_bus(address.name).add(subscriber)
     return subscriber.call_in_thread(on_message)
 

@@ -12,13 +12,24 @@ from penstock.errors import ClosedError
 
 if TYPE_CHECKING:
     from penstock.bus.bus import Bus
+    from penstock.history import Kept
 
 
 class Publisher(_native.Publisher, channel.Publisher):
     """Publishes messages of one id on one bus."""
 
-    def __init__(self, bus: Bus, id: int = 0, *, allocator: _native.Allocator | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        id: int = 0,
+        *,
+        allocator: _native.Allocator | None = None,
+        name: str = "",
+        kept: Kept | None = None,
+    ) -> None:
         super().__init__(bus, id, allocator, name or f"{bus.name}?id={id}")
+        if kept is not None and kept.messages:
+            bus._keep(id, *kept.words)
 
     def agree(self, terms: channel.Terms) -> None:
         self.bus.agree(self.id, terms)

@@ -54,9 +54,10 @@ class Request:
         self._way = way
         self._origin = envelope.origin
         self._done = False
-        self._deadline = time.monotonic() + envelope.left_ns / 1e9 if envelope.left_ns else None
+        now = time.monotonic()
+        self._deadline = now + envelope.left_ns / 1e9 if envelope.left_ns else None
         self._cancelled = False
-        self._looked = time.monotonic()
+        self._looked = now
         self.number = envelope.number  #: of the call, as its client counts them
         self.payload: bytes = envelope.payload
 
@@ -149,7 +150,7 @@ class Server(Handle):
         self.name = self.address
         scheme, _, name = self.address.partition(":")
         self._counters = Counters(scheme, "server", name.removeprefix("//"))
-        self._open: weakref.WeakValueDictionary[tuple[bytes, int], Request] = weakref.WeakValueDictionary()
+        self._open: dict[tuple[bytes, int], weakref.ref[Request]] = {}  # whoever forgets a request takes it out
         self._backlog: deque[Request] = deque()
         self._lock = threading.RLock()  # a finaliser may run inside a call of its own thread
         self._receiver = threading.get_ident()
@@ -228,7 +229,8 @@ class Server(Handle):
         way, envelope = found
         if envelope.kind is Kind.CANCEL:
             with self._lock:
-                request = self._open.get((envelope.origin, envelope.number))
+                found_open = self._open.get((envelope.origin, envelope.number))
+            request = None if found_open is None else found_open()
             if request is not None:
                 request._cancelled = True
             self._lane.drop(way)
@@ -238,7 +240,7 @@ class Server(Handle):
             return None
         request = Request(self, way, envelope)
         with self._lock:
-            self._open[envelope.origin, envelope.number] = request
+            self._open[envelope.origin, envelope.number] = weakref.ref(request)
         self._counters.add("matched")
         self._counters.add("bytes", len(envelope.payload))
         self._counters.set("last_ns", time.time_ns())
@@ -371,6 +373,7 @@ class Server(Handle):
     def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
         """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
         data = pack(Kind.FAILURE, number, 0, origin, b"the server gave no answer")
+        self._open.pop((origin, number), None)
         self._counters.drop("error")
 
         def tell() -> None:
@@ -414,7 +417,7 @@ class Server(Handle):
             if self._closed.is_set():
                 return
             self._closed.set()
-            pending = list(self._open.values())
+            pending = [request for reference in list(self._open.values()) if (request := reference()) is not None]
             self._open.clear()
         for request in pending:
             request._done = True

@@ -16,8 +16,8 @@ import itertools
 import os
 import queue
 import threading
-import time
 from collections.abc import Hashable
+from time import monotonic, monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock._core import Counters
@@ -63,11 +63,10 @@ class _Call:
         self.done = False
         self.answer = b""
         self.error: Exception | None = None
-        self.started_ns = time.monotonic_ns()
+        self.started_ns = monotonic_ns()
         self.loop = loop
         self.future: asyncio.Future[None] | None = None if loop is None else loop.create_future()
-        self.wake = threading.Lock()  # released by whoever has something for this call
-        self.wake.acquire()
+        self.wake: threading.Lock | None = None  # made by a thread that waits, released by who has something for it
 
 
 class Client(Handle, Generic[Asked, Answered]):
@@ -107,10 +106,11 @@ class Client(Handle, Generic[Asked, Answered]):
         ``TimeoutError``: none came in time, and the server was told so. ``PeerGone``: the server has died or closed, or
         there is none. ``CallFailed``: the server's function raised; the text says what.
         """
+        # The way of every call: written out, because each function call costs a tenth of a bare round trip.
         deadline = self._deadline(timeout)
-        payload = self._payload(data)
+        payload: Any = data if self._encode is None and data.__class__ is bytes else self._payload(data)
         try:
-            self._room.get(timeout=None if deadline is None else timeout)
+            self._room.get(deadline is None or timeout != 0, timeout if deadline is not None else None)
         except queue.Empty:
             raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)") from None
         try:
@@ -123,6 +123,8 @@ class Client(Handle, Generic[Asked, Answered]):
                 raise
         finally:
             self._room.put(None)
+        if call.error is None and self._answers is None:
+            return call.answer  # type: ignore[return-value]
         answer: Answered = self._result(call)
         return answer
 
@@ -142,7 +144,7 @@ class Client(Handle, Generic[Asked, Answered]):
             await self._send_async(loop, call, payload, deadline)
             self._watch(loop)
             assert call.future is not None
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            left = None if deadline is None else max(0.0, deadline - monotonic())
             async with asyncio.timeout(left):
                 await call.future
         except TimeoutError as error:
@@ -163,7 +165,7 @@ class Client(Handle, Generic[Asked, Answered]):
         import asyncio
 
         if self._lane.ready:
-            left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
+            left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1e9))
             data = pack(Kind.REQUEST, call.number, left, self._origin, payload)
             try:
                 call.peer = self._lane.send(data, 0.0)
@@ -185,7 +187,7 @@ class Client(Handle, Generic[Asked, Answered]):
         while not self._take_room():
             if self._closed:
                 raise ClosedError(f"the client of {self.address} was closed")
-            if deadline is not None and time.monotonic() >= deadline:
+            if deadline is not None and monotonic() >= deadline:
                 raise TimeoutError(f"{self.address}: as many calls are under way as may be (max_calls)")
             await asyncio.sleep(0.001)
 
@@ -206,7 +208,7 @@ class Client(Handle, Generic[Asked, Answered]):
         timeout = check_timeout(timeout)
         self._check()
         # What is longer than any program runs is no limit; clocks and locks could not count it.
-        return None if timeout is None or timeout > MAX_TIMEOUT_S else time.monotonic() + timeout
+        return None if timeout is None or timeout > MAX_TIMEOUT_S else monotonic() + timeout
 
     def _check(self) -> None:
         if self._closed:
@@ -217,13 +219,14 @@ class Client(Handle, Generic[Asked, Answered]):
     def _register(self, loop: asyncio.AbstractEventLoop | None) -> _Call:
         call = _Call(next(self._numbers), loop)
         with self._lock:
-            self._check()
+            if self._closed:
+                self._check()
             self._calls[call.number] = call
         self._counters.add("matched")
         return call
 
     def _send(self, call: _Call, payload: bytes, deadline: float | None) -> None:
-        left = 0 if deadline is None else max(1, int((deadline - time.monotonic()) * 1e9))
+        left = 0 if deadline is None else max(1, int((deadline - monotonic()) * 1e9))
         call.peer = self._lane.send(pack(Kind.REQUEST, call.number, left, self._origin, payload), deadline)
 
     def _result(self, call: _Call) -> Any:
@@ -241,20 +244,37 @@ class Client(Handle, Generic[Asked, Answered]):
 
     def _await(self, call: _Call, deadline: float | None) -> None:
         """Until the call is done, reading for all calls where nobody else reads."""
+        reading = self._reading
         try:
             while not call.done:
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
+                left = LOOK_S if deadline is None else deadline - monotonic()
+                if left <= 0:
                     raise TimeoutError(f"{self.address}: no answer in time")
-                if self._reading.acquire(blocking=False):
+                if reading.acquire(False):
                     try:
-                        self._read_once(LOOK_S if left is None else min(LOOK_S, left))
+                        if not call.done:  # by whoever read until now
+                            self._read_once(left if left < LOOK_S else LOOK_S)
                     finally:
-                        self._reading.release()
+                        reading.release()
                 else:
-                    call.wake.acquire(timeout=-1 if left is None else left)
+                    self._wait(call, -1 if deadline is None else left)
         finally:
-            self._hand_over()
+            if self._calls:
+                self._hand_over()
+
+    def _wait(self, call: _Call, left: float) -> None:
+        """Until somebody has something for this call, or reads no more."""
+        with self._lock:
+            if call.done:
+                return
+            if call.wake is None:
+                call.wake = threading.Lock()
+                call.wake.acquire()
+            wake = call.wake
+        if self._reading.acquire(False):  # whoever read has left before it could see that this thread waits
+            self._reading.release()
+            return
+        wake.acquire(timeout=left)
 
     def _read_once(self, timeout: float) -> bool:
         """Take one envelope in; the caller holds ``_reading``. Looks at the servers when none came."""
@@ -271,24 +291,25 @@ class Client(Handle, Generic[Asked, Answered]):
         return True
 
     def _take(self, envelope: Envelope) -> None:
-        if envelope.kind is Kind.GOODBYE:
-            peer = envelope.payload.decode("utf-8", "replace")
+        kind, number, _, origin, payload = envelope
+        if kind is Kind.GOODBYE:
+            peer = payload.decode("utf-8", "replace")
             self._fail_calls_of(peer, f"{self.address}: the server has closed or died before it answered")
             return
         with self._lock:
-            call = self._calls.pop(envelope.number, None) if envelope.origin == self._origin else None
+            call = self._calls.pop(number, None) if origin == self._origin else None
         if call is None:
             return  # answered late: its caller was told already
-        if envelope.kind is Kind.ANSWER:
+        if kind is Kind.ANSWER:
             counters = self._counters
             counters.add("delivered")
-            counters.add("bytes", len(envelope.payload))
-            counters.note_latency(time.monotonic_ns() - call.started_ns)
-            counters.set("last_ns", time.time_ns())
-            self._settle(call, envelope.payload, None)
+            counters.add("bytes", len(payload))
+            counters.note_latency(monotonic_ns() - call.started_ns)
+            counters.set("last_ns", time_ns())
+            self._settle(call, payload, None)
             return
-        text = envelope.payload.decode("utf-8", "replace")
-        if envelope.kind is Kind.REFUSAL:
+        text = payload.decode("utf-8", "replace")
+        if kind is Kind.REFUSAL:
             self._counters.drop("refused")
             self._settle(call, b"", RefusedError(f"{self.address}: {text}"))
         else:
@@ -298,12 +319,15 @@ class Client(Handle, Generic[Asked, Answered]):
 
     def _settle(self, call: _Call, answer: bytes, error: Exception | None) -> None:
         """Tell the one who waits. The call is out of the table already, so this happens once."""
-        self._lane.settled(call.peer, answered=error is None or isinstance(error, CallFailed | RefusedError))
-        call.answer, call.error, call.done = answer, error, True
+        self._lane.settled(call.peer, error is None or isinstance(error, CallFailed | RefusedError))
+        call.answer, call.error = answer, error
         if call.loop is None:
             with self._lock:
-                _wake(call)
+                call.done = True
+                if call.wake is not None:
+                    _wake(call)
         else:
+            call.done = True
             _call_soon(call.loop, _wake_future, call.future)
 
     def _look(self) -> None:
@@ -337,9 +361,10 @@ class Client(Handle, Generic[Asked, Answered]):
 
     def _wake_next(self) -> None:
         """Wake one thread that waits for a call: it finds that nobody reads. The caller holds ``_lock``."""
-        waiting = next((call for call in self._calls.values() if call.loop is None), None)
-        if waiting is not None:
-            _wake(waiting)
+        for call in self._calls.values():
+            if call.wake is not None and call.wake.locked():  # not one that still sends: it reads when it comes to wait
+                call.wake.release()
+                return
 
     def _give_up(self, call: _Call, error: BaseException) -> None:
         """The caller no longer waits: forget the call, count it, and tell the server."""
@@ -457,7 +482,7 @@ def _payload(data: Buffer) -> bytes:
 
 def _wake(call: _Call) -> None:
     """Let the thread of this call look again, now or when it next waits. The caller holds the table's lock."""
-    if call.wake.locked():
+    if call.wake is not None and call.wake.locked():
         call.wake.release()
 
 

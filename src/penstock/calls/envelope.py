@@ -67,7 +67,8 @@ def unpack(data: bytes) -> Envelope:
 
 def aged(envelope: Envelope, waited_ns: int) -> Envelope:
     """The envelope after it has waited so long on its way; a limit that is over leaves 1 ns, for 0 means none."""
-    return envelope._replace(left_ns=max(1, envelope.left_ns - waited_ns)) if envelope.left_ns else envelope
+    kind, number, left_ns, origin, payload = envelope
+    return Envelope(kind, number, max(1, left_ns - waited_ns), origin, payload) if left_ns else envelope
 
 
 def payload_of(data: object, takes: str) -> bytes:

@@ -46,6 +46,8 @@ class Entry:
     attribute: str = "app"
     extra: str = ""
     runs_benchmarks: bool = False
+    #: Does its work whether or not anybody can read what it says; the others fail where standard output is closed.
+    works_unheard: bool = False
 
     @property
     def installed(self) -> bool:
@@ -58,10 +60,10 @@ class Entry:
 COMMANDS: tuple[Entry, ...] = (
     Entry("demo", "demo", "The whole system at work, counted.", TRY),
     Entry("doctor", "doctor", "Check this machine and say what to do.", TRY),
-    Entry("pub", "pub", "Publish messages to any address.", TRY),
+    Entry("pub", "pub", "Publish messages to any address.", TRY, works_unheard=True),
     Entry("sub", "sub", "Read messages from any address; losses are told as they happen.", TRY),
     Entry("call", "call", "Ask a server and print its answer.", TRY),
-    Entry("serve", "serve", "Answer calls by running a command for each.", TRY),
+    Entry("serve", "serve", "Answer calls by running a command for each.", TRY, works_unheard=True),
     Entry("ls", "ls", "Every channel, queue, publisher and subscriber on this machine.", LOOK),
     Entry("top", "top", "A live table of what flows.", LOOK),
     Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
@@ -70,18 +72,19 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
-    Entry("monitor", "monitor", "Serve the page that shows the flow moving.", LOOK, extra="monitor"),
-    Entry("record", "record", "Record addresses into a journal.", KEEP),
-    Entry("play", "play", "Play a recording back.", KEEP),
+    Entry("monitor", "monitor", "Serve a page that shows the flow moving.", LOOK, extra="monitor", works_unheard=True),
+    Entry("foxglove", "foxglove", "Channels or a recording in Foxglove.", LOOK, extra="foxglove", works_unheard=True),
+    Entry("record", "record", "Record addresses into a journal.", KEEP, works_unheard=True),
+    Entry("play", "play", "Play a recording back.", KEEP, works_unheard=True),
     Entry("sql", "sql", "Ask a recording or journal by SQL.", KEEP, extra="sql"),
     Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
     Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
     Entry("journal", "journal", "Inspect, verify and repair a journal.", KEEP),
     Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
-    Entry("broker", "broker", "Run the durable broker.", RUN),
+    Entry("broker", "broker", "Run the durable broker.", RUN, works_unheard=True),
     Entry("queue", "queue", "List, make, change and empty the queues of a broker.", RUN),
-    Entry("bridge", "bridge", "Carry messages from one address to another.", RUN),
-    Entry("run", "run", "Run a gateway from its file.", RUN),
+    Entry("bridge", "bridge", "Carry messages from one address to another.", RUN, works_unheard=True),
+    Entry("run", "run", "Run a gateway from its file.", RUN, works_unheard=True),
     Entry("gateway", "gateway", "Look at a gateway at work and change it.", RUN),
     Entry("pipeline", "pipeline", "Run a Spark pipeline over a journal.", RUN, extra="spark"),
     Entry("shm", "shm", "List and clean shared-memory channels.", RUN),
@@ -94,7 +97,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql", "msgspec": "types",
+    "duckdb": "sql", "msgspec": "types", "foxglove": "foxglove",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.
@@ -125,9 +128,11 @@ Exit codes: 0 done, 1 failed, 2 wrong usage, 3 time over, 4 a check failed,
 
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: never returns, ends by ``SystemExit``."""
-    from penstock.cli import completion, exits, group
+    from penstock.cli import exits
 
-    exits.catch_termination()
+    exits.end_at_once()  # before the slow imports
+    from penstock.cli import completion, group
+
     with exits.ending(), completion.of_words_with_colons():
         group.application(COMMANDS, HELP, EXAMPLES).main(args=arguments, prog_name="penstock")
 

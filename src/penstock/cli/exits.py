@@ -15,24 +15,31 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import signal
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any, TextIO
 
 from penstock.errors import InvalidArgument, PenstockError, describe, nearest
 from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
-    "Terminated", "choice", "ending", "guard", "need_output", "told",
+    "Terminated", "choice", "end_at_once", "ending", "guard", "let_output_vanish", "need_output", "told", "unwinding",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
 INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
+
+
+Handler = Callable[[int, FrameType | None], Any]
 
 
 class Terminated(BaseException):
@@ -53,19 +60,62 @@ def choice(value: str, valid: Sequence[str], option: str) -> str:
     return value
 
 
-def catch_termination() -> None:
-    """From now on SIGTERM unwinds the stack instead of ending the process where it stands."""
+def end_at_once() -> None:
+    """Until a command begins nothing is open that must be closed: Ctrl-C and SIGTERM end the process where it stands.
+
+    An exception instead could be swallowed: whatever is raised in a finaliser or a callback, of which an import runs
+    many, Python reports and drops.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
+
+    _handle(end, end)
+
+
+def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A command's function, from whose beginning on Ctrl-C and SIGTERM unwind the stack."""
 
     def raise_terminated(_signal: int, _frame: FrameType | None) -> None:
         raise Terminated
 
-    signal.signal(signal.SIGTERM, raise_terminated)
+    @functools.wraps(function)
+    def begun(*arguments: Any, **options: Any) -> Any:
+        sys.unraisablehook = _send_again
+        _handle(signal.default_int_handler, raise_terminated)
+        return function(*arguments, **options)
+
+    return begun
+
+
+def _handle(interrupted: Handler, terminated: Handler) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a shell's job in the background ignores it
+        signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, terminated)
+
+
+def _send_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Sends the signal anew whose exception was raised in a finaliser or a callback, and so dropped."""
+    if not issubclass(dropped.exc_type, STOPPED):
+        sys.__unraisablehook__(dropped)
+        return
+    number = signal.SIGINT if dropped.exc_type is KeyboardInterrupt else signal.SIGTERM
+    # From another thread and a little later: here its exception would be dropped like the first.
+    again = threading.Timer(0.01, os.kill, (os.getpid(), number))
+    again.daemon = True
+    again.start()
+
+
+def let_output_vanish() -> None:
+    """What is printed where standard output was closed at the start goes nowhere, instead of failing."""
+    if "stdout" in closed:
+        _forget_output()
 
 
 def need_output() -> None:
-    """For a command whose output is all that it is for."""
+    """For a command that waits: whether what it prints has a place to go is told before."""
     if "stdout" in closed:
-        raise OSError("standard output is closed: there is nowhere to print to")
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def told(text: str) -> None:
@@ -87,9 +137,9 @@ def ending() -> Iterator[None]:
     ``penstock --help | head`` is no failure.
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # started with it closed: what is printed goes nowhere
+        if getattr(sys, name) is None:
             closed.add(name)
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - open to the end
+            setattr(sys, name, _closed_stream(1 if name == "stdout" else 2))
     try:
         yield
         code = 0
@@ -102,9 +152,28 @@ def ending() -> Iterator[None]:
     except Terminated:
         code = TERMINATED
     except OSError as error:
-        told(describe(error))
+        told(_said(error))
         code = FAILED
     raise SystemExit(_flushed(code))
+
+
+def _closed_stream(descriptor: int) -> TextIO:
+    """In the place of a stream that was closed when this began: writing to standard output fails, to the other is vain.
+
+    The descriptor must be taken, or the next file that is opened gets it and with it what is printed.
+    """
+    flags = os.O_RDONLY if descriptor == 1 else os.O_WRONLY
+    taken = os.open(os.devnull, flags)
+    if taken != descriptor:
+        os.dup2(taken, descriptor)
+        os.close(taken)
+    return open(descriptor, "w", closefd=False)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.EBADF and "stdout" in closed:
+        return "standard output is closed: there is nowhere to print to"
+    return describe(error)
 
 
 def _number(code: object) -> int:
@@ -121,7 +190,7 @@ def _flushed(code: int) -> int:
         code = PIPE_CLOSED
     except OSError as error:
         if code == 0:
-            told(f"standard output: {describe(error)}")
+            told(_said(error) if "stdout" in closed else f"standard output: {describe(error)}")
             code = FAILED
         _forget_output()
     if code == PIPE_CLOSED:
@@ -153,7 +222,7 @@ def guard(extras: dict[str, str]) -> Iterator[None]:
     except (PenstockError, OSError, TimeoutError, ValueError, TypeError) as error:
         if os.environ.get("PENSTOCK_DEBUG"):
             raise
-        told(describe(error))
+        told(_said(error))
         raise typer.Exit(_code(error)) from None
 
 

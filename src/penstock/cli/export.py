@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import exits, show
+from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
 from penstock.recording.span import Span, messages, reader
@@ -48,7 +49,7 @@ def export(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file; '-' is standard output (csv, jsonl).")
     ] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Only these; * and > as in topics.")] = None,
+    topic: TopicOption = None,
     start: Annotated[
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s after the start.")
     ] = None,

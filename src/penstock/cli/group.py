@@ -48,6 +48,17 @@ def _root(
     """Replaced by the help text."""
 
 
+def _end_by_unwinding(command: Any) -> None:
+    """From when a command's function runs, Ctrl-C and SIGTERM close what it opened."""
+    from penstock.cli import exits
+
+    if inner := getattr(command, "commands", {}):
+        for one in inner.values():
+            _end_by_unwinding(one)
+    elif command.callback is not None:
+        command.callback = exits.unwinding(command.callback)
+
+
 class LazyGroup(TyperGroup):
     """Help and completion see light stand-ins; ``resolve_command`` swaps in the real one."""
 
@@ -61,7 +72,9 @@ class LazyGroup(TyperGroup):
         name, command, rest = super().resolve_command(ctx, args)
         if name in self._entries and command is not None:
             command = self.real(name)
-            if not ctx.resilient_parsing:
+            if ctx.resilient_parsing:  # completion: an option whose value is typed now would hide the words before it
+                rest = rest[:-1] if rest and rest[-1].startswith("-") else rest
+            else:
                 self._apply_configuration(ctx, name, command)
         return name, command, rest
 
@@ -69,12 +82,16 @@ class LazyGroup(TyperGroup):
         """The command itself, its module imported; a missing extra is told by name."""
         from penstock.cli import EXTRAS, exits, load
 
+        entry = self._entries[name]
+        if entry.works_unheard:
+            exits.let_output_vanish()
         with exits.guard(EXTRAS):
-            app = load(self._entries[name])
+            app = load(entry)
         app._add_completion = False
         command = typer.main.get_command(app)
         command.name = name
         draw_well(command)
+        _end_by_unwinding(command)
         return command
 
     @staticmethod

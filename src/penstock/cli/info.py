@@ -9,7 +9,7 @@ import typer
 
 from penstock import address as addresses
 from penstock.cli import exits, show
-from penstock.cli.ls import as_record, last_text, waiting_text
+from penstock.cli.ls import as_record, waiting_text
 from penstock.cli.target import SeenAddressArgument, broker_address
 from penstock.errors import PenstockError, describe
 from penstock.observe import decode
@@ -84,7 +84,7 @@ def _print(address: str, blocks: list[Block], facts: dict[str, Any]) -> None:
             "held": f"{block.depth} of {block.capacity}" if block.capacity else str(block.depth),
             "peers": str(block.peers),
             "memory": show.bytes_text(block.memory_bytes),
-            "last message": f"{last_text(block)} ago".replace("now ago", "now") if block.last_ns else "none",
+            "last message": f"{show.age_text(block.idle_s)} ago".replace("now ago", "now") if block.last_ns else "none",
             "latency": _latency(block),
         }
         for name, text in rows.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import exits, show
+from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument
 from penstock.observe import decode
 from penstock.printable import printable
@@ -157,7 +158,7 @@ def cat(
     directory: Directory,
     start: Annotated[int | None, typer.Option(help="First position; default the least kept.")] = None,
     end: Annotated[int | None, typer.Option(help="Stop before this position.")] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="Name or pattern; may be given several times.")] = None,
+    topic: TopicOption = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="The bytes alone, one after the other.")] = False,
     as_json: Json = False,

@@ -88,13 +88,6 @@ def waiting_text(block: Block) -> str:
     return f"{block.depth}/{block.capacity}"
 
 
-def last_text(block: Block) -> str:
-    """How long ago the last message was; of a reader that is behind only the bound is known that its handle noted."""
-    if block.kind in READERS and block.waiting and block.last_ns:
-        return f"<{show.seconds_text(block.idle_s)}"
-    return show.age_text(block.idle_s)
-
-
 def _row(block: Block) -> tuple[str, ...]:
     return (
         block.address or f"{block.room}:{block.name}",
@@ -104,7 +97,7 @@ def _row(block: Block) -> tuple[str, ...]:
         show.bytes_text(block.bytes),
         show.count_text(block.lost),
         waiting_text(block),
-        last_text(block),
+        show.age_text(block.idle_s),
         block.program,
         block.state,
     )

@@ -68,7 +68,12 @@ def pipeline(
     ] = False,
     master: Annotated[str, typer.Option(help="Where Spark runs.")] = "local[*]",
     option: Annotated[
-        list[str] | None, typer.Option("--set", help="KEY=VALUE for the pipeline; more than once.")
+        list[str] | None,
+        typer.Option(
+            "--set",
+            help="KEY=VALUE for the pipeline; more than once. align: onto=TOPIC or every_s=SECONDS; rollup: "
+            "NAME='avg(...)', window='10 seconds'.",
+        ),
     ] = None,
     topics: Annotated[str | None, typer.Option(help="Topic patterns, separated by commas.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was done as one JSON object.")] = False,
@@ -182,6 +187,12 @@ def _arguments(kind: Name, settings: dict[str, str]) -> dict[str, Any]:
         known = option_names(function)
         aggregates = {key: value for key, value in settings.items() if key not in known}
         rest = {key: value for key, value in settings.items() if key in known}
+        wrong = next((key for key, value in aggregates.items() if "(" not in value), None)
+        if wrong is not None:  # a mistyped setting, which Spark would take as a column
+            raise InvalidArgument(
+                f"--set {wrong}={aggregates[wrong]} is no aggregate, as in --set 'mean=avg(length(payload))', "
+                f"and no setting of rollup ({', '.join(sorted(known))})"
+            )
         if not aggregates:
             raise InvalidArgument("rollup needs at least one aggregate, as in --set 'mean=avg(length(payload))'")
         return {**_lists(convert(rest, function, kind)), "aggregates": aggregates}

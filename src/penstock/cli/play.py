@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import opened
+from penstock.cli.target import TopicOption, opened
 from penstock.recording.player import Player, targets
 from penstock.recording.span import Span, messages, reader
 from penstock.recording.story import Story, parts, read_story
@@ -28,7 +28,7 @@ def play(
     directory: Annotated[Path, typer.Argument(help="A recording, or any journal.")],
     speed: Annotated[float, typer.Option(min=0.0, help="2 is twice as fast; 0 as fast as it goes.")] = 1.0,
     loop: Annotated[bool, typer.Option(help="Again from the start until Ctrl-C.")] = False,
-    topic: Annotated[list[str] | None, typer.Option("--topic", "-t", help="Only these; * and > as in topics.")] = None,
+    topic: TopicOption = None,
     start: Annotated[
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s for ten seconds after the start.")
     ] = None,

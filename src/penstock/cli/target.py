@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote, urlencode
 
@@ -17,14 +20,23 @@ if TYPE_CHECKING:
     from penstock.observe.snapshot import Block
 
 __all__ = [
-    "AddressArgument", "AddressesArgument", "OptionList", "SeenAddressArgument", "ServiceArgument", "answer_within",
-    "broker_address", "expanded", "live_addresses", "live_brokers", "live_queues", "opened", "with_options",
+    "AddressArgument", "AddressesArgument", "OptionList", "SeenAddressArgument", "ServiceArgument", "TopicOption",
+    "answer_within", "broker_address", "expanded", "live_addresses", "live_brokers", "live_queues", "opened",
+    "topics_of_recording", "with_options",
 ]  # fmt: skip
 
 
 def live_addresses(incomplete: str) -> list[str]:
     """Addresses in use on this machine, topics of a journal, queues of brokers."""
-    return _begin_with(incomplete, _topics if incomplete.startswith("journal:") and "#" in incomplete else _open)
+    if not incomplete.startswith("journal:"):
+        return _begin_with(incomplete, _open)
+    return _begin_with(incomplete, _topics if "#" in incomplete else _journals)
+
+
+def topics_of_recording(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The topics of the recording whose directory is on the line already."""
+    directory = ctx.params.get("directory")
+    return _begin_with(incomplete, lambda _: _recorded_topics(directory)) if directory else []
 
 
 def live_brokers(incomplete: str) -> list[str]:
@@ -59,6 +71,43 @@ def _topics(incomplete: str) -> list[str]:
         return [f"{place}#{topic}" for topic in journal.topics]
 
 
+def _recorded_topics(directory: str) -> set[str]:
+    from penstock.recording.span import reader
+    from penstock.recording.story import STORY, parts
+
+    found: set[str] = set()
+    for folder in parts(Path(directory)):
+        with reader(folder) as journal:
+            found |= {topic for topic in journal.topics if topic != STORY}
+    return found
+
+
+def _journals(incomplete: str) -> set[str]:
+    """Journals that are open, and those in folders below what is typed; each with its topics once it is typed whole."""
+    from penstock.journal.layout import MARKER_NAME
+
+    typed = incomplete.removeprefix("journal:")
+    found = {name for name in _open(incomplete) if name.startswith("journal:")}
+    folders = deque([(os.path.dirname(typed), 0)])
+    left = MOST_ENTRIES
+    while folders:
+        folder, depth = folders.popleft()
+        for entry in os.scandir(folder or "."):
+            left -= 1
+            path = os.path.join(folder, entry.name)
+            if left < 0:
+                return found
+            if not path.startswith(typed) or entry.name.startswith(".") or not entry.is_dir():
+                continue
+            if os.path.lexists(os.path.join(path, MARKER_NAME)):
+                found.add(f"journal:{path}")
+            elif depth < MOST_DEPTH:
+                folders.append((path, depth + 1))
+    if os.path.lexists(os.path.join(typed, MARKER_NAME)):
+        found |= set(_topics(f"{incomplete}#"))
+    return found
+
+
 def _open(incomplete: str) -> set[str]:
     from penstock.observe.snapshot import live
 
@@ -69,6 +118,9 @@ def _open(incomplete: str) -> set[str]:
         names |= {f"{head}?queue={b.name}" for b in blocks if (b.room, b.kind) == ("broker", "queue") and not b.address}
     return names
 
+
+#: Completion looks so far for journals.
+MOST_ENTRIES, MOST_DEPTH = 5000, 3
 
 REACHES = "shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC"
 
@@ -95,6 +147,10 @@ SeenAddressArgument = Annotated[str, _argument(f"{REACHES}; or bus:NAME")]
 ServiceArgument = Annotated[str, _argument("shm:/NAME, tcp://HOST:PORT or broker://HOST:PORT/TOPIC", callback=opened)]
 AddressesArgument = Annotated[
     list[str], _argument(f"{REACHES}; several, or with '*'.", metavar="ADDRESS", callback=opened)
+]
+TopicOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", help="Only these; * and > as in topics.", autocompletion=topics_of_recording),
 ]
 OptionList = Annotated[
     list[str] | None,

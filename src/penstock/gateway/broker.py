@@ -37,7 +37,7 @@ from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, Remov
 from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
-from penstock.gateway.losses import note_parting
+from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
 from penstock.gateway.worker import ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
@@ -195,7 +195,7 @@ class ModuleBroker(Router):
                 raise BrokerError(f"module {name!r} got no thread: {error}") from error
             self._workers[id(module)] = worker
             self._ports[id(module)] = port
-        return self._info(worker)
+        return self.info_of(worker)
 
     def remove_module(
         self,
@@ -337,8 +337,15 @@ class ModuleBroker(Router):
         """The workers of these modules, each of which knows whether durable sources keep what it gets."""
         workers = self._workers_of(modules)
         with self._lock:
+            bare = [worker for worker in workers if not worker.has_keepers]
+            found = set(bare)
+            for worker in bare:  # grows: what passes on what nobody keeps
+                if not worker.is_durable:
+                    reached = {sink for output in (worker.output, *worker.outputs.values()) for sink in output.sinks}
+                    bare += reached - found
+                    found |= reached
             for worker in workers:
-                worker.look_behind()
+                worker.backed = worker not in found
         return workers
 
     def _workers_of(self, modules: list[Any]) -> list[Worker]:
@@ -414,8 +421,8 @@ class ModuleBroker(Router):
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
         if options.delivery is None:
-            durable = getattr(source.module, "durable", False)
-            options = replace(options, delivery=Delivery.AT_LEAST_ONCE if durable else Delivery.AT_MOST_ONCE)
+            again = source.is_durable or options.tries_again
+            options = replace(options, delivery=Delivery.AT_LEAST_ONCE if again else Delivery.AT_MOST_ONCE)
         return Joint(accepts, options, Bound(options) if options.bounded else None)
 
     def _output(self, worker: Worker, name: str) -> Output:
@@ -435,10 +442,15 @@ class ModuleBroker(Router):
         if found is not None:  # else nobody is linked to it
             found.port.publish(message)
 
-    def mark(self, source: Any, since: int = 0) -> Mark:
+    def mark(self, source: Any, since: int = 0, after: Mark | None = None) -> Mark:
         """What ``source`` has published so far, to ask whether it has been handled over its at_least_once links.
-        ``since`` is ``last_loss()`` from before the publishing: older losses are not its own."""
-        return Mark(self._worker(source, BrokerError), since)
+        ``since`` is ``last_loss()`` from before the publishing: older losses are not its own. ``after`` is the mark of
+        what was published before that: what it waits for need not be waited for here."""
+        return Mark(self._worker(source, BrokerError), since, after)
+
+    def note_refused(self, source: Any) -> None:
+        """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
+        note_loss(self._worker(source, BrokerError))
 
     def remove_link(self, source: Any, sink: Any, *, output: str = "") -> None:
         """What ``source`` publishes from now on no longer reaches ``sink``; what is queued still does."""
@@ -540,11 +552,11 @@ class ModuleBroker(Router):
         """Every module attached, in order of adding."""
         with self._lock:
             workers = list(self._workers.values())
-        return [self._info(worker) for worker in workers]
+        return [self.info_of(worker) for worker in workers]
 
     def info(self, module: Any) -> ModuleInfo:
         """One module's snapshot."""
-        return self._info(self._worker(module, BrokerError))
+        return self.info_of(self._worker(module, BrokerError))
 
     def drain(self, modules: list[Any], timeout: float | None) -> bool:
         """Wait until these modules together have nothing queued or in hand, in processes of theirs included."""
@@ -555,7 +567,8 @@ class ModuleBroker(Router):
         """The worker of an attached module."""
         return self._worker(module, BrokerError)
 
-    def _info(self, worker: Worker) -> ModuleInfo:
+    def info_of(self, worker: Worker) -> ModuleInfo:
+        """The snapshot of a worker's module, also of one that has ended."""
         with self._lock:
             sources = tuple(dict.fromkeys(source.worker.name for source in worker.sources))
             sinks = tuple(sink.name for sink in worker.sinks)

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from penstock import address
@@ -26,6 +27,7 @@ BATCH = 256
 FLUSH_S = 1.0
 RETAIN_BYTES = 1 << 30
 ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
+ACCOUNTED = "accounted"  # of the messages stored for a link: handled, or gone and told of
 log = logging.getLogger("penstock.gateway")
 
 
@@ -69,11 +71,35 @@ class Buffer(Module):
             place = end + 1 if begin <= place <= end else place
         self._next = self._ordinal_at(place)  # of the topic: nothing from here on was read
         self._flush_due_s = 0.0
+        self._open_books()
+
+    def _open_books(self) -> None:
+        """Find out what has gone since they were last written: each message that was ever stored for this link was
+        handled, is stored, or has gone. They lie in the queue's state, so that a commit holds them and the
+        acknowledgements that they count."""
+        state = self._queue.state
+        first = self._ordinal_at(self._journal.first)
+        stored = self._following() - first
+        ends = [(0, state.floor), *state.runs]
+        stored -= sum(max(0, self._ordinal_at(end + 1) - max(first, self._ordinal_at(begin))) for begin, end in ends)
+        self._accounted = int(state.settings.extra.get(ACCOUNTED, self._following() - 1 - stored))
+        self._untold = max(0, self._following() - 1 - stored - self._accounted)
+        self._account(0)
+
+    def _account(self, count: int) -> None:
+        """So many more were handled, or have gone and were told of."""
+        with self._journal.queue_lock:
+            self._accounted += count
+            state = self._queue.state
+            state.change(replace(state.settings, extra={**state.settings.extra, ACCOUNTED: str(self._accounted)}))
+            self._journal.touch_queue(state)
 
     def start(self) -> None:
         """Begin to forward."""
         mark = functools.partial(self.broker.mark, self)
         self._forwarder = Forwarder(self.name, lambda: self, self._forward, mark, BATCH)
+        untold, self._untold = self._untold, 0
+        self._tell_gone(untold)
         self._forwarder.start()
 
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
@@ -128,19 +154,30 @@ class Buffer(Module):
                 self._next = max(self._next, kept)
             for message in batch or ():
                 self._next = max(self._next, message.ordinal + 1)
-        if gone and self.on_failure is not None:
-            self.on_failure(MessageFailed(f"{gone} messages were dropped: the buffer is full, or they were old", gone))
+        self._tell_gone(gone)
+
+    def _tell_gone(self, gone: int) -> None:
+        if gone:
+            self._account(gone)
+            if self.on_failure is not None:
+                told = f"{gone} messages were dropped: the buffer is full, or they were old"
+                self.on_failure(MessageFailed(told, gone))
 
     def _ordinal_at(self, position: int) -> int:
         """The number in its topic of this link's first message at a position or after it, or of the next one."""
-        topic = self._topic.encode()
-        following = next((ordinal for _, name, _, ordinal, _ in self._journal.writer.topics() if name == topic), 1)
+        following = self._following()
         batch, _ = self._journal.read_from(max(position, self._journal.first), 1, None, self._filter)
         return next((int(message.ordinal) for message in batch), following)
 
+    def _following(self) -> int:
+        """The number in its topic of the next message that is stored."""
+        topic = self._topic.encode()
+        return next((ordinal for _, name, _, ordinal, _ in self._journal.writer.topics() if name == topic), 1)
+
     def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """They were handled. That is on disk with the next commit, at the latest a second later."""
-        self._queue.ack_many(batch[begin:end])
+        with self._journal.queue_lock:  # in one commit
+            self._account(self._queue.ack_many(batch[begin:end]))
         self._out.difference_update(message.position for message in batch[begin:end])
         if time.monotonic() >= self._flush_due_s:
             self._queue.flush()

@@ -30,7 +30,7 @@ from penstock._core.gateway import GatewayMessage, exit_when_hung_up
 from penstock.errors import ClosedError, ProtocolError, StateError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import imported
-from penstock.gateway.module import refuse_generators
+from penstock.gateway.module import Module, refuse_generators
 from penstock.gateway.place import Place
 
 BATCH = 256
@@ -59,9 +59,12 @@ class RemoteBroker:
         """Send to the gateway, which knows the output by a property."""
         self.publish(source, message.with_properties({**message.properties, carriage.OUTPUT: output}))
 
-    def mark(self, _: Any, __: int = 0) -> Any:
+    def mark(self, _: Any, __: int = 0, ___: Any = None) -> Any:
         """Only the gateway knows what was handled."""
         raise StateError("a module in its own process cannot know what was handled; run it in the gateway's")
+
+    def note_refused(self, _: Any) -> None:
+        """Only the gateway knows what was refused, and notes it itself."""
 
     def close(self) -> None:
         """Give the channel back."""
@@ -156,6 +159,8 @@ class Child:
         refuse_generators(self.module)
         self.module.name = self.name
         configuration = kind.parse(args) if hasattr(kind, "parse") else args
+        if isinstance(self.module, Module):  # its own create may leave out to call this one
+            Module.create(self.module, self.broker, configuration)
         if hasattr(self.module, "create"):
             self.module.create(self.broker, configuration)
 

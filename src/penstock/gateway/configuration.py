@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -217,7 +217,8 @@ def _toml(text: str, path: Path) -> Any:
     except RecursionError:
         raise ConfigurationError(f"{path}: nested too deep") from None
     except ValueError as error:  # TOMLDecodeError, or a number of more digits than Python converts
-        raise ConfigurationError(f"{path}: {error}") from None
+        last = f" (line {len(text.splitlines()) or 1})" if "at end of document" in str(error) else ""
+        raise ConfigurationError(f"{path}: {error}{last}") from None
 
 
 def parse(data: Any, *, file: str | None = None, partial: bool = False) -> Configuration:
@@ -287,8 +288,20 @@ def _care(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
     return (
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
-        place["stuck_after_s"].number(0, optional=True) if "stuck_after_s" in place else 10.0,
+        _stuck_after(place["stuck_after_s"]) if "stuck_after_s" in place else 10.0,
     )
+
+
+def _stuck_after(place: Place) -> float | None:
+    with place.checking():
+        return check_stuck_after(place.number(optional=True))
+
+
+def check_stuck_after(seconds: float | None) -> float | None:
+    """The same, where it means something."""
+    if seconds is not None and not seconds > 0:
+        raise InvalidArgument(f"stuck_after_s={seconds} must be above 0 seconds, or null: nobody looks")
+    return seconds
 
 
 def _outprocess(loader: Place) -> tuple[Place, Place]:
@@ -360,6 +373,8 @@ def _check_end(place: Place, role: str) -> str:
     end = place.text()
     if role == "sink" and end == STAR:
         place.fail(f'"{STAR}" stands for every source and cannot be a sink')
+    if role == "source" and end.endswith(".") and not is_address(end):
+        place.fail(f"{end!r} names no output; an output of a module is MODULE.OUTPUT")
     if is_address(end):
         with place.checking():
             address.check(end, "subscriber" if role == "source" else "publisher")
@@ -452,8 +467,12 @@ def imported(place: Place) -> Any:
     except AttributeError:
         place.fail(f"{module!r} has no {name!r}; {nearest(name, [n for n in dir(found) if not n.startswith('_')])}")
     except Exception as error:
-        place.fail(f"importing {module!r} failed: {type(error).__name__}: {error}", error)
-    return found
+        told = f"importing {module!r} failed: {type(error).__name__}: {error}"
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+            place.fail(told, error)  # a package that it wants is told by its cause as not installed
+    else:
+        return found
+    place.fail(told)
 
 
 def _check_names(places: list[Place], modules: tuple[ModuleEntry, ...]) -> None:
@@ -462,6 +481,15 @@ def _check_names(places: list[Place], modules: tuple[ModuleEntry, ...]) -> None:
         if module.name in seen:
             place["name"].fail(f"{module.name!r} is the name of {_other(seen[module.name], place)} already")
         seen[module.name] = place
+    for place, module in zip(places, modules, strict=True):
+        if (owner := output_of(module.name, seen)) is not None:
+            place["name"].fail(f"{module.name!r} reads as an output of {_other(seen[owner], place)}, {owner!r}")
+
+
+def output_of(name: str, modules: Container[str]) -> str | None:
+    """The one of ``modules`` that a name reads as an output of (``MODULE.OUTPUT``), if there is one."""
+    ends = (at for at, letter in enumerate(name) if letter == ".")
+    return next((name[:at] for at in ends if name[:at] in modules), None)
 
 
 def _other(place: Place, near: Place) -> str:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -26,11 +27,13 @@ BATCH = 2048
 MARKED = 32  # so many are acknowledged together, and come again together
 IDLE_S = 0.2
 LOOK_S = 0.002  # how often marks are looked at while nothing comes
+HELD_LOOK_S = 0.02  # how often those are that wait for a message which is tried again
 log = logging.getLogger("penstock.gateway")
 
 
 class Durable(Protocol):
-    """A queue that waits for acknowledgements; one thread."""
+    """A queue that waits for acknowledgements; one thread. Where it has ``acks_in_order``, those behind a message that
+    is tried again are acknowledged after it."""
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """Up to ``most`` messages; waits for the first one only."""
@@ -46,7 +49,7 @@ class Forwarder:
     """Carries a durable queue's messages into the gateway, on a thread of its own."""
 
     def __init__(self, name: str, queue: Callable[[], Durable | None], publish: Callable[[Any], None],
-                 mark: Callable[[int], Mark], most: int = BATCH) -> None:  # fmt: skip
+                 mark: Callable[[int, Mark | None], Mark], most: int = BATCH) -> None:  # fmt: skip
         self._most = most
         self._name = name
         self._queue = queue
@@ -54,7 +57,11 @@ class Forwarder:
         self._mark = mark
         self._stopping, self._cut, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._opened: Durable | None = None
-        self._pending: deque[tuple[Mark, Any, int, int]] = deque()
+        self._pending: deque[tuple[Mark | _Refused, Any, int, int]] = deque()
+        self._held: list[tuple[Mark | _Refused, Any, int, int]] = []  # by messages that are tried again
+        self._held_look_s = 0.0
+        self._left: tuple[Any, int] = ((), 0)  # what was read, and how much of it was published
+        self._last_mark: Mark | None = None
         self._throttle = Throttle(log)
         self._using = threading.Lock()  # the queue and ``_pending``: one thread at a time
         self._publishing = False
@@ -82,7 +89,7 @@ class Forwarder:
     @property
     def in_flight(self) -> int:
         """Messages that were published and are not acknowledged."""
-        return sum(end - begin for _, _, begin, end in list(self._pending))
+        return sum(end - begin for _, _, begin, end in [*self._pending, *self._held])
 
     def _run(self) -> None:
         try:
@@ -100,13 +107,13 @@ class Forwarder:
                 with self._using:
                     if self._publishing and self._opened is not None:
                         self._attempt(self._settle, self._opened)
-            elif not self._pending:
+            elif not self._pending and not self._held:
                 self._busy.clear()
                 if not self._publishing and not self._ended.is_set():
                     self._busy.wait()  # asked after the clearing: the reader says either before it wakes this
 
     def _carry(self, queue: Durable) -> None:
-        while not self._cut.is_set() and (self._pending or not self._stopping.is_set()):
+        while not self._cut.is_set() and (self._pending or self._held or not self._stopping.is_set()):
             if not self._attempt(self._once, queue):
                 return
 
@@ -122,39 +129,83 @@ class Forwarder:
         return True
 
     def _once(self, queue: Durable) -> None:
+        batch, begin = self._left
         if self._stopping.is_set():
             self._cut.wait(LOOK_S)
-        else:
+        elif begin == len(batch):
             with self._using:
-                batch = queue.read_many(self._most, LOOK_S if self._pending else IDLE_S)
-            for begin in range(0, len(batch), MARKED):
-                end = min(begin + MARKED, len(batch))
-                self._publishing = True
-                if not self._busy.is_set():
-                    self._busy.set()
-                since = last_loss()
-                try:
-                    for message in batch[begin:end]:
-                        self._publish(message)
-                    mark = self._mark(since)
-                finally:
-                    self._publishing = False
-                with self._using:
-                    self._pending.append((mark, batch, begin, end))
-                    self._settle(queue)
+                batch = queue.read_many(self._most, LOOK_S if self._pending or self._held else IDLE_S)
+            self._left = batch, 0
+        while self._left[1] < len(batch) and not self._stopping.is_set():
+            self._publish_some(queue)
+        if self._left[1] == len(batch):
+            self._left = (), 0  # not kept: it may hold room of its queue
         with self._using:
             self._settle(queue)
 
+    def _publish_some(self, queue: Durable) -> None:
+        """Publish the next ones and mark them. One that a sink refuses is given back."""
+        batch, begin = self._left
+        end, refused = begin, False
+        since = last_loss()
+        self._publishing = True
+        if not self._busy.is_set():
+            self._busy.set()
+        try:
+            for message in batch[begin : begin + MARKED]:
+                try:
+                    self._publish(message)
+                except (ClosedError, BrokerError):
+                    raise
+                except Exception as error:  # a sink stayed full for its time-out, or this is no message
+                    self._throttle.error("%s: a message is to come again: %s", self._name, error)
+                    refused = True
+                    break
+                end += 1
+            self._last_mark = self._mark(since, self._last_mark)
+        finally:
+            self._publishing = False
+        with self._using:
+            if end > begin:
+                self._pending.append((self._last_mark, batch, begin, end))
+            if refused:
+                self._pending.append((_Refused(), batch, end, end + 1))
+            self._left = batch, end + refused
+            self._settle(queue)
+
     def _settle(self, queue: Durable) -> None:
+        if self._held and time.monotonic() >= self._held_look_s:
+            self._held_look_s = time.monotonic() + HELD_LOOK_S
+            for one in list(self._held):
+                if self._settled(queue, one):
+                    self._held.remove(one)
         while self._pending:
-            mark, *messages = self._pending[0]
-            if mark.handled():
-                queue.ack_many(*messages)
-            elif mark.lost:
-                queue.nack_many(*messages)
-            else:
-                return
+            one = self._pending[0]
+            if not self._settled(queue, one):
+                if not one[0].held or getattr(queue, "acks_in_order", False):
+                    return
+                self._held.append(one)
             self._pending.popleft()
+
+    def _settled(self, queue: Durable, one: tuple[Mark | _Refused, Any, int, int]) -> bool:
+        mark, *messages = one
+        if mark.handled():
+            queue.ack_many(*messages)
+        elif mark.lost:
+            queue.nack_many(*messages)
+        else:
+            return False
+        return True
+
+
+class _Refused:
+    """The mark of a message that was not published."""
+
+    lost, held = True, False
+
+    def handled(self) -> bool:
+        """Never."""
+        return False
 
 
 class Place:
@@ -165,13 +216,19 @@ class Place:
         self._mark = mark
         self._since = last_loss()
         self._pending: deque[tuple[Mark, str]] = deque()
-        self._written: str | None = None
+        self.handled = ""  # the last place up to which everything was handled, in this run
 
     def read(self) -> str | None:
         """The last place up to which everything was handled; None where there is none yet."""
         with contextlib.suppress(FileNotFoundError):
             return self._path.read_text()[:4096].strip() or None
         return None
+
+    def begin(self, place: str) -> None:
+        """What is published from now on comes after ``place``; nothing is in flight."""
+        self._pending.clear()
+        self._since = last_loss()
+        self._write(place)
 
     def reached(self, place: str) -> None:
         """Everything up to ``place`` was published."""
@@ -182,13 +239,18 @@ class Place:
         """Places that were reached and not written yet."""
         return len(self._pending)
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Write the last place up to which everything was handled; called when ``reached`` has told of all that was
-        published."""
+        published. False: something behind it was lost, and the source is to begin there once more."""
         place, self._since = None, last_loss()
         while self._pending and self._pending[0][0].handled():
             place = self._pending.popleft()[1]
-        if place is None or place == self._written:
+        if place is not None:
+            self._write(place)
+        return not self._pending or not self._pending[0][0].lost
+
+    def _write(self, place: str) -> None:
+        if place == self.handled:
             return
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         number = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -197,4 +259,4 @@ class Place:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
-        self._written = place
+        self.handled = place

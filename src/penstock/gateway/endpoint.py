@@ -125,10 +125,7 @@ class Endpoint(Module):
         carriage.send(self._publisher, messages)
 
     def _forward(self, data: Any) -> None:
-        try:
-            self.broker.publish(self, carriage.arrived(data))
-        except TimeoutError as error:  # counted where it happened
-            self._throttle.error("%s: %s", self.name, error)
+        self.broker.publish(self, carriage.arrived(data))
 
     def stop(self) -> None:
         """Read no more; what was read from a durable queue is acknowledged first."""
@@ -186,7 +183,10 @@ class _Reader:
 
     def _forward_all(self, batch: Any) -> None:
         for data in batch:
-            self._endpoint._forward(data)
+            try:
+                self._endpoint._forward(data)
+            except TimeoutError as error:  # counted where it happened
+                self._endpoint._throttle.error("%s: %s", self._endpoint.name, error)
             with contextlib.suppress(PenstockError):
                 data.release()
 

@@ -24,9 +24,9 @@ class Flow:
 
     def __init__(self, source: Output, sink: Worker) -> None:
         self.counters = Counters("gateway", "link", f"{source.name} -> {sink.name}")
-        self.refused = bytearray(8)  # counted natively, by the source's port
+        self.refused = bytearray(16)  # messages and bytes, counted natively by the source's port
         self._source, self._sink = source, sink
-        self._since = source.port.published
+        self._since, self._bytes_since = source.port.published, source.port.bytes
         self._bound: Bound | None = None
         self._overflowed_before = 0  # by the bounds that it had before
         self._filtered = self._overflowed = 0
@@ -39,11 +39,12 @@ class Flow:
             self._overflowed_before += self._bound.dropped if self._bound is not None else 0
             self._bound = bound
         overflowed = self._overflowed_before + (bound.dropped if bound is not None else 0)
-        refused = struct.unpack("=Q", self.refused)[0]  # after it: a bound's refusals are counted there too
+        refused, refused_bytes = struct.unpack("=QQ", self.refused)  # after it: a bound's are counted there too
         filtered = max(self._filtered, refused - overflowed)
         sent = max(self._source.port.published - self._since, filtered + overflowed)
         self.counters.set("matched", sent)
         self.counters.set("delivered", sent - filtered - overflowed)
+        self.counters.set("bytes", max(0, self._source.port.bytes - self._bytes_since - refused_bytes))
         self.counters.drop("filtered", filtered - self._filtered)
         self.counters.drop("overflow", overflowed - self._overflowed)
         self._filtered, self._overflowed = filtered, overflowed

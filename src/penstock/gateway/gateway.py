@@ -81,6 +81,8 @@ class Gateway:
         self._joined: dict[str, dict[str, tuple[tuple[Filter, ...], LinkOptions]]] = {}  # source to sinks
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
+        self._dotted: set[str] = set()  # names of modules that could be names of outputs
+        self._ended: list[ModuleInfo] = []  # at the end: how it was
         self._started = self._closed = False
         _live.add(self)
         try:
@@ -202,6 +204,7 @@ class Gateway:
         ending = Ending.within(timeout)
         workers = self.broker.workers_at_end([one.module for one in kept if one.module is not None])
         lost_before = sum(worker.lost_at_end for worker in workers)
+        joined = [self.broker.info_of(worker) for worker in workers]
         self._resume_all(kept)
         drained = self._drain_all(ending)
         self._keeper.close()
@@ -210,6 +213,10 @@ class Gateway:
         self.broker.end_all([one.module for one in kept if one.module is not None], ending.over_by)
         self._events.close(LAST_WORDS_S)
         self._kept.clear()
+        self._ended = [
+            replace(self.broker.info_of(worker), handle=None, sinks=info.sinks, sources=info.sources)
+            for worker, info in zip(workers, joined, strict=True)
+        ]
         self.broker.dec_ref()
         lost = sum(worker.lost_at_end for worker in workers) - lost_before
         if lost:
@@ -257,6 +264,7 @@ class Gateway:
     ) -> ModuleInfo:
         """Load, create, attach, link by stars, start when the gateway has been started. ``entrypoint`` is what the
         loader takes, or a class. A failure undoes every step."""
+        configurations.check_stuck_after(stuck_after_s)
         if restart is not None and not isinstance(restart, Restart):
             restart = Restart(choose(Policy, restart, "restart"))
         if isinstance(entrypoint, type):
@@ -280,6 +288,8 @@ class Gateway:
             self._check()
             if kept.name in self._kept:
                 raise InvalidArgument(f"there is a module {kept.shown!r} already")
+            if passes_stars and not is_address(kept.name):
+                self._check_outputs(kept.name)
             self._kept[kept.name] = kept  # the name is taken from here on
         try:
             module = kept.recipe.make(self.broker)
@@ -294,6 +304,16 @@ class Gateway:
             raise
         self._changed()
         return info
+
+    def _check_outputs(self, name: str) -> None:
+        """Refuse a name that a link could not tell from an output. Under the lock."""
+        owner = configurations.output_of(name, self._kept)
+        if owner is None and self._dotted:
+            owner = next((name for other in self._dotted if other in self._kept and other.startswith(f"{name}.")), None)
+        if owner is not None:
+            raise InvalidArgument(f"beside a module {owner!r} no name can begin with '{owner}.', as its outputs do")
+        if "." in name:
+            self._dotted.add(name)
 
     def _attach(self, kept: Kept, module: Any, queue: QueueOptions, passes_stars: bool) -> ModuleInfo:
         _be_first_at_exit()
@@ -467,6 +487,8 @@ class Gateway:
             if not is_address(end) and end != STAR and end not in self._table.names:
                 known = [name for name in self._table.names if not is_address(name)]
                 raise AddLinkError(f"link {link}: there is no module {without_secrets(end)!r}; {nearest(end, known)}")
+        if link.source.endswith(".") and not is_address(link.source):
+            raise AddLinkError(f"link {link}: {link.source!r} names no output; an output of a module is MODULE.OUTPUT")
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
 
@@ -586,8 +608,8 @@ class Gateway:
             return [*plain, *(link for link, _ in self._buffered.values())]
 
     def modules(self) -> list[ModuleInfo]:
-        """A snapshot of every module at work."""
-        return self.broker.modules()
+        """A snapshot of every module at work; after the end, how each ended (without the module itself)."""
+        return list(self._ended) if self._ended else self.broker.modules()
 
     def module(self, name: str) -> Any:
         """The module of that name."""

@@ -30,7 +30,8 @@ class Delivery(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How a link delivers. ``delivery`` None: at least once from a durable source, else at most once.
+    """How a link delivers. ``delivery`` None: at least once from a durable source and where it is said how a message is
+    tried again, else at most once.
 
     A message that fails is tried again after ``backoff_s``, doubled each time up to ``max_backoff_s``, and after
     ``max_tries`` (None: never) goes to the sink's output ``error``. ``ordered``: those behind it wait meanwhile.
@@ -60,8 +61,15 @@ class LinkOptions:
                 raise InvalidArgument(f"{name}={value} must be 1 or more")
         if self.ttl_s is not None and not self.ttl_s > 0:
             raise InvalidArgument(f"ttl_s={self.ttl_s} must be above 0 seconds")
+        if self.delivery is Delivery.AT_MOST_ONCE and self.tries_again:
+            raise InvalidArgument("max_tries, ordered and backoff_s are for links with delivery at_least_once")
         if self.overflow is Overflow.DROP_OLDEST:
             raise InvalidArgument("overflow of a link is block or drop_newest; a module's queue can drop_oldest")
+
+    @property
+    def tries_again(self) -> bool:
+        """Whether it says how a message is tried again."""
+        return self.max_tries is not None or self.ordered or (self.backoff_s, self.max_backoff_s) != (0.1, 30.0)
 
     @property
     def bounded(self) -> bool:

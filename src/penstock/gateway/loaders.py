@@ -12,7 +12,7 @@ from penstock.address import without_secrets
 from penstock.errors import InvalidArgument, nearest
 from penstock.gateway.configuration import KINDS, LoaderEntry, ModuleEntry, imported
 from penstock.gateway.errors import ModuleError
-from penstock.gateway.module import Outlet, refuse_generators
+from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
 
 
@@ -40,6 +40,8 @@ class Recipe:
         try:
             if inspect.iscoroutinefunction(getattr(module, "create", None)):
                 raise TypeError("create cannot be async; begin what awaits in start")
+            if isinstance(module, Module):  # its own create may leave out to call this one
+                Module.create(module, broker, self.configuration)
             if hasattr(module, "create"):
                 module.create(broker, self.configuration)
         except Exception as error:

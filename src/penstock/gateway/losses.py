@@ -1,7 +1,9 @@
-"""Losses: a number for each time that messages were lost on at_least_once links, in the order in which it happens.
+"""Losses: a number for each time that messages were lost on at_least_once links, or one of them was put aside to be
+tried again, in the order in which it happens.
 
 Who keeps messages until they were handled asks for the last number before he publishes them. A module (or an output,
-from which a link was taken) with a greater one has lost something since, perhaps them.
+from which a link was taken) with a greater one has lost something since, perhaps them; a message that was put aside
+with a smaller one is none of them.
 """
 
 from __future__ import annotations
@@ -17,8 +19,16 @@ _last = 0
 
 
 def last_loss() -> int:
-    """The number of the last loss so far, anywhere in this process."""
+    """The last number so far, anywhere in this process."""
     return _last
+
+
+def number_aside() -> int:
+    """The number of a message that is put aside now."""
+    global _last  # noqa: PLW0603
+    with _lock:
+        _last += 1
+        return _last
 
 
 def note_loss(worker: Worker) -> None:

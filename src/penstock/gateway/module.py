@@ -27,8 +27,12 @@ class Outlet(Protocol):
     def publish(self, source: Any, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to ``source``, which is the module itself."""
 
-    def mark(self, source: Any, since: int = 0, /) -> Any:
-        """What ``source`` has published so far, after the loss ``since``, to ask whether it was ``handled()``."""
+    def mark(self, source: Any, since: int = 0, after: Any = None, /) -> Any:
+        """What ``source`` has published so far, after the loss ``since`` and the mark ``after``, to ask whether it was
+        ``handled()``."""
+
+    def note_refused(self, source: Any, /) -> None:
+        """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage, /) -> None:
         """Send ``message`` to every sink linked to the ``output`` of ``source``."""
@@ -44,6 +48,8 @@ class Module:
     on_failure: Callable[[BaseException], object] | None = None
     #: Whether what it publishes is kept where it came from until it was handled: its links then deliver at least once.
     durable: bool = False
+    #: Whether what it publishes inside ``receive`` may come from earlier messages too, which count as handled by then.
+    gathers: ClassVar[bool] = False
     #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
     restarts: ClassVar[bool] = False
 

@@ -37,7 +37,7 @@ from penstock._core.gateway import GatewayMessage
 from penstock.errors import ClosedError, PenstockError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import ModuleEntry, imported
-from penstock.gateway.errors import MessageFailed, ModuleError, StepFailed
+from penstock.gateway.errors import BrokerError, MessageFailed, ModuleError, StepFailed
 from penstock.gateway.module import Module, Outlet, refuse_generators
 from penstock.gateway.place import Place
 from penstock.gateway.supervision import Policy
@@ -489,6 +489,9 @@ class ProcessModule(Module):
                     self._publish(message)
             except (PenstockError, TimeoutError) as error:
                 self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
+                if isinstance(error, TimeoutError):  # the process has handled what it came from, and cannot know
+                    with contextlib.suppress(BrokerError):
+                        self.broker.note_refused(self)
             self._publishing = False
             self._published += 1
         return len(batch) > 0

@@ -37,7 +37,7 @@ from penstock.gateway.bounds import Bound
 from penstock.gateway.errors import MessageFailed
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
-from penstock.gateway.losses import note_loss
+from penstock.gateway.losses import note_loss, number_aside
 from penstock.gateway.throttle import Throttle
 from penstock.tasks import readable
 
@@ -124,6 +124,15 @@ class Output:
         self.sinks: dict[Worker, Joint] = {}
         self.parted = 0  # the number of the last time that a sink was taken from it
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether all that it published belongs to a message that its module was handling, as far as can be known."""
+        worker, module = self.worker, self.worker.module
+        seen = worker._loop is None and not hasattr(module, "unhandled")  # neither tasks nor a process of its own
+        return seen and not getattr(module, "gathers", False) and self is not worker.outputs.get(ERROR) and (
+            self.port.outside == 0
+        )
+
 
 @dataclass(slots=True, eq=False)
 class Joint:
@@ -146,7 +155,7 @@ class Aside:
     """A message that failed and is tried again later."""
 
     due_s: float
-    position: int  # in the queue
+    number: int  # older ones have smaller ones (``losses.py``)
     tries: int
     message: GatewayMessage = field(compare=False)
 
@@ -189,6 +198,7 @@ class Worker:
         self._orders: deque[Order] = deque()
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._ident = 0  # of the thread
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self._throttle = Throttle(log)
         self.adopt(module)
@@ -343,12 +353,23 @@ class Worker:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
-    def look_behind(self) -> None:
-        """Find out whether what is not handled by the end is lost, or kept by the durable sources it came from."""
-        self.backed = bool(self.sources) and all(
-            joint.options.delivery is Delivery.AT_LEAST_ONCE and getattr(output.worker.module, "durable", False)
+    @property
+    def has_keepers(self) -> bool:
+        """Whether all that it gets is kept by a durable source, as far as the links that lead here tell."""
+        return bool(self.sources) and all(
+            joint.options.delivery is Delivery.AT_LEAST_ONCE and (output.worker.is_durable or output.passes_on)
             for output, joint in list(self.sources.items())
         )
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether what it publishes is kept where it came from until it was handled."""
+        return bool(getattr(self.module, "durable", False))
+
+    def _receiving(self, thread: int) -> None:
+        """Which thread is in ``receive``; 0: none is."""
+        for output in (self.output, *self.outputs.values()):
+            output.port.receiving = thread
 
     @property
     def lost_at_end(self) -> int:
@@ -385,8 +406,9 @@ class Worker:
     # ---- the thread
 
     def _run(self) -> None:
+        self._ident = threading.get_ident()
         for output in (self.output, *self.outputs.values()):
-            output.port.worker = threading.get_ident()
+            output.port.worker = self._ident
         try:
             while self.life is not Life.ENDED:
                 self._turn()
@@ -473,10 +495,12 @@ class Worker:
             self._serve(batch)
         self.counters.set("matched", self.taken)
         self.counters.set("delivered", self.handled)
+        self.counters.set("bytes", self.queue.delivered_bytes)
         self.counters.set("depth", self.queue.queued)
 
     def _serve(self, batch: Sequence[GatewayMessage]) -> None:
         self.doing, self.busy_since = "receive", time.monotonic()
+        self._receiving(self._ident)
         end = self.taken + len(batch)
         if self._receive_many is not None:
             keeps = self._receive_again is not None
@@ -507,6 +531,7 @@ class Worker:
                 self.taken += 1
         if self.life is Life.ABANDONED:
             raise _Abandoned
+        self._receiving(0)
         self.lose(end - self.taken, "closed" if self.life is not Life.FAILED else "error")
         self.busy_since = None
 
@@ -543,15 +568,15 @@ class Worker:
         elif joint.options.ordered or len(self.aside) >= MAX_ASIDE:
             self._retry_here(message, error, joint.options)
         else:
-            self._put_aside(message, error, joint.options, 1, self.taken)
+            self._put_aside(message, error, joint.options, 1, number_aside())
 
     def _put_aside(
-        self, message: GatewayMessage, error: BaseException, options: LinkOptions, tries: int, position: int
+        self, message: GatewayMessage, error: BaseException, options: LinkOptions, tries: int, number: int
     ) -> None:
         if options.max_tries is not None and tries >= options.max_tries:
             self._give_up(message, error, tries)
         else:
-            heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), position, tries, message))
+            heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), number, tries, message))
 
     def _take_back(self) -> None:
         while self.given_back:
@@ -562,7 +587,7 @@ class Worker:
             elif self.over or self.life is Life.FAILED:
                 self.lose_taken(1, "closed" if self.over else "error")
             else:
-                self._put_aside(message, error, joint.options, tries, 0)
+                self._put_aside(message, error, joint.options, tries, number_aside())
             self.given_back.popleft()
 
     def _retry_due(self) -> None:
@@ -574,6 +599,7 @@ class Worker:
             self.doing, self.busy_since = "receive", time.monotonic()
             failed: BaseException | None = None
             keeps = self._receive_again is not None
+            self._receiving(self._ident)
             try:
                 if self._receive_again is not None:
                     self._receive_again(one.message, one.tries + 1)
@@ -582,13 +608,14 @@ class Worker:
             except BaseException as error:
                 failed = None if keeps else error
                 self._fail("receive", error)
+            self._receiving(0)
             self.resent += 1
             heapq.heappop(self.aside)
             self.counters.add("redelivered")
             joint = self.joints.get(one.message.id)
             if failed is not None:
                 options = joint.options if joint is not None else DEFAULT
-                self._put_aside(one.message, failed, options, one.tries + 1, one.position)
+                self._put_aside(one.message, failed, options, one.tries + 1, one.number)
             self.busy_since = None
 
     def _retry_here(self, message: GatewayMessage, error: BaseException, options: LinkOptions) -> None:

@@ -27,6 +27,7 @@ from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, open_regular, read_all
 from penstock.journal.queue_state import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
+from penstock.journal.rewrite import remove_segment
 from penstock.journal.schemas import KIND as SCHEMA_KIND
 from penstock.journal.schemas import Schemas, read_schemas, records_in
 from penstock.journal.transaction import Entry, Transaction
@@ -60,6 +61,7 @@ class Journal(Reading):
         retain_queues: bool = False,
         compact_topics: Sequence[str] = (),
         sync: bool = True,
+        refuse_damage: bool = False,
         disk: Disk | None = None,
     ) -> None:
         if mode not in ("write", "read"):
@@ -104,7 +106,7 @@ class Journal(Reading):
                 place = str(self.directory / layout.MARKER_NAME)
                 raise CorruptionError(f"{place} and the frontier file are of different journals", place)
             return
-        self._open_writer(sync)
+        self._open_writer(sync, refuse_damage)
         try:
             self._reader = native.Reader(str(self.directory), segment_bytes)
         except BaseException:
@@ -120,12 +122,12 @@ class Journal(Reading):
         except FileNotFoundError:
             raise InvalidArgument(f"{self.directory} is not a journal (no {layout.MARKER_NAME} in it)") from None
 
-    def _open_writer(self, sync: bool) -> None:
+    def _open_writer(self, sync: bool, refuse_damage: bool) -> None:
         self.uuid, self._lock, created = recovery.prepare(self.directory, self._disk)
         self._segment: segments.ActiveSegment | None = None
         self._frontier_file = -1
         try:
-            found = recovery.recover(self.directory, self.uuid, self._disk)
+            found = recovery.recover(self.directory, self.uuid, self._disk, refuse_damage=refuse_damage)
             found.report.created = created
             self.recovery = found.report
             self._open_frontier(found)
@@ -287,7 +289,8 @@ class Journal(Reading):
         """Begin a new segment now if the active one is full, as committing would do before it writes.
 
         For who stages and changes its state at the same time: right after a commit its state is what is on disk. With
-        ``full=False`` a segment that is not full is ended too, so that retention can free it.
+        ``full=False`` a segment that is not full is ended too, so that retention can free it, and one that has nothing
+        but state is replaced by its next revision, which begins with the snapshot.
         """
         if not full or self.writer.end >= self.segment_bytes:
             self._roll(full)
@@ -411,16 +414,16 @@ class Journal(Reading):
             if not self.writer.take_lead(only_if_full):
                 return
             try:
-                full = self._try_to_begin_segment()
+                full = self._try_to_begin_segment(replace_state=not only_if_full)
             finally:
                 self.writer.give_lead()
             if full is not None:
                 self._upkeep.begin(full)
 
-    def _try_to_begin_segment(self) -> Full | None:
+    def _try_to_begin_segment(self, replace_state: bool = False) -> Full | None:
         self._rolling = threading.get_ident()
         try:
-            return self._begin_segment()
+            return self._begin_segment(replace_state)
         except OSError as error:
             LOG.error("cannot begin a new segment%s: %s", self._going_on(), error)
             return None
@@ -476,16 +479,26 @@ class Journal(Reading):
             ", nothing is stored until the journal is opened again" if self.writer.failed else ", going on with the old"
         )
 
-    def _begin_segment(self) -> Full | None:
+    def _begin_segment(self, replace_state: bool = False) -> Full | None:
         old = self._segment
         first, end, tail = self.writer.committed_position, self.writer.end, self.writer.block_crc
         sums_whole = self.writer.sums_whole
-        if old is None or first == old.header.first:
-            return None  # nothing but state in it: two segments cannot begin at one position
+        if old is None:
+            return None
+        revision = 0
+        if first == old.header.first:  # nothing but state in it: two segments cannot begin at one position
+            revision = old.header.revision + 1
+            if not replace_state or revision > layout.MAX_REVISION:
+                return None
         first_kept, states = self._first_kept(), self._state_for_roll()
-        self._segment = segments.begin(self.directory, self.uuid, self.writer, first, states, self._disk)
+        self._segment = segments.begin(
+            self.directory, self.uuid, self.writer, first, states, self._disk, revision=revision
+        )
         self.writer.publish_frontier(first_kept, 1)  # nothing may fail between the two
         old.close()
+        if revision:
+            remove_segment(self.directory, *old.name, self._disk)
+            return None
         return Full(old.header, first, end, tail if sums_whole else None)
 
     def _first_kept(self) -> int:

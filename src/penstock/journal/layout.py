@@ -111,6 +111,9 @@ def _other_version(version: int, place: str) -> str:
     return f"this Penstock reads version {VERSION}"
 
 
+MAX_REVISION = 9999  # four digits of its name
+
+
 def segment_name(first: int, revision: int, suffix: str = "log") -> str:
     """The file name of one part of a segment."""
     return f"{first:020d}-{revision:04d}.{suffix}"

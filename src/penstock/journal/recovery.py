@@ -7,6 +7,8 @@ Rules:
   after a failed sync pages read back as good although they are not on disk.
 - A file that others may have mapped is never truncated: after a torn tail or damage a new segment is begun.
 - Positions are never used twice: the next one is at least the frontier.
+- What lies past the frontier and is not whole is a torn tail. What is not whole before it is damage: told, or refused
+  with nothing changed, so that the next look finds it again.
 
 Called by one thread, under the writer's lock.
 """
@@ -136,7 +138,7 @@ def check_owner(directory: Path) -> None:
             )
 
 
-def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
+def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: bool = False) -> Recovered:
     """Everything a writer needs to go on, with the surviving tail on disk."""
     result = Recovered(identity, Recovery())
     frontier = read_frontier(directory, identity)
@@ -153,11 +155,23 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk) -> Recovered:
         if result.after_loss:
             last = result.next_position - 1
             result.report.damage.append(Damage(str(directory), 0, 0, 1, last, "segments are missing"))
+            if refuse_damage:
+                raise _refusal(directory, result.report.damage)
         return result
     result.first = segments[0][0]
     _seal_older(directory, segments, disk)  # first: unsealed ones are always the last
-    _read_last(directory, segments[-1], frontier, disk, result)
+    _read_last(directory, segments[-1], frontier, disk, result, refuse_damage)
     return result
+
+
+def mended_by(directory: Path | str) -> str:
+    """What to do about damage, for errors."""
+    return f"'penstock journal repair {directory}' keeps all that is whole"
+
+
+def _refusal(directory: Path, damage: list[Damage]) -> CorruptionError:
+    text = "; ".join(map(str, damage[:3])) + (f"; {len(damage) - 3} more" if len(damage) > 3 else "")
+    return CorruptionError(f"{text}; {mended_by(directory)}", damage[0].place)
 
 
 def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) -> None:
@@ -222,32 +236,39 @@ def _drop_open_group(
 
 
 def _read_last(
-    directory: Path, last: tuple[int, int], frontier: layout.Frontier | None, disk: Disk, result: Recovered
+    directory: Path,
+    last: tuple[int, int],
+    frontier: layout.Frontier | None,
+    disk: Disk,
+    result: Recovered,
+    refuse_damage: bool,
 ) -> None:
     path = directory / layout.segment_name(*last)
     data = read_all(path)
     try:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     except CorruptionError as error:
-        raise CorruptionError(f"{error}; run: penstock journal repair {directory}", error.place) from None
+        raise CorruptionError(f"{error}; {mended_by(directory)}", error.place) from None
     if header.uuid != result.uuid or header.first != last[0]:
         raise CorruptionError(f"{path} belongs elsewhere: to journal {header.uuid}, position {header.first}", str(path))
     durable = frontier.frontier if frontier else 0
     scan = native.scan(data, header.nonce, header.first, 2**63, durable, header.gaps)
-    for offset, count, first, following, text in scan["damage"]:
-        result.report.damage.append(Damage(str(path), offset, count, first, following - 1, text))
+    found = [Damage(str(path), at, size, first, after - 1, text) for at, size, first, after, text in scan["damage"]]
+    # Where it was rewritten since, its end is another one.
+    ours = frontier is not None and frontier.segment == header.first and not (header.gaps or header.revision)
+    known = frontier.end if frontier and ours else layout.SEGMENT_HEADER_BYTES
+    if scan["end"] < known and not found:
+        text = "the segment ends before its durable end"
+        found.append(Damage(str(path), scan["end"], known - scan["end"], 1, 0, text))
+    if found and refuse_damage:
+        raise _refusal(directory, found)
+    result.report.damage += found
     if scan["tail_bytes"]:
         result.report.torn_bytes = scan["tail_bytes"]
         result.report.torn_place = f"{path}:{scan['end']}"
     result.topics = [(number, name or b"unknown#%d" % number, *rest) for number, name, *rest in scan["topics"]]
     result.states = scan["states"]
     result.next_position = max(scan["next_position"], durable, 1)
-    # Where it was rewritten since, its end is another one.
-    ours = frontier is not None and frontier.segment == header.first and not header.gaps
-    known = frontier.end if frontier and ours else layout.SEGMENT_HEADER_BYTES
-    if scan["end"] < known and not result.report.damage:
-        text = "the segment ends before its durable end"
-        result.report.damage.append(Damage(str(path), scan["end"], known - scan["end"], 1, 0, text))
     result.after_loss = result.next_position > scan["next_position"] or bool(result.report.damage)
     _write_again(path, data, min(known, scan["end"]), scan["end"], disk, result.report)
     clean = not (scan["tail_bytes"] or result.report.damage or header.seal or header.flags & 3)

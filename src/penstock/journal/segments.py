@@ -74,6 +74,7 @@ def begin(
     *,
     flags: int = 0,
     next_position: int = 0,
+    revision: int = 0,
 ) -> ActiveSegment:
     """A new segment, headed by a snapshot of all topics and states; on disk under its name when this returns.
 
@@ -81,7 +82,7 @@ def begin(
     the two a power cut would leave as the last one, so neither may take another message: the writer fails.
     """
     nonce = secrets.randbits(64) | 1
-    header = layout.SegmentHeader(identity, nonce, first, time.time_ns(), flags=flags)
+    header = layout.SegmentHeader(identity, nonce, first, time.time_ns(), revision, flags)
     segment = ActiveSegment(directory, header, disk)
     temporary = segment.path().with_suffix(".log.new")
     head = header.encode()

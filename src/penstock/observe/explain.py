@@ -18,7 +18,7 @@ from penstock.finding import QUIET_S, Finding
 from penstock.observe.filter import compile_filter
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import seen
-from penstock.observe.rates import PRODUCERS, flow
+from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
 
 __all__ = ["Finding", "explain", "explain_filter"]
@@ -133,7 +133,7 @@ _CALL_ENDS = {
 def _standing(readers: list[Block], watch_s: float) -> set[Key]:
     """Those for which something waits and that took nothing while they were watched.
 
-    When a reader that is behind took its last message stands nowhere: a handle notes the time of some messages only.
+    They are watched because the time of the last message alone does not tell a slow reader from one that stands still.
     """
     counts = {block.key: flow(block) for block in readers if block.waiting or block.depth}
     deadline = time.monotonic() + watch_s
@@ -153,12 +153,13 @@ def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterat
         if block.state.lower().startswith(STANDSTILL) and quiet_s > 1:
             yield Finding(f"{who} says: {block.state}")
         stands = block.key in standing
+        quiet = _quiet(block, watch_s)
         if stands and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
-            text = f"{who} holds all its {block.capacity} places and took nothing in {watch_s:g} s"
+            text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
         elif stands and block.waiting:
-            yield Finding(f"{block.waiting} messages wait for {who}, which took none in {watch_s:g} s")
+            yield Finding(f"{block.waiting} messages wait for {who}, which took none {quiet}")
         elif block.waiting:
             yield Finding(f"{who} reads, and {block.waiting} messages wait for it", grave=False)
         if block.kind == "queue" and block.peers == 0 and (block.depth or block.lag):
@@ -172,6 +173,15 @@ def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterat
             remedy = "read faster, give the channel more slots, or open both sides with reliable=True"
             grave = block.room == "shm" and not block.delivered
             yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", remedy if grave else "", grave=grave)
+
+
+def _quiet(block: Block, watch_s: float) -> str:
+    """For how long a reader that stands still has taken nothing: exactly where its handle notes when it reads."""
+    if block.kind not in READERS or (block.delivered and not block.last_ns):
+        return f"in {watch_s:g} s"
+    if block.idle_s is None:
+        return f"since it was opened, {(block.read_ns - block.opened_ns) / 1e9 + watch_s:.0f} s ago"
+    return f"for {block.idle_s + watch_s:.0f} s"
 
 
 def _reasons(block: Block) -> str:

@@ -67,7 +67,7 @@ def with_peers(blocks: list[Block]) -> list[Block]:
 
 
 def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
-    """The blocks, those of shared memory with held slots as depth, and with lag and the time of the last message."""
+    """The blocks, those of shared memory with held slots as depth, with lag, and a publisher with its last time."""
     known: dict[Key, Block] = {}
     handles: dict[tuple[int, str], list[Block]] = {}
     for block in blocks:
@@ -102,9 +102,8 @@ def _joined(block: Block, channel: Channel, member: Member) -> Block:
     behind = max(0, channel.published + 1 - member.next_ordinal)
     # Of a virtual channel's ordinals nothing says how many of those behind are its own.
     lost = max(0, behind - channel.slots) if member.vchan_id is None and not member.reliable else 0
-    last_ns = channel.last_ns if block.delivered and not behind else block.last_ns
     dropped = {**block.dropped, "overflow": block.dropped.get("overflow", 0) + lost} if lost else block.dropped
     return replace(
-        block, depth=member.held, capacity=member.most_held, lag=behind - lost, last_ns=max(block.last_ns, last_ns),
-        matched=block.matched + lost, dropped=dropped,
+        block, depth=member.held, capacity=member.most_held, lag=behind - lost, matched=block.matched + lost,
+        dropped=dropped,
     )  # fmt: skip

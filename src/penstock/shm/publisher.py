@@ -16,9 +16,14 @@ from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Buffer, Ledger, Overflow, choose
 from penstock.errors import InvalidArgument, RefusedError
+from penstock.history import Kept, kept_of
 
 if TYPE_CHECKING:
     ResizeCallback = Callable[["Publisher", int, int], Any]
+
+
+DEFAULT_SLOT_SIZE = 4096
+MAX_SLOTS_FOR_TIME = 1 << 16
 
 
 class Publisher(native.Publisher, channel.Publisher):
@@ -49,7 +54,13 @@ class Publisher(native.Publisher, channel.Publisher):
         group: int | str | None = None,
         spin_us: int = 0,
         on_resize: ResizeCallback | None = None,
+        history: int | str | None = None,
+        latest: bool = False,
+        history_bytes: int | str | None = None,
     ) -> None:
+        kept = kept_of(history, latest, history_bytes)
+        if kept.messages and mux is not None:
+            raise InvalidArgument(f"channel {name!r}: a virtual channel shares its mux's slots and has no history")
         if vchan_id is not None and mux is None:
             raise InvalidArgument(f"channel {name!r}: vchan_id={vchan_id} needs mux=, the multiplexer that it is on")
         self.name = name
@@ -61,7 +72,8 @@ class Publisher(native.Publisher, channel.Publisher):
             name=name, slots=slots, slot_size=slot_size, reliable=reliable, timeout=timeout, fixed_size=fixed_size,
             max_reserved=max_reserved, type=type, checksum=checksum, metadata_size=metadata_size, retirement=retirement,
             max_publishers=max_publishers, max_subscribers=max_subscribers, local=local, mux=mux, vchan_id=vchan_id,
-            mode=mode, group=group_id(group), spin_us=spin_us,
+            mode=mode, group=group_id(group), spin_us=spin_us, history_messages=kept.messages, history_ns=kept.age_ns,
+            history_bytes=kept.bytes, history_slots=history_slots(kept, slot_size),
         )  # fmt: skip
         #: Whether the activation message was published; False too where none was asked for.
         self.activated = activation and self._activate()
@@ -124,6 +136,13 @@ class Publisher(native.Publisher, channel.Publisher):
 
     def __repr__(self) -> str:
         return f"<shm.Publisher {self.name!r}{', closed' if self.closed else ''}>"
+
+
+def history_slots(kept: Kept, slot_size: int | None) -> int:
+    """How many slots hold it: one a message; where time bounds it, as many as the bytes fill."""
+    if not kept.age_ns:
+        return kept.messages
+    return min(max(1, kept.bytes // (slot_size or DEFAULT_SLOT_SIZE)), MAX_SLOTS_FOR_TIME)
 
 
 def agree_on_schema(handle: Any, terms: channel.Terms) -> None:

@@ -52,6 +52,9 @@ def open_publisher(
     close_timeout: float = 5.0,
     keepalive: float | None = 15.0,
     executor: Executor | None = None,
+    history: int | str | None = None,
+    latest: bool = False,
+    history_bytes: int | str | None = None,
 ) -> Publisher:
     """A publisher at ``tcp://HOST:PORT`` (or ``tcp:///PATH``, a unix socket)."""
     return Publisher(
@@ -70,6 +73,9 @@ def open_publisher(
         keepalive=keepalive,
         executor=executor,
         schema=address.schema,
+        history=history,
+        latest=latest,
+        history_bytes=history_bytes,
     )
 
 
@@ -87,6 +93,7 @@ def open_subscriber(
     reconnect_delay: float = 0.05,
     reconnect_delay_max: float = 2.0,
     executor: Executor | None = None,
+    history: bool = True,
     on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
     """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``).
@@ -107,6 +114,7 @@ def open_subscriber(
         reconnect_delay_max=reconnect_delay_max,
         name=address.text,
         executor=executor,
+        history=history,
     )
     subscriber.add_session(address.name or address.host, address.port or 0, max_reconnects)
     return subscriber.call_in_thread(on_message)

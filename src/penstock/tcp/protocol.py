@@ -36,7 +36,8 @@ NO_NONCE = bytes(16)
 PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
-# In an extended answer, whose first field it is: the native core writes it at the very moment of joining.
+# In an extended answer, whose first field it is: the native core writes it at the very moment of joining, and in the
+# field behind it how many messages of the past come first.
 NEXT_ORDINAL_OFFSET = HEADER.size + 1 + len(MAGIC) + FIELD.size
 
 
@@ -60,9 +61,23 @@ class Tag(enum.IntEnum):
     PROOF = 6
     CALLS = 7
     SCHEMA = 8
+    PAST = 9
+    NO_PAST = 10
+    START = 11
+    LAST = 12
 
 
-SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE, Tag.CALLS: 0}
+SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, Tag.PROOF: PROOF_SIZE, Tag.CALLS: 0,
+         Tag.PAST: 8, Tag.NO_PAST: 0, Tag.LAST: 24}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a subscriber asks for of the past."""
+
+    past: bool = True  # what the publisher keeps for who joins
+    start: str = ""  # a place in what it keeps on disk, as ``start=`` names it; empty: nothing of that
+    last: tuple[bytes, int] = (NO_NONCE, 0)  # the publisher's identity and the last ordinal that came from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,8 @@ class Agreed:
     next_ordinal: int = 0
     peer_clock_ns: int = 0
     schema: str = ""
+    past: int = 0  # so many messages at the beginning may have come over a connection before
+    wanted: Wanted = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +106,14 @@ class Extension:
     proof: bytes = b""
     calls: bool = False  # requests and answers follow, not messages
     schema: str = ""
+    past: int = 0
+    wanted: Wanted = Wanted()
 
     def encode(self) -> bytes:
         """The list of fields, the next ordinal first."""
         fields = [
             (Tag.NEXT_ORDINAL, struct.pack("<Q", self.next_ordinal)),
+            (Tag.PAST, struct.pack("<Q", self.past)),
             (Tag.NONCE, self.nonce),
             (Tag.IDENTITY, self.identity),
             (Tag.CLOCK_NS, struct.pack("<q", self.clock_ns)),
@@ -106,6 +126,12 @@ class Extension:
             fields.append((Tag.CALLS, b""))
         if self.schema:
             fields.append((Tag.SCHEMA, self.schema.encode()))
+        if not self.wanted.past:
+            fields.append((Tag.NO_PAST, b""))
+        if self.wanted.start:
+            fields.append((Tag.START, self.wanted.start.encode()))
+        if self.wanted.last[1]:
+            fields.append((Tag.LAST, self.wanted.last[0] + struct.pack("<Q", self.wanted.last[1])))
         return MAGIC + b"".join(FIELD.pack(tag, len(value)) + value for tag, value in fields)
 
     @classmethod
@@ -125,6 +151,8 @@ class Extension:
             if len(value) != size or SIZES.get(tag, size) != size:
                 raise ProtocolError(f"field {tag} of the handshake has {len(value)} bytes")
             fields.setdefault(tag, value)
+        told = fields.get(Tag.LAST, bytes(24))
+        last = (told[:16], int.from_bytes(told[16:], "little"))
         return cls(
             Tag.WANTS_TOKEN in fields,
             fields.get(Tag.NONCE, NO_NONCE),
@@ -134,6 +162,8 @@ class Extension:
             fields.get(Tag.PROOF, b""),
             Tag.CALLS in fields,
             fields.get(Tag.SCHEMA, b"").decode("utf-8", "replace"),
+            int.from_bytes(fields.get(Tag.PAST, b""), "little"),
+            Wanted(Tag.NO_PAST not in fields, fields.get(Tag.START, b"").decode("utf-8", "replace"), last),
         )
 
 
@@ -257,12 +287,13 @@ class Request(Negotiation):
         identity: bytes = NO_NONCE,
         clock_ns: int = 0,
         calls: bool = False,
+        wanted: Wanted = Wanted(),  # noqa: B008 - a value that nobody can change
     ) -> None:
         super().__init__(token, identity, calls, MAX_ANSWER_DATA)
         if token is not None and not extended:
             raise ValueError("a token needs the extended handshake")
-        ours = Extension(token is not None, self._nonce, identity, 0, clock_ns, calls=calls) if extended else None
-        self.outgoing += handshake(VERSION, ours)
+        ours = Extension(token is not None, self._nonce, identity, 0, clock_ns, calls=calls, wanted=wanted)
+        self.outgoing += handshake(VERSION, ours if extended else None)
 
     def _handle(self, whole: Frame) -> Agreed | None:
         if whole.kind == FrameType.REFUSED:
@@ -296,7 +327,7 @@ class Request(Negotiation):
             self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
             return Agreed(whole.version, False)
-        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema)
+        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema, extension.past)
         return Agreed(whole.version, True, *told)
 
     def _check_publisher(self, proof: bytes) -> None:
@@ -364,12 +395,12 @@ class Answer(Negotiation):
         version = min(self._asked.version, VERSION)
         if extension is None:
             return Agreed(version, False)
-        return Agreed(version, True, extension.identity, 0, extension.clock_ns)
+        return Agreed(version, True, extension.identity, 0, extension.clock_ns, wanted=extension.wanted)
 
-    def answer(self, agreed: Agreed, clock_ns: int, next_ordinal: int = 0) -> bytes:
+    def answer(self, agreed: Agreed, clock_ns: int, next_ordinal: int = 0, past: int = 0) -> bytes:
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        told = (next_ordinal, clock_ns, self._proof, self._calls, self._schema)
+        told = (next_ordinal, clock_ns, self._proof, self._calls, self._schema, past)
         ours = Extension(False, self._nonce, self._identity, *told)
         return handshake(agreed.version, ours)

@@ -29,6 +29,7 @@ from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.history import kept_of
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
@@ -82,7 +83,11 @@ class Publisher(PublisherContract):
         keepalive: float | None = 15.0,
         executor: Executor | None = None,
         schema: str = "",
+        history: int | str | None = None,
+        latest: bool = False,
+        history_bytes: int | str | None = None,
     ) -> None:
+        kept = kept_of(history, latest, history_bytes)
         self._schema = schema
         self.overflow = choose(Overflow, overflow, "overflow")
         if depth < 1 or depth_bytes < 1:
@@ -115,6 +120,7 @@ class Publisher(PublisherContract):
             depth_bytes,
             -1.0 if block is None else block,
             self.address,
+            *kept.words,
         )
         # The native method itself, so that a message costs no Python frame.
         vars(self)["publish"] = self._outlet.publish
@@ -322,7 +328,8 @@ class Publisher(PublisherContract):
         offset = NEXT_ORDINAL_OFFSET if agreed.extended else 0
         with self._changed:
             self._joining.pop(joining, None)
-            number = self._outlet.add(connection.detach(), agreed.extended, answer, offset)
+            past = agreed.extended and agreed.wanted.past
+            number = self._outlet.add(connection.detach(), agreed.extended, answer, offset, past)
             if number:
                 self._names[number] = joining.name
             self._changed.notify_all()

@@ -28,7 +28,7 @@ from penstock.errors import CapacityError, ClosedError, InvalidArgument, Penstoc
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
-from penstock.tcp.protocol import Agreed, Request
+from penstock.tcp.protocol import Agreed, Request, Wanted
 from penstock.tcp.session import Session, SessionState
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class Subscriber(SubscriberContract):
         reconnect_delay_max: float = 2.0,
         name: str = "",
         executor: Executor | None = None,
+        history: bool = True,
     ) -> None:
         if not 0 <= max_message_size < 1 << 40:
             raise InvalidArgument(f"max_message_size={max_message_size} must be from 0 to {(1 << 40) - 1} bytes")
@@ -81,6 +82,7 @@ class Subscriber(SubscriberContract):
         self.executor.check_open()
         self._token = sockets.check_secrets(token, tls, "subscriber")
         self._extended = extended
+        self._wanted = Wanted(past=history)
         self._identity = os.urandom(16)
         # Room for a message of the largest size beside what the user holds, whatever was asked for.
         held = max(held_bytes, 4 * max_message_size, 8 << 20)
@@ -183,14 +185,15 @@ class Subscriber(SubscriberContract):
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """A session is connected: the native core reads it. Gives the connection's serial number."""
         serial = self._inlet.attach(
-            session.number, connection.fileno(), agreed.extended, fresh, agreed.next_ordinal, session.publisher, session
+            session.number, connection.fileno(), agreed.extended, fresh, agreed.next_ordinal, agreed.past,
+            session.publisher, session,
         )
         self._count_peers()
         return serial
 
     def new_request(self) -> Request:
         """The protocol's side of a new connection."""
-        return Request(self._token, extended=self._extended, identity=self._identity)
+        return Request(self._token, extended=self._extended, identity=self._identity, wanted=self._wanted)
 
     def count_error(self) -> None:
         self._inlet.error()

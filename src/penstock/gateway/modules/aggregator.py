@@ -18,6 +18,8 @@ from penstock.gateway.module import Module, Outlet, options
 class Aggregator(Module):
     """Windows."""
 
+    gathers = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

@@ -1,15 +1,17 @@
 """FileTail: each line that is added to a file, as ``tail -F`` shows them.
 
 args: ``file`` (required), ``from_start`` (false), ``poll_s`` (0.2), ``max_line_bytes`` (65536: a longer line comes in
-pieces), ``place`` (null; a file that keeps how far all lines were handled: then links deliver at least once, and the
-next run goes on there). Properties: ``file``, ``line`` (number since the module began). A file that is not there yet is
-waited for; one that was replaced or cut short is read anew from its beginning.
+pieces), ``place`` (null; a file that keeps how far all lines were handled: then links deliver at least once, lines that
+were lost on their way are read once more, and the next run goes on there). Properties: ``file``, ``line`` (number since
+the module began; with a ``place``, since that was made). A file that is not there yet is waited for; one that was
+replaced or cut short is read anew from its beginning, with a ``place`` when the old one's lines were handled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 from typing import Any, BinaryIO
@@ -18,6 +20,8 @@ from penstock.gateway.durable import Place
 from penstock.gateway.module import Outlet, Source, options
 
 LINES = 256  # so many are marked together
+RETRY_S = 1.0  # between a loss and the next reading
+log = logging.getLogger("penstock.gateway")
 
 
 class FileTail(Source):
@@ -40,57 +44,100 @@ class FileTail(Source):
 
     def run(self) -> None:
         """Read whole lines; wait where there is none; look whether the file is still the same."""
-        path, number, marked = self.configuration["file"], 0, 0
-        file, rest = self._open(), b""
-        self._seek(file)
+        self._number = self._marked = 0
+        self._rest = b""
+        self._file = self._open()
+        self._seek()
         while not self.stopping.is_set():
-            piece = b"" if file is None else file.readline(self.configuration["max_line_bytes"] - len(rest))
-            rest += piece
-            if rest.endswith(b"\n") or len(rest) >= self.configuration["max_line_bytes"]:
-                number += 1
-                self.publish(rest.rstrip(b"\r\n"), {"file": path, "line": str(number)})
-                rest = b""
-            if number - marked >= LINES or (number > marked and not piece):
-                marked = number
-                self._reached(file, rest)
-            if not piece:
-                if self._replaced(file):
-                    file, rest = self._open(file), b""
-                self._settle()
-                self.stopping.wait(self.configuration["poll_s"])
-        if number > marked:
-            self._reached(file, rest)
-        while self._place is not None and self._place.in_flight and not self._cut.wait(0.002):
-            self._settle()
-        if file is not None:
-            file.close()
+            more = self._read()
+            if self._number - self._marked >= LINES or (self._number > self._marked and not more):
+                self._reached()
+            if not more and self._settle():
+                # What was lost can only be read again out of the file that it came from.
+                if self._replaced() and not self._in_flight():
+                    self._begin_anew()
+                else:
+                    self.stopping.wait(self.configuration["poll_s"])
+        if self._number > self._marked:
+            self._reached()
+        while self._in_flight() and not self._cut.wait(0.002) and self._settle():
+            pass  # what was lost comes again in the next run
+        if self._file is not None:
+            self._file.close()
 
     def kill(self) -> None:
         """Wait no longer for lines to be handled: they come again."""
         self._cut.set()
 
-    def _seek(self, file: BinaryIO | None) -> None:
-        """To the place where the last run left off; else to the end, or to the beginning where that is asked for."""
-        if file is None:
-            return
-        saved = self._place.read() if self._place is not None else None
-        there = os.fstat(file.fileno())
-        with contextlib.suppress(ValueError):
-            inode, offset = map(int, (saved or "").split())
-            if inode == there.st_ino and offset <= there.st_size:
-                file.seek(offset)
-                return
-        if not self.configuration["from_start"] and saved is None:
-            file.seek(0, os.SEEK_END)
+    def _read(self) -> bool:
+        """Publish a line, where there is a whole one; whether something was read."""
+        most = self.configuration["max_line_bytes"]
+        piece = b"" if self._file is None else self._file.readline(most - len(self._rest))
+        self._rest += piece
+        if self._rest.endswith(b"\n") or len(self._rest) >= most:
+            self._number += 1
+            line = {"file": self.configuration["file"], "line": str(self._number)}
+            self.publish(self._rest.rstrip(b"\r\n"), line)
+            self._rest = b""
+        return bool(piece)
 
-    def _reached(self, file: BinaryIO | None, rest: bytes) -> None:
-        if self._place is not None and file is not None:
-            self._place.reached(f"{os.fstat(file.fileno()).st_ino} {file.tell() - len(rest)}")
+    def _seek(self) -> None:
+        """To the place where the last run left off; else to the end, or to the beginning where that is asked for."""
+        saved = self._place.read() if self._place is not None else None
+        if not self._go_to(saved) and saved is None and self._file is not None and not self.configuration["from_start"]:
+            self._file.seek(0, os.SEEK_END)
+        if self._file is not None or saved is None:
+            self._begin()
+
+    def _go_to(self, place: str | None) -> bool:
+        """Whether the place, as ``_here`` wrote it, is in this file."""
+        there = os.fstat(self._file.fileno()) if self._file is not None else None
+        with contextlib.suppress(ValueError):
+            inode, offset, number = map(int, (place or "").split())
+            self._number = self._marked = number
+            if self._file is not None and there is not None and inode == there.st_ino and offset <= there.st_size:
+                self._file.seek(offset)
+                return True
+        return False
+
+    def _here(self) -> str:
+        if self._file is None:
+            return f"0 0 {self._number}"
+        return f"{os.fstat(self._file.fileno()).st_ino} {self._file.tell() - len(self._rest)} {self._number}"
+
+    def _begin(self) -> None:
+        """Nothing before this place is to be read once more."""
+        if self._place is not None:
+            self._place.begin(self._here())
+
+    def _begin_anew(self) -> None:
+        """The file was replaced or cut short, or is there at last."""
+        first = self._file is None
+        self._file, self._rest = self._open(self._file), b""
+        if first and self._place is not None:
+            self._go_to(self._place.read())
+        self._begin()
+
+    def _reached(self) -> None:
+        self._marked = self._number
+        if self._place is not None:
+            self._place.reached(self._here())
             self._settle()
 
-    def _settle(self) -> None:
-        if self._place is not None:
-            self._place.settle()
+    def _in_flight(self) -> bool:
+        return self._place is not None and self._place.in_flight > 0
+
+    def _settle(self) -> bool:
+        """Note what was handled. Where something was lost, go back to what comes after that, and give False."""
+        if self._place is None or self._place.settle():
+            return True
+        log.warning("module %r: lines were lost on their way; they are read once more", self.name)
+        self._rest = b""
+        if not self._go_to(self._place.handled):
+            log.error("module %r: the file was cut short before lines that were lost could be read again", self.name)
+        self._begin()
+        self.stopping.wait(RETRY_S)
+        return False
 
     def _open(self, old: BinaryIO | None = None) -> BinaryIO | None:
         if old is not None:
@@ -100,7 +147,8 @@ class FileTail(Source):
         except FileNotFoundError:
             return None
 
-    def _replaced(self, file: BinaryIO | None) -> bool:
+    def _replaced(self) -> bool:
+        file = self._file
         try:
             there = os.stat(self.configuration["file"])
         except FileNotFoundError:

@@ -69,6 +69,8 @@ class _Mqtt(Module):
 class MqttIn(_Mqtt):
     """What the server publishes on some topics."""
 
+    acks_in_order = True  # as the protocol asks for
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
@@ -113,8 +115,9 @@ class MqttIn(_Mqtt):
                 self._client.ack(message.mid, message.qos)
 
     def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
-        """They come again with the next connection, which is made now."""
-        self._client.reconnect()
+        """They come again with the next connection, which is made now; those of QoS 0 the server does not keep."""
+        if any(message.qos for message in batch[begin:end]):
+            self._client.reconnect()
 
     def _forward(self, message: Any) -> None:
         properties = {"topic": message.topic, "qos": str(message.qos), "retain": str(bool(message.retain)).lower()}

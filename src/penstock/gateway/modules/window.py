@@ -21,6 +21,8 @@ from penstock.gateway.module import Outlet, Source, options
 class Window(Source):
     """Gathers; its thread closes windows whose time is over."""
 
+    gathers = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

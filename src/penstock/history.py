@@ -1,0 +1,59 @@
+"""How much of a channel's past is kept for who joins later: the options ``history``, ``latest`` and ``history_bytes``.
+
+``history=10`` keeps the last ten messages, ``history="5 s"`` those of the last five seconds; both are bounded by
+``history_bytes``, and the newest message is kept whatever its size. ``latest=True`` is ``history=1`` for topics that
+have a state: ``publisher.set(value)`` replaces it. Pure values; loads no native code.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from penstock.errors import InvalidArgument
+from penstock.quantities import duration_s, is_duration, size_bytes
+
+DEFAULT_BYTES = 16 << 20
+MAX_MESSAGES = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Three bounds, all of which hold. ``messages`` of 0: nothing is kept."""
+
+    messages: int = 0
+    age_ns: int = 0  # 0: however old
+    bytes: int = DEFAULT_BYTES
+
+    @property
+    def words(self) -> tuple[int, int, int]:
+        """As the native core takes them."""
+        return self.messages, self.age_ns, self.bytes
+
+
+def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | None) -> Kept:
+    """What the three options of a publisher mean together."""
+    if isinstance(history_bytes, str):
+        history_bytes = size_bytes(history_bytes, "history_bytes")
+    if history_bytes is not None and (isinstance(history_bytes, bool) or history_bytes < 1):
+        raise InvalidArgument(f"history_bytes={history_bytes} must be 1 or more bytes")
+    most_bytes = DEFAULT_BYTES if history_bytes is None else history_bytes
+    if latest:
+        if history is not None:
+            raise InvalidArgument("latest=True keeps the last message alone: give history= or latest=, not both")
+        return Kept(1, 0, most_bytes)
+    if history is None:
+        if history_bytes is not None:
+            raise InvalidArgument("history_bytes= bounds a history: give history= too")
+        return Kept()
+    if isinstance(history, bool) or not isinstance(history, int | str):
+        raise TypeError(f"history must be a number of messages or a duration such as '5 s', not {history!r}")
+    if isinstance(history, int) or history.isdigit():
+        count = int(history)
+        if not 0 <= count <= MAX_MESSAGES:
+            raise InvalidArgument(f"history={count} must be 0 to {MAX_MESSAGES} messages")
+        return Kept(count, 0, most_bytes)
+    seconds = duration_s(history, "history")
+    if not is_duration(history) or not 0 < seconds < math.inf:
+        raise InvalidArgument(f"history={history!r} is no duration; write '5 s' or '2 min', or a number of messages")
+    return Kept(MAX_MESSAGES, int(seconds * 1e9), most_bytes)

@@ -1,0 +1,190 @@
+"""What of a history one reach alone has: connections that break, slots that are shared, ids of a bus."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import penstock
+from penstock import bus, shm, tcp
+from tests.conformance.reaches import unique
+
+LONG = 60.0
+
+
+def cut_all(publisher: tcp.Publisher) -> None:
+    """Breaks every connection, as a network would."""
+    for number, *_ in publisher._outlet.peers():
+        publisher._outlet.remove(number)
+
+
+def test_tcp_without_wait_ready_loses_nothing() -> None:
+    with tcp.Publisher() as first:
+        port = first.port
+    where = f"tcp://127.0.0.1:{port}"
+    with penstock.subscriber(where) as subscriber, penstock.publisher(where, history=50) as publisher:
+        publisher.publish_many([b"%d" % i for i in range(50)])
+        found = [bytes(subscriber.receive(LONG)) for _ in range(50)]
+    assert found == [b"%d" % i for i in range(50)]
+
+
+def test_tcp_after_reconnects_none_comes_twice_and_none_is_missing() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0", history=100_000) as publisher:
+        where = f"tcp://127.0.0.1:{publisher.port}"
+        with penstock.subscriber(where, reconnect_delay=0.001, reconnect_delay_max=0.01) as subscriber:
+            assert publisher.wait_ready(1, timeout=LONG)
+
+            def publish() -> None:
+                for number in range(1, 3001):
+                    publisher.publish(b"%d" % number)
+                    if number % 100 == 0:
+                        cut_all(publisher)
+                        publisher.wait_ready(1, timeout=LONG)
+
+            thread = threading.Thread(target=publish)
+            thread.start()
+            found = []
+            while len(found) < 3000:
+                found += [int(bytes(message)) for message in subscriber.read_many(50, LONG)]
+            thread.join()
+            assert found == list(range(1, 3001))
+            assert subscriber.read(0) is None
+            assert subscriber.ledger.balanced and not subscriber.ledger.lost
+            assert subscriber.sessions[0].connections > 10
+
+
+def test_tcp_what_the_history_did_not_reach_is_counted() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0", history=10) as publisher:
+        where = f"tcp://127.0.0.1:{publisher.port}"
+        with penstock.subscriber(where, reconnect_delay=0.001, reconnect_delay_max=0.01) as subscriber:
+            assert publisher.wait_ready(1, timeout=LONG)
+            publisher.publish(b"1")
+            assert subscriber.receive(LONG) == b"1"
+            cut_all(publisher)
+            publisher.publish_many([b"%d" % i for i in range(2, 101)])  # who reconnects meanwhile gets the rest live
+            found = [1]
+            while found[-1] != 100:
+                with subscriber.receive(LONG) as message:
+                    found.append(int(bytes(message)))
+            assert found == sorted(set(found))
+            assert subscriber.ledger.balanced
+            assert subscriber.ledger.lost == 100 - len(found)
+
+
+def test_tcp_another_publisher_at_the_port_is_another_flow() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0", history=3) as first:
+        port = first.port
+        subscriber = penstock.subscriber(f"tcp://127.0.0.1:{port}", reconnect_delay=0.001, reconnect_delay_max=0.01)
+        first.publish_many([b"1", b"2", b"3"])
+        assert [bytes(subscriber.receive(LONG)) for _ in range(3)] == [b"1", b"2", b"3"]
+    with subscriber, penstock.publisher(f"tcp://127.0.0.1:{port}", history=3) as second:
+        second.publish_many([b"a", b"b"])
+        assert [bytes(subscriber.receive(LONG)) for _ in range(2)] == [b"a", b"b"]
+
+
+def test_tcp_plain_peers_begin_with_what_comes() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0", history=3) as publisher:
+        publisher.publish(b"past")
+        with penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", extended=False) as subscriber:
+            assert publisher.wait_ready(1, timeout=LONG)
+            publisher.publish(b"live")
+            assert subscriber.receive(LONG) == b"live"
+
+
+def test_tcp_a_history_longer_than_the_queue_arrives_whole() -> None:
+    options = {"history": 500, "depth": 10, "overflow": "drop_oldest"}
+    with penstock.publisher("tcp://127.0.0.1:0", **options) as publisher:
+        publisher.publish_many([b"%d" % i * 1000 for i in range(500)])
+        with penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}") as subscriber:
+            for number in range(500):
+                assert subscriber.receive(LONG) == b"%d" % number * 1000
+
+
+def test_tcp_the_ledger_does_not_wait_for_the_history() -> None:
+    with penstock.publisher("tcp://127.0.0.1:0", history=10) as publisher:
+        publisher.publish_many([b"x"] * 20)
+        ledger = publisher.ledger
+        assert (ledger.matched, ledger.delivered, ledger.in_flight) == (20, 20, 0)
+
+
+@pytest.mark.parametrize("reliable", [False, True])
+def test_shm_gives_the_history_to_reliable_subscribers_too(reliable: bool) -> None:
+    name = f"/{unique()}"
+    with shm.Publisher(name, slots=5, history=10) as publisher:
+        assert publisher.slots == 15
+        publisher.publish_many([b"%d" % i for i in range(40)])
+        with shm.Subscriber(name, reliable=reliable) as subscriber:
+            for number in range(30, 40):
+                with subscriber.receive(LONG) as message:
+                    assert message == b"%d" % number
+
+
+def test_shm_held_messages_take_nothing_from_the_history() -> None:
+    name = f"/{unique()}"
+    with shm.Publisher(name, slots=8, history=10) as publisher, shm.Subscriber(name, max_active_messages=4) as holder:
+        publisher.publish_many([b"first"] * 3)
+        held = holder.read_all()
+        publisher.publish_many([b"%d" % i for i in range(100)])
+        held += holder.read_all()
+        assert len(held) == 4
+        with shm.Subscriber(name, max_active_messages=1) as subscriber:
+            for number in range(90, 100):
+                with subscriber.receive(LONG) as message:
+                    assert message == b"%d" % number
+
+
+def test_shm_publishers_agree_on_the_history() -> None:
+    name = f"/{unique()}"
+    with shm.Publisher(name, slots=8, history=10):
+        with pytest.raises(penstock.RefusedError, match="history"):
+            shm.Publisher(name, history=5)
+        with pytest.raises(penstock.RefusedError, match="slots=18 but the channel has 8"):
+            shm.Publisher(name, slots=18)
+        with shm.Publisher(name, slots=8), shm.Publisher(name, history=10):
+            pass
+
+
+def test_shm_a_virtual_channel_has_no_history() -> None:
+    with pytest.raises(penstock.InvalidArgument, match="virtual"):
+        penstock.publisher(f"shm:/{unique()}", mux=f"/{unique()}", history=3)
+
+
+def test_bus_keeps_each_id_by_itself_and_in_every_mode() -> None:
+    for mode in ("direct", "thread"):
+        with bus.Bus(unique(), mode=mode) as one:
+            one._keep(1, 2, 0, 1 << 20)
+            for number in range(5):
+                one.publish(b"%d" % number, 1)
+                one.publish(b"other", 2)
+            assert one.flush(LONG)
+            queue = one.subscribe(1, 2)
+            one.publish(b"5", 1)
+            assert [bytes(queue.receive(LONG)) for _ in range(3)] == [b"3", b"4", b"5"]
+            late = one.subscribe(2)
+            late.subscribe(1)
+            assert [bytes(late.receive(LONG)) for _ in range(2)] == [b"4", b"5"]
+
+
+def test_bus_what_a_handler_publishes_reaches_who_joins_in_it_once() -> None:
+    with bus.Bus(unique(), mode="direct") as one:
+        one._keep(1, 10, 0, 1 << 20)
+        queues = []
+
+        @one.on(2)
+        def join(message: penstock.Message) -> None:
+            one.publish(b"within", 1)
+            queues.append(one.subscribe(1))
+
+        one.publish(b"before", 1)
+        one.publish(b"go", 2)
+        assert [bytes(message) for message in queues[0].read_many(10, 0)] == [b"before", b"within"]
+
+
+def test_bus_gives_the_memory_of_its_history_back() -> None:
+    one = bus.Bus(unique(), mode="direct")
+    one._keep(0, 3, 0, 1 << 20)
+    one.publish_many([b"x"] * 10)
+    assert one.heap_in_use == 3
+    one.close()
+    assert one.heap_in_use == 0
