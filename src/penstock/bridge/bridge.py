@@ -34,7 +34,8 @@ from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.types import Schema, Terms
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # for a sink that is full
@@ -168,6 +169,7 @@ class Bridge:
             self._note(batch)
             try:
                 if carrier is None:
+                    self._say_schema()
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
                 carried += len(batch)
@@ -187,6 +189,18 @@ class Bridge:
     def _refuse_local(self) -> None:
         if self._leaves_machine and getattr(self.subscriber, "local", False):
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
+
+    def _say_schema(self) -> None:
+        """What the source's messages are made of is said at the sink; a sink that carries another type is told of."""
+        parts = addresses.parse(self.source)
+        if parts.scheme in ("journal", "broker") and (not parts.topic or set(parts.topic) & set("*>,")):
+            return  # of many topics, each may have its own
+        try:
+            text = self.subscriber.schema
+            if text:
+                self.publisher.agree(Terms(Schema.parse(text), writes=True))
+        except PenstockError as error:
+            logger.warning("%r carries the messages without their type: %s", self, error)
 
     def _work(self) -> None:
         try:

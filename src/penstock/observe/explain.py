@@ -14,12 +14,13 @@ from pathlib import Path
 
 import penstock
 from penstock import address as addresses
+from penstock.filter import compile_filter
 from penstock.finding import QUIET_S, Finding
-from penstock.observe.filter import compile_filter
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import seen
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
+from penstock.types.fields import Values
 
 __all__ = ["Finding", "explain", "explain_filter"]
 
@@ -61,8 +62,9 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     example = ""
     deadline = time.monotonic() + seconds
     with penstock.subscriber(text) as subscriber:
+        values = Values(subscriber)
         while (left := deadline - time.monotonic()) > 0:
-            came, through, first = _try(subscriber, passes, min(left, 0.5))
+            came, through, first = _try(subscriber, values, passes, min(left, 0.5))
             seen, passed, example = seen + came, passed + through, example or first
     if not seen:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
@@ -73,11 +75,13 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
 
 
-def _try(subscriber: penstock.Subscriber, passes: Callable[..., bool], timeout: float) -> tuple[int, int, str]:
+def _try(
+    subscriber: penstock.Subscriber, values: Values, passes: Callable[..., bool], timeout: float
+) -> tuple[int, int, str]:
     """How many came, how many pass, what the first says. Every message is given back when this returns."""
     batch = subscriber.read_many(256, timeout)
     example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
-    return len(batch), sum(passes(message) for message in batch), example
+    return len(batch), sum(passes(message, values) for message in batch), example
 
 
 def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
