@@ -35,9 +35,11 @@ from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.types import Schema, Terms
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # for a sink that is full
+ASK_S = 0.2  # how often the source is asked what its messages are made of, while there are any
 POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
 
 logger = logging.getLogger("penstock.bridge")
@@ -84,6 +86,8 @@ class Bridge:
         self._final: Ledger | None = None
         self._opening = threading.RLock()
         self._publisher: Publisher | None = None
+        self._schema: str | None = None
+        self._schema_asked = 0.0
         self._vchans = dict(vchans or {})
         self._ends = (source, sink)
         self._open_options = (names, dict(sink_options or {}))
@@ -113,6 +117,8 @@ class Bridge:
             )
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local()
+            if self._publisher is not None:
+                self._carry_schema()
             self._stack = opened.pop_all()
 
     # -- the sink
@@ -147,6 +153,20 @@ class Bridge:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
 
+    def _carry_schema(self) -> None:
+        """Say at the sink what the source says of its messages, and again when it says something else."""
+        now = time.monotonic()
+        if self._schema_asked and now - self._schema_asked < ASK_S:
+            return
+        self._schema_asked = now
+        text = self.subscriber.schema
+        if text is None or text == self._schema:
+            return
+        # The first must go with what is said at the sink; later ones follow the source, which let them in.
+        self.publisher.agree(Terms(Schema.parse(text), writes=True, lenient=self._schema is not None))
+        self._schema = text
+        self.not_held = [word for word in self.not_held if word != "type"]
+
     # -- working
 
     def run(self, count: int | None = None) -> int:
@@ -167,6 +187,7 @@ class Bridge:
                 self._refuse_local()
             self._note(batch)
             try:
+                self._carry_schema()
                 if carrier is None:
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
