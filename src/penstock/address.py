@@ -176,6 +176,8 @@ def check(text: str, kind: str) -> None:
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
     """A typed handle where ``type`` is more than a name."""
+    if options.get("type", "") is None:
+        del options["type"]
     if isinstance(options.get("type"), str | None):
         if "evolve" in options:
             raise InvalidArgument("evolve= is for handles with a type: give type= too")
@@ -211,7 +213,7 @@ def opener(
 
     def open_named(name: str, /, *_: Options.args, **options: Options.kwargs) -> Handle:
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
-        opened: Handle = _open_with(function, kind, parse(text), options)
+        opened: Handle = _open_any(kind, text, options)
         return opened
 
     told = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."

@@ -293,6 +293,52 @@ def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
 # --- schemas travel
 
 
+class PoseWithName(msgspec.Struct):
+    """Goes with Pose, and not with PoseWithTime."""
+
+    x: float
+    y: float = 0.0
+    name: str = ""
+    stamp: str = ""
+
+
+def test_two_changes_that_do_not_go_together_do_not_meet(reach: Reach) -> None:
+    if reach.name == "tcp":  # a publisher has its port for itself
+        return
+    for_publisher, _ = reach.lossless()
+    for kind in (Pose, PoseWithTime):
+        reach.publisher(type=kind, **for_publisher)
+    with pytest.raises(penstock.RefusedError, match="'stamp'"):
+        reach.publisher(type=PoseWithName, **for_publisher)
+
+
+def test_a_change_goes_with_older_versions_too(reach: Reach) -> None:
+    if reach.name in ("tcp", "broker"):  # a broker's clients know the newest version alone
+        return
+    for_publisher, for_subscriber = reach.lossless()
+    for kind in (PoseWithTime, Pose):
+        reach.publisher(type=kind, **for_publisher)
+    for attempt in (reach.publisher, reach.subscriber):
+        with pytest.raises(penstock.RefusedError, match="'stamp'"):
+            attempt(type=PoseWithName, **(for_publisher if attempt == reach.publisher else for_subscriber))
+    replacing = reach.publisher(type=Angle, evolve="any", **for_publisher)
+    assert types.Schema.parse(replacing.schema or "").name == "Angle"
+    reach.publisher(type=Angle, **for_publisher)  # what was before the break is of no account
+    reach.subscriber(type=Angle, **for_subscriber)
+
+
+def test_a_refused_function_is_not_called_and_its_thread_ends(reach: Reach) -> None:
+    pair(reach, Pose)
+    try:
+        subscriber = reach.subscriber(type=Angle, on_message=print)
+    except penstock.RefusedError:
+        return  # at opening, where the reach knows it then
+    thread = subscriber._caller
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert subscriber.errors == 0
+
+
 def refused(open_it: Any) -> str:
     """What is said to who comes with another type: at opening, or where the reach learns it later, when reading."""
     with pytest.raises(penstock.RefusedError) as told, open_it() as subscriber:
