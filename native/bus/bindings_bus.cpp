@@ -297,14 +297,15 @@ PyObject *bus_keep_method(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-// _go_on(id, ordinal): the next message has a higher one.
+// _go_on(id, ordinal): the ordinal before the next message's, which is this one or a greater one.
 PyObject *bus_go_on_method(PyObject *object, PyObject *arguments) {
     int id;
     unsigned long long ordinal;
+    std::uint64_t next;
     if (!PyArg_ParseTuple(arguments, "iK", &id, &ordinal) || !check_bus_open(as_bus(object)) ||
-        !bus_go_on(as_bus(object), static_cast<std::uint16_t>(id), ordinal))
+        !bus_go_on(as_bus(object), static_cast<std::uint16_t>(id), &(next = ordinal)))
         return nullptr;
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(next);
 }
 
 PyObject *bus_remove_method(PyObject *object, PyObject *subscriber) {
@@ -434,6 +435,12 @@ PyObject *get_in_use(PyObject *self, void *) {
     return PyLong_FromUnsignedLongLong(as_bus(self)->heap ? as_bus(self)->heap->out : 0);
 }
 PyObject *get_serving(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->drainer != 0); }
+// Whether somebody waits for room in the queue of a subscriber.
+PyObject *get_waits(PyObject *self, void *) {
+    for (SubscriberObject *subscriber : as_bus(self)->subscribers)
+        if (subscriber->writers.head) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
 PyObject *get_scheduled(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->scheduled); }
 int set_scheduled(PyObject *self, PyObject *value, void *) {
     int on = value ? PyObject_IsTrue(value) : 0;
@@ -492,6 +499,7 @@ PyGetSetDef bus_getset[] = {
     {"pending", get_pending, nullptr, "Messages published and not yet delivered.", nullptr},
     {"heap_in_use", get_in_use, nullptr, "Messages of the bus's own heap that are out.", nullptr},
     {"_serving", get_serving, nullptr, nullptr, nullptr},
+    {"_waits", get_waits, nullptr, nullptr, nullptr},
     {"_scheduled", get_scheduled, set_scheduled, nullptr, nullptr},
     {"_here", get_here, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};

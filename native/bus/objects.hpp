@@ -288,9 +288,10 @@ struct Terms {
 // the caller's thread. False, with an error set, where one of them stayed full; the others have it.
 bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms);
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
-// From now on so much of the id is kept; never less than before. Ordinals go on after `ordinal`. False with an error set.
+// From now on so much of the id is kept; never less than before. False with an error set.
 bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t age_ns, std::uint64_t bytes);
-bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t ordinal);
+// The id's next message has the ordinal after this one; a greater one where subscribers have seen that. False with an error set.
+bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t *ordinal);
 void drop_history(IdState *state);
 // What is kept of the id goes to a queue subscriber that joins: all whose dispatch has begun. The others will reach it.
 void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id);
@@ -325,17 +326,20 @@ struct PublisherObject {
     bool closed;
 };
 extern PyTypeObject *publisher_type;
-// While a publisher publishes, in this thread: closed by another one, what it waits for is over.
+// While a publisher publishes, in this thread: closed by another one, or out of time, what it waits for is over.
 class Publishing {
    public:
-    explicit Publishing(PublisherObject *publisher) noexcept;
+    explicit Publishing(PublisherObject *publisher, Deadline deadline = {}) noexcept;
     ~Publishing();
     Publishing(const Publishing &) = delete;
     Publishing &operator=(const Publishing &) = delete;
-    static bool ended() noexcept;  // whether the one of this thread was closed
+    static bool ended() noexcept;         // whether the one of this thread was closed
+    static Deadline deadline() noexcept;  // until when the one of this thread may wait
 
    private:
-    PublisherObject *outer_;
+    PublisherObject *publisher_;
+    Deadline deadline_;
+    Publishing *outer_;
 };
 // Whether publishing this id now would have to wait; false with an error set where that cannot be told.
 bool would_wait(BusObject *bus, std::uint16_t id);

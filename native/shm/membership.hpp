@@ -69,6 +69,8 @@ class Membership {
     // (or the text is still `replaced`), it is `name` and `text` from now on; an empty name only looks.
     std::pair<std::string, std::string> agree_on_schema(const std::string &name, const std::string &text,
                                                         const std::string *replaced);
+    // Where the messages are kept on disk, as their publisher has said; `directory`: it says so now.
+    std::string durable(const std::string &directory);
     Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
 
     // Maps the tables once a publisher has made them; false while there are none.

@@ -18,6 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
@@ -44,6 +45,13 @@ ROOMS: Mapping[str, str] = {
     "tcp": "penstock.tcp",
     "journal": "penstock.journal",
     "broker": "penstock.broker",
+}
+
+
+#: What ``penstock.durable`` does, for reaches that do not keep messages by themselves.
+DISK_OPTIONS: Mapping[str, frozenset[str]] = {
+    "publisher": frozenset({"durable"}),
+    "subscriber": frozenset({"start", "durable"}),
 }
 
 
@@ -138,8 +146,20 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
 
     With ``type=`` (a dataclass, a numpy dtype and so on: docs/types.md) it publishes objects; ``evolve="any"`` lets it
-    replace a type that does not go with it. The other options are the reach's: ``help(penstock.shm.publisher)`` and the
-    like list them. Those functions open the same and are typed fully.
+    replace a type that does not go with it. The other options are the reach's (None: as the channel has it, or the
+    reach's default); ``penstock.shm.publisher`` and the like open the same and are typed fully:
+
+    - ``bus``: id=0, history=None, latest=False, history_bytes=None
+    - ``shm``: slots=None, slot_size=None, overflow=None, reliable=None, timeout=None, fixed_size=False,
+      max_reserved=1, type=None, checksum=False, metadata_size=None, activation=False, retirement=False,
+      max_publishers=None, max_subscribers=None, local=False, mux=None, vchan_id=None, mode=None, group=None,
+      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None
+    - ``tcp``: overflow='block', timeout=None, depth=32768, depth_bytes=16777216, tls=None, token=None,
+      insecure=False, handshake_timeout=10.0, close_timeout=5.0, keepalive=15.0, executor=None, history=None,
+      latest=False, history_bytes=None
+    - ``journal``: segment_bytes=67108864, max_message_bytes=67108864, retain_age_s=None, retain_bytes=None,
+      sync=True
+    - ``broker``: queue='', unconfirmed=0, ttl_s=None, token=None, tls=None, timeout=30.0, reconnect=True
     """
     opened: Publisher[Any] = _open_any("publisher", address, options)
     return opened
@@ -162,8 +182,21 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
 
     With ``type=`` its messages have a ``value`` of that type, and ``values()`` gives objects; ``evolve="any"`` takes
     what another type wrote, message by message. ``on_message=function`` calls it with every message from a thread of
-    its own. The other options are the reach's: ``help(penstock.shm.subscriber)`` and the like list them. Those
-    functions open the same and are typed fully.
+    its own. The other options are the reach's (None: as the channel has it, or the reach's default);
+    ``penstock.shm.subscriber`` and the like open the same and are typed fully:
+
+    - ``bus``: id=0, depth=1000, overflow='block', timeout=None, drop_above=None, priority=0, history=True,
+      on_message=None
+    - ``shm``: overflow=None, reliable=None, max_active_messages=None, type=None, checksum='raise',
+      pass_activation=False, max_publishers=None, max_subscribers=None, mux=None, vchan_id=None, history=True,
+      mode=None, group=None, spin_us=0, on_message=None
+    - ``tcp``: max_reconnects=-1, extended=True, tls=None, token=None, max_message_size=268435456,
+      held_bytes=1073741824, handshake_timeout=10.0, keepalive=15.0, reconnect_delay=0.05, reconnect_delay_max=2.0,
+      executor=None, history=True, on_message=None
+    - ``journal``: start='new', on_message=None
+    - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
+      exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
+      tls=None, timeout=30.0, reconnect=True, on_message=None
     """
     opened: Subscriber[Any] = _open_any("subscriber", address, options)
     return opened
@@ -201,9 +234,33 @@ def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
+    if wants_disk(kind, address, options):
+        return _open_durable(function, kind, address, options)
+    options = {name: value for name, value in options.items() if value is not None or name not in DISK_OPTIONS[kind]}
     given = {**convert(address.options, function, address.text), **options}
     check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)
+
+
+def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
+    """Whether what is opened is kept on disk on its way (``durable=``), or read from there (``start=``)."""
+    given = {*address.options, *(name for name, value in options.items() if value is not None)}
+    return bool(given & DISK_OPTIONS[kind]) and (kind == "publisher" or address.scheme in ("bus", "shm"))
+
+
+def _open_durable(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
+    """Its own options, and those of the room for its live flow."""
+    opened = getattr(importlib.import_module("penstock.durable"), f"open_{kind}")
+    own = option_names(opened)
+    live = {name: text for name, text in address.options.items() if name not in own}
+    rest = {
+        **convert(live, function, address.text),
+        **{name: value for name, value in options.items() if name not in own},
+    }
+    check_options(rest, function, f"{kind} of {address.text!r}")
+    texts = {name: text for name, text in address.options.items() if name in own}
+    given = {name: value for name, value in options.items() if name in own}
+    return opened(address, rest, **{**convert(texts, opened, address.text), **given})
 
 
 class PublisherOpener(Protocol[Options, APublisher_co]):
@@ -276,12 +333,17 @@ def _dressed(
     """``function`` with the name, options and text that ``help`` shows."""
     word, _, kind = first.partition(": ")
     place = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
-    parameters = [place, *option_names(options_of).values()]
+    parameters = [place, *map(_readable, option_names(options_of).values())]
     shown: Any = function
     shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
     shown.__doc__, shown.__name__, shown.__qualname__ = told, name, name
     shown.__module__ = options_of.__module__
     return function
+
+
+def _readable(option: inspect.Parameter) -> inspect.Parameter:
+    """With a default as a user writes it: ``'block'``, not ``<Overflow.BLOCK: 'block'>``."""
+    return option.replace(default=option.default.value) if isinstance(option.default, Enum) else option
 
 
 def room(scheme: str) -> ModuleType:

@@ -70,7 +70,7 @@ class Session:
         self._timer: Timer | None = None
         self._open: dict[int, socket.socket] = {}  # by the serial that the native core gave
         self._current = 0
-        self._identity = NO_NONCE
+        self.identity = NO_NONCE  #: of the publisher it was connected to last
         self._address = ""
         self._connected_at = 0.0
         self._warnings = Throttle()
@@ -156,8 +156,8 @@ class Session:
                 connection.close()
                 self._refuse(str(self._subscriber.refusal))
                 return
-            fresh = agreement.peer_identity != self._identity or not agreement.extended
-            self._identity = agreement.peer_identity
+            fresh = agreement.peer_identity != self.identity or not agreement.extended
+            self.identity = agreement.peer_identity
             if agreement.extended:
                 self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
             self.connections += 1
@@ -352,7 +352,7 @@ class _Attempt:
                 self._executor.unwatch(self._socket.fileno())
                 self._pump = tls.connect(self._executor, self._socket, self._subscriber.tls, self.target[0])
                 self._socket = self._pump.inner
-            self._request = self._subscriber.new_request()
+            self._request = self._subscriber.new_request(self._session)
         self._step()  # without the lock: it may end in the session, whose lock comes first
 
     def _step(self) -> None:
