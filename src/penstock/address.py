@@ -153,7 +153,7 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     - ``shm``: slots=None, slot_size=None, overflow=None, reliable=None, timeout=None, fixed_size=False,
       max_reserved=1, type=None, checksum=False, metadata_size=None, activation=False, retirement=False,
       max_publishers=None, max_subscribers=None, local=False, mux=None, vchan_id=None, mode=None, group=None,
-      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None
+      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None, before=0
     - ``tcp``: overflow='block', timeout=None, depth=32768, depth_bytes=16777216, tls=None, token=None,
       insecure=False, handshake_timeout=10.0, close_timeout=5.0, keepalive=15.0, executor=None, history=None,
       latest=False, history_bytes=None
