@@ -27,6 +27,12 @@ void give_back(Draft *draft) {
     draft->owner->cancel(draft->token);
 }
 
+void cancel_memory(Draft *draft) {
+    draft->state = DraftState::cancelled;
+    if (draft->exports == 0) give_back(draft);
+    else draft->token = draft->owner->strand(draft->token);
+}
+
 void stop_lending(Draft *draft) {
     if (std::exchange(draft->lent, false)) draft->owner->let_go(draft->token);
 }
@@ -182,8 +188,7 @@ PyObject *draft_cancel(PyObject *self, PyObject *) {
     Draft *draft = as_draft(self);
     if (!check_open(draft)) return nullptr;
     release_views(draft);
-    draft->state = DraftState::cancelled;
-    if (draft->exports == 0) give_back(draft);
+    cancel_memory(draft);
     Py_RETURN_NONE;
 }
 
@@ -235,8 +240,7 @@ PyObject *draft_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
     if (!result && draft->state == DraftState::open && !PyErr_ExceptionMatches(PyExc_BufferError)) {
         PyObject *type, *value, *trace;  // nobody is left to publish it; who can write first lets go and does
         PyErr_Fetch(&type, &value, &trace);
-        draft->state = DraftState::cancelled;
-        if (draft->exports == 0) give_back(draft);
+        cancel_memory(draft);
         PyErr_Restore(type, value, trace);
     }
     if (!result) return nullptr;

@@ -133,6 +133,9 @@ struct DraftOwner {
     // open again and may be published or cancelled later, unless its memory was taken (memory_held is false).
     virtual PyObject *publish(PyObject *draft, std::uint64_t token, std::int64_t size) = 0;
     virtual void cancel(std::uint64_t token) noexcept = 0;
+    // Cancelled while somebody can still write into it: nobody else may have the memory yet, but the draft no longer
+    // counts as reserved. cancel comes with the token that this gives, once nobody can write any more.
+    virtual std::uint64_t strand(std::uint64_t token) noexcept { return token; }
 
    protected:
     ~DraftOwner() = default;

@@ -218,14 +218,14 @@ PyObject *durable_method(PyObject *object, PyObject *argument) {
     }
 }
 
-// _agree_on_schema(name, text, replace): what the channel carries, and the text that describes it.
+// _agree_on_schema(name, text, replaced): what the channel carries, and the text that describes it.
 template <typename Object>
 PyObject *agree_on_schema_method(PyObject *object, PyObject *arguments) {
     auto *self = reinterpret_cast<Object *>(object);
     PyObject *words[2];
     Py_ssize_t name_size, text_size;
-    int replace;
-    if (!PyArg_ParseTuple(arguments, "UUp", &words[0], &words[1], &replace)) return nullptr;
+    PyObject *replaced;  // the text that is there as far as the caller knows; None: nothing is replaced
+    if (!PyArg_ParseTuple(arguments, "UUO", &words[0], &words[1], &replaced)) return nullptr;
     const char *name = PyUnicode_AsUTF8AndSize(words[0], &name_size);
     const char *text = name ? PyUnicode_AsUTF8AndSize(words[1], &text_size) : nullptr;
     if (!text) return nullptr;
@@ -236,9 +236,13 @@ PyObject *agree_on_schema_method(PyObject *object, PyObject *arguments) {
                            handle->member.describe().c_str(), sizeof(Header::type) - 1,
                            static_cast<unsigned long long>(max_schema_bytes));
     std::string given(name, std::size_t(name_size)), described(text, std::size_t(text_size));
+    Py_ssize_t old_size = 0;
+    const char *old_text = replaced == Py_None ? "" : PyUnicode_AsUTF8AndSize(replaced, &old_size);
+    if (!old_text) return nullptr;
+    std::string old(old_text, std::size_t(old_size));
     try {
         auto [there, known] = run_without_gil(
-            self, [&] { return handle->member.agree_on_schema(given, described, replace); });
+            self, [&] { return handle->member.agree_on_schema(given, described, replaced == Py_None ? nullptr : &old); });
         return Py_BuildValue("NN", PyUnicode_DecodeUTF8(there.data(), Py_ssize_t(there.size()), "replace"),
                              PyUnicode_DecodeUTF8(known.data(), Py_ssize_t(known.size()), "replace"));
     } catch (...) {

@@ -261,6 +261,8 @@ PyObject *publisher_reserve(PyObject *object, PyObject *const *arguments, Py_ssi
     return draft;
 }
 
+constexpr std::uint64_t stranded_bit = 1ull << 32;  // of a token, above the slot
+
 PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t size) {
     Publisher *handle = usable(publisher);
     if (!handle) return nullptr;
@@ -272,7 +274,12 @@ PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t siz
 }
 
 void Lender::cancel(std::uint64_t token) noexcept {
-    if (publisher->handle) publisher->handle->cancel(std::uint32_t(token));
+    if (publisher->handle) publisher->handle->cancel(std::uint32_t(token), token & stranded_bit);
+}
+
+std::uint64_t Lender::strand(std::uint64_t token) noexcept {
+    if (publisher->handle) ++publisher->handle->stranded;
+    return token | stranded_bit;
 }
 
 void Lender::hold(std::uint64_t) noexcept {

@@ -12,6 +12,7 @@ struct Lender final : DraftOwner {
     PublisherObject *publisher = nullptr;
     PyObject *publish(PyObject *draft, std::uint64_t token, std::int64_t size) override;
     void cancel(std::uint64_t token) noexcept override;
+    std::uint64_t strand(std::uint64_t token) noexcept override;
     void hold(std::uint64_t token) noexcept override;
     void let_go(std::uint64_t token) noexcept override;
 };

@@ -120,7 +120,7 @@ std::string Membership::schema_name(std::int32_t id) const {
 }
 
 std::pair<std::string, std::string> Membership::agree_on_schema(const std::string &name, const std::string &text,
-                                                                bool replace) {
+                                                                const std::string *replaced) {
     FileLock lock(control_file_, describe());
     bool is_virtual = vchan >= 0 && channel.vchans;
     char *type = is_virtual ? channel.vchans[vchan].type : channel.header->type;
@@ -135,7 +135,7 @@ std::pair<std::string, std::string> Membership::agree_on_schema(const std::strin
         }
     }
     bool first = there.empty() && (is_publisher || !has_publisher);
-    if (name.empty() || !(first || replace || (there == name && known.empty()))) return {there, known};
+    if (name.empty() || !(first || (replaced && known == *replaced) || (there == name && known.empty()))) return {there, known};
     remove_file(file);  // the text before the name: who sees the name finds the text
     make_file(file, text.size(), options.access, [&](std::uint8_t *memory) { std::memcpy(memory, text.data(), text.size()); });
     PENSTOCK_STEP("schema.after_text");

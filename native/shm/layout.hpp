@@ -133,7 +133,7 @@ static_assert(sizeof(Segment) == 16);
 inline constexpr std::uint32_t channel_fixed_size = 1;
 inline constexpr std::uint32_t channel_mux = 2;
 inline constexpr std::uint32_t channel_local = 4;
-inline constexpr std::uint64_t max_schema_bytes = 65536;
+inline constexpr std::uint64_t max_schema_bytes = 262144;  // of all versions together
 
 struct alignas(64) Header {
     std::uint64_t magic;                       //   0

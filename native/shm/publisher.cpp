@@ -70,7 +70,8 @@ void Publisher::refuse_reserve() const {
                                      "; publish or cancel one, or open it with a larger max_reserved");
 }
 
-void Publisher::cancel(std::uint32_t slot) {
+void Publisher::cancel(std::uint32_t slot, bool was_stranded) {
+    if (was_stranded) --stranded;
     if (!member.belongs_here() || !member.joined()) return;
     member.channel.cancel(writer, slot);
     if (reserved) --reserved;
@@ -80,7 +81,7 @@ void Publisher::cancel(std::uint32_t slot) {
 
 bool Publisher::could_reserve() {
     Place place;
-    if (reserved >= member.most_held) return true;  // reserve() says why not
+    if (full()) return true;  // reserve() says why not
     if (member.channel.acquire(writer, place.slot) != Taken::yes) return false;
     member.channel.cancel(writer, place.slot);
     return true;

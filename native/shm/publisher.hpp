@@ -28,6 +28,7 @@ class Publisher {
     const bool retirement;  // keep account of what was published, to tell what all have released
     std::atomic<bool> closed{false};
     std::uint32_t reserved = 0;
+    std::uint32_t stranded = 0;  // of those: cancelled, but somebody can still write into them
     std::uint32_t looked_at = 0;  // published, but an array of this process still shows it
 
     struct Place {
@@ -44,7 +45,7 @@ class Publisher {
 
     // A slot for `size` bytes, at most slot_size(). `unread` and `held` are for the caller to wait for.
     Taken reserve(Place &place, std::uint64_t size) {
-        if (reserved >= member.most_held) [[unlikely]] refuse_reserve();
+        if (full()) [[unlikely]] refuse_reserve();
         Taken result = member.channel.acquire(writer, place.slot);
         if (result != Taken::yes) return result;
         ++reserved;
@@ -79,7 +80,9 @@ class Publisher {
         me.bytes.store(me.bytes.load(std::memory_order_relaxed) + size, std::memory_order_relaxed);
         return writer.ordinal;
     }
-    void cancel(std::uint32_t slot);
+    void cancel(std::uint32_t slot, bool was_stranded = false);
+    // What is stranded does not count, as long as it is no more than what may be reserved: slots are not without end.
+    bool full() const { return reserved - std::min(stranded, member.most_held) >= member.most_held; }
     // An unreliable publisher's message gives way to what reliable subscribers have not read.
     void stop_looking() {
         if (--looked_at == 0 && !member.joined()) member.unmap();

@@ -137,6 +137,10 @@ def publisher(address: str, *, type: Codec[T], evolve: str = ..., **options: Any
 @overload
 def publisher(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedPublisher[ndarray]: ...
 @overload
+def publisher(address: str, *, type: str | None = ..., **options: Any) -> Publisher: ...
+@overload
+def publisher(address: str, *, type: object, evolve: str = ..., **options: Any) -> TypedPublisher[Any]: ...
+@overload
 def publisher(address: str, **options: Any) -> Publisher: ...
 def publisher(address: str, **options: Any) -> Publisher[Any]:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
@@ -167,6 +171,10 @@ def subscriber(address: str, *, type: type[T], evolve: str = ..., **options: Any
 def subscriber(address: str, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
 @overload
 def subscriber(address: str, *, type: dtype[Any], evolve: str = ..., **options: Any) -> TypedSubscriber[ndarray]: ...
+@overload
+def subscriber(address: str, *, type: str | None = ..., **options: Any) -> Subscriber: ...
+@overload
+def subscriber(address: str, *, type: object, evolve: str = ..., **options: Any) -> TypedSubscriber[Any]: ...
 @overload
 def subscriber(address: str, **options: Any) -> Subscriber: ...
 def subscriber(address: str, **options: Any) -> Subscriber[Any]:
@@ -203,6 +211,8 @@ def check(text: str, kind: str) -> None:
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
     """A typed handle where ``type`` is more than a name."""
+    if options.get("type", "") is None:
+        del options["type"]
     if isinstance(options.get("type"), str | None):
         if "evolve" in options:
             raise InvalidArgument("evolve= is for handles with a type: give type= too")

@@ -32,7 +32,7 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
+from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError, nearest
 from penstock.tasks import Worker, readable
 
 if TYPE_CHECKING:
@@ -165,6 +165,9 @@ class Terms(Protocol):
 
     def check(self, there: str, where: str) -> bool:
         """Whether ``there`` is the same schema; ``RefusedError`` where the two do not go together."""
+
+    def added_to(self, versions: Sequence[str], where: str) -> list[str] | None:
+        """All versions with this one as the newest, or None where it adds nothing; compares it with all of them."""
 
     def check_name(self, there: str, where: str) -> None:
         """The same where only a name is known."""
@@ -484,7 +487,7 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-            except ClosedError as error:
+            except (ClosedError, RefusedError) as error:  # refused: its publisher has another type
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
                 return

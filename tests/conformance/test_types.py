@@ -239,6 +239,46 @@ def test_a_value_outlives_its_message_and_handle(reach: Reach) -> None:
     assert value["t"][0] == 77
 
 
+def test_a_value_outlives_the_release_of_its_message(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    sent = numpy.zeros(1000, RECORD)
+    sent["t"] = 77
+    publisher.publish(sent)
+    with subscriber.receive(LONG) as message:
+        value = message.value
+    for _ in range(20):
+        publisher.publish(numpy.ones(1000, RECORD))
+        with subscriber.receive(LONG):
+            pass
+    assert (value["t"] == 77).all()
+
+
+def test_an_exception_gives_up_the_array_at_once(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    for number in range(4):
+        try:
+            with publisher.reserve(2) as array:  # it keeps its name
+                array["t"] = number
+                if number % 2 == 0:
+                    raise ZeroDivisionError
+        except ZeroDivisionError:
+            pass
+    assert [subscriber.receive(LONG).value["t"].tolist() for _ in range(2)] == [[1, 1], [3, 3]]
+    assert subscriber.read(0) is None
+
+
+def test_a_field_that_has_a_name_does_not_stop_the_publishing(reach: Reach) -> None:
+    publisher, subscriber = pair(reach, RECORD)
+    found = []
+    for number in range(4):
+        with publisher.reserve(2) as array:
+            times = array["t"]  # a view that could write: readers get a copy
+            times[:] = number
+        times[:] = 99
+        found.append(subscriber.receive(LONG).value["t"].tolist())
+    assert found == [[number, number] for number in range(4)]
+
+
 def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
     with pytest.raises(penstock.InvalidArgument, match="valid: any, compatible"):
         reach.publisher(type=Pose, evolve="never")
@@ -251,6 +291,52 @@ def test_evolve_and_types_that_have_no_codec(reach: Reach) -> None:
 
 
 # --- schemas travel
+
+
+class PoseWithName(msgspec.Struct):
+    """Goes with Pose, and not with PoseWithTime."""
+
+    x: float
+    y: float = 0.0
+    name: str = ""
+    stamp: str = ""
+
+
+def test_two_changes_that_do_not_go_together_do_not_meet(reach: Reach) -> None:
+    if reach.name == "tcp":  # a publisher has its port for itself
+        return
+    for_publisher, _ = reach.lossless()
+    for kind in (Pose, PoseWithTime):
+        reach.publisher(type=kind, **for_publisher)
+    with pytest.raises(penstock.RefusedError, match="'stamp'"):
+        reach.publisher(type=PoseWithName, **for_publisher)
+
+
+def test_a_change_goes_with_older_versions_too(reach: Reach) -> None:
+    if reach.name in ("tcp", "broker"):  # a broker's clients know the newest version alone
+        return
+    for_publisher, for_subscriber = reach.lossless()
+    for kind in (PoseWithTime, Pose):
+        reach.publisher(type=kind, **for_publisher)
+    for attempt in (reach.publisher, reach.subscriber):
+        with pytest.raises(penstock.RefusedError, match="'stamp'"):
+            attempt(type=PoseWithName, **(for_publisher if attempt == reach.publisher else for_subscriber))
+    replacing = reach.publisher(type=Angle, evolve="any", **for_publisher)
+    assert types.Schema.parse(replacing.schema or "").name == "Angle"
+    reach.publisher(type=Angle, **for_publisher)  # what was before the break is of no account
+    reach.subscriber(type=Angle, **for_subscriber)
+
+
+def test_a_refused_function_is_not_called_and_its_thread_ends(reach: Reach) -> None:
+    pair(reach, Pose)
+    try:
+        subscriber = reach.subscriber(type=Angle, on_message=print)
+    except penstock.RefusedError:
+        return  # at opening, where the reach knows it then
+    thread = subscriber._caller
+    thread.join(LONG)
+    assert not thread.is_alive()
+    assert subscriber.errors == 0
 
 
 def refused(open_it: Any) -> str:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import dataclasses
+import datetime
+import enum
 import importlib.metadata
+import math
+import struct
 import subprocess
 import sys
-from typing import Any
+from typing import Annotated, Any, Generic, Literal, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 import numpy
 import pyarrow
+import pydantic
 import pytest
 from google.protobuf import timestamp_pb2, wrappers_pb2
 
@@ -143,14 +151,280 @@ def test_a_reserved_array_is_published_or_cancelled() -> None:
                 publisher.reserve(size)
 
 
-def test_a_typed_draft_of_bytes_is_the_reachs_own() -> None:
+def test_bytes_are_not_reserved_as_objects() -> None:
     with (
         penstock.publisher("bus:types-draft", type=str) as publisher,
         penstock.subscriber("bus:types-draft", type=str) as subscriber,
     ):
-        with publisher.reserve(2) as draft:
+        with pytest.raises(penstock.InvalidArgument, match="reserve is for numpy dtypes and Image, not str"):
+            publisher.reserve(2)
+        with publisher.inner.reserve(2) as draft:
             draft.write(b"hi")
         assert subscriber.receive(10).value == "hi"
+
+
+def test_an_array_is_reserved_in_an_event_loop() -> None:
+    async def talk(publisher: Any) -> None:
+        async with publisher.reserve_async(2) as array:
+            array[:] = [1, 2]
+        with pytest.raises(RuntimeError):
+            async with publisher.reserve_async(2):
+                raise RuntimeError
+        array = (await publisher.reserve_async(1)).array
+        assert array.shape == (1,)
+
+    with (
+        penstock.publisher("bus:types-async", type=numpy.dtype("i4")) as publisher,
+        penstock.subscriber("bus:types-async", type=numpy.dtype("i4")) as subscriber,
+    ):
+        asyncio.run(talk(publisher))
+        assert subscriber.receive(10).value.tolist() == [1, 2]
+        assert subscriber.read(0) is None
+
+
+# --- what its own type cannot read is not published
+
+
+class Pose(msgspec.Struct):
+    x: float
+    y: float | None = None
+
+
+@dataclasses.dataclass
+class Path:
+    poses: list[Pose]
+    name: Any = ""
+
+
+class Reading(TypedDict):
+    value: float
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_what_json_has_no_number_for_is_refused(number: float) -> None:
+    for kind, value, place in (
+        (Pose, Pose(number), "field 'x'"),
+        (Pose, Pose(1.0, number), "field 'y'"),
+        (Path, Path([Pose(1.0), Pose(number)]), r"field 'poses\[1\].x'"),
+        (Reading, {"value": number}, "field 'value'"),
+        (float, number, "it"),
+        (dict[str, float], {"a": number}, "field 'a'"),
+    ):
+        with pytest.raises(ValueError, match=f"publish: {place} is -?(nan|inf), which JSON cannot hold"):
+            types.codec_of(kind).encode(value)
+        packed: types.Codec[Any] = types.plain(kind, "msgpack")
+        assert str(packed.decode(packed.encode(value))) == str(value)
+    whole = Pose(1.0, None)
+    assert types.codec_of(Pose).decode(types.codec_of(Pose).encode(whole)) == whole
+    assert types.codec_of(Path).encode(Path([], "null")) == b'{"poses":[],"name":"null"}'
+
+
+def test_pydantic_refuses_it_too_unless_its_model_holds_it() -> None:
+    class Model(pydantic.BaseModel):
+        x: float | None = None
+        deep: dict[str, list[float]] = {}
+
+    class Constants(Model):
+        model_config = pydantic.ConfigDict(ser_json_inf_nan="constants")
+
+    codec = types.codec_of(Model)
+    with pytest.raises(ValueError, match=r"field 'deep.a\[1\]' is inf"):
+        codec.encode(Model(deep={"a": [1.0, math.inf]}))
+    with pytest.raises(ValueError, match="field 'x' is nan"):
+        codec.encode(Model(x=math.nan))
+    assert codec.decode(codec.encode(Model())) == Model()
+    constants = types.codec_of(Constants)
+    assert math.isnan(constants.decode(constants.encode(Constants(x=math.nan))).x)
+
+
+def test_pydantic_reads_what_it_writes_or_is_refused() -> None:
+    class Alias(pydantic.BaseModel):
+        x: float = pydantic.Field(alias="xPos")
+
+    codec = types.codec_of(Alias)
+    assert codec.decode(codec.encode(Alias(xPos=1.5))).x == 1.5
+    assert codec.schema["jsonschema"]["required"] == ["xPos"]
+
+    class ByName(Alias):
+        model_config = pydantic.ConfigDict(validate_by_alias=False, validate_by_name=True)
+
+    codec = types.codec_of(ByName)
+    assert codec.decode(codec.encode(ByName(x=2.5))).x == 2.5
+
+    class Other(pydantic.BaseModel):
+        x: float = pydantic.Field(validation_alias="a", serialization_alias="b")
+
+    class LeftOut(pydantic.BaseModel):
+        x: float = pydantic.Field(exclude=True)
+
+    class Computed(pydantic.BaseModel, extra="forbid"):
+        x: float
+
+        @pydantic.computed_field
+        def double(self) -> float:
+            return 2 * self.x
+
+    class Holds(pydantic.BaseModel):
+        inner: list[Other]
+
+    for kind, field in ((Other, "a"), (LeftOut, "x"), (Computed, "double"), (Holds, "a")):
+        with pytest.raises(penstock.InvalidArgument, match=f"cannot read its own messages: it .* field '{field}'"):
+            types.codec_of(kind)
+
+
+def test_pydantic_says_which_field() -> None:
+    class Model(pydantic.BaseModel):
+        x: float
+        inner: dict[str, int] = {}
+
+    with pytest.raises(ValueError, match=r"field 'inner.a': Input should be a valid integer.* \(and 1 more\)"):
+        types.codec_of(Model).decode(b'{"x":1.0,"inner":{"a":"b","c":"d"}}')
+
+
+def test_objects_whose_class_says_little_are_checked() -> None:
+    for kind, value, told in (
+        (Reading, {"value": "high"}, r"publish takes a Reading here: Expected `float`, got `str` - at `\$.value`"),
+        (Reading, {}, "missing required field `value`"),
+        (Reading, {"value": None}, "Expected `float`, got `null`"),
+        (list[Pose], [1], r"publish takes a list\[Pose\] here: Expected `object`, got `int`"),
+        (tuple[int, str], (1, 2), "Expected `str`, got `int`"),
+        (int, True, "Expected `int`, got `bool`"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            types.codec_of(kind).encode(value)
+    wrong = Pose("abc")  # type: ignore[arg-type]
+    assert types.codec_of(Pose).encode(wrong)  # its class vouches for it, unless asked
+    with pytest.raises(TypeError, match="Expected `float`, got `str`"):
+        types.plain(Pose, check=True).encode(wrong)
+
+
+def test_numpys_numbers_are_numbers_and_strange_objects_are_named() -> None:
+    codec = types.codec_of(Path)
+    value = Path([Pose(numpy.float64(0.5)), Pose(numpy.float32(2.0))], numpy.int64(7))
+    assert codec.decode(codec.encode(value)) == Path([Pose(0.5), Pose(2.0)], 7)
+    with pytest.raises(TypeError, match=r"publish takes a Path here: field 'poses\[1\].x' is an object"):
+        codec.encode(Path([Pose(1.0), Pose(object())]))  # type: ignore[arg-type]
+
+
+# --- what msgspec can
+
+
+class Move(msgspec.Struct, tag=True):
+    x: float
+
+
+class Stop(msgspec.Struct, tag=True):
+    pass
+
+
+class Color(enum.Enum):
+    RED = "red"
+
+
+class Pair(NamedTuple):
+    left: int
+    at: datetime.datetime
+
+
+T = TypeVar("T")
+
+
+class Box(msgspec.Struct, Generic[T]):
+    value: T
+    at: datetime.datetime
+
+
+NOW = datetime.datetime(2026, 1, 2, 3, 4, 5)
+KINDS: list[tuple[Any, Any, str]] = [
+    (Move | Stop, Stop(), "Move | Stop"),
+    (Move | Stop | None, None, "Move | Stop | None"),
+    (list[Move | Stop], [Stop(), Move(1.0)], "list[Move | Stop]"),
+    (Color, Color.RED, "Color"),
+    (Pair, Pair(1, NOW), "Pair"),
+    (Box[int], Box(1, NOW), "Box[int]"),
+    (tuple[int, str], (1, "a"), "tuple[int, str]"),
+    (datetime.datetime, NOW, "datetime"),
+    (int, 3, "int"),
+    (float, 2, "float"),
+    (bool, True, "bool"),
+    (Any, [1, {"a": None}], "Any"),
+    (Literal["a", "b"], "a", "Literal['a', 'b']"),
+    (Annotated[int, msgspec.Meta(ge=0)], 4, "int"),
+    (bytes, b"\0raw", "bytes"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "name"), KINDS, ids=[name for *_, name in KINDS])
+def test_unions_numbers_times_and_tuples(kind: Any, value: Any, name: str) -> None:
+    address = f"bus:types-kind-{name}"
+    with penstock.subscriber(address, type=kind) as subscriber, penstock.publisher(address, type=kind) as publisher:
+        publisher.publish(value)
+        assert subscriber.receive(10).value == value
+        assert types.Schema.parse(publisher.schema or "").name == name
+        with pytest.raises(TypeError) if kind is not Any else contextlib.nullcontext():
+            publisher.publish(Pose(1.0))
+        assert kind is Any or subscriber.read(0) is None
+
+
+def test_a_union_that_cannot_be_told_apart_is_refused() -> None:
+    with pytest.raises(penstock.InvalidArgument, match=r"cannot be described: .*more than one"):
+        types.codec_of(Pose | Path)
+
+
+def test_long_names_are_cut() -> None:
+    kind: Any = dict[str, Pose]
+    for _ in range(20):
+        kind = dict[str, kind]
+    assert len(types.codec_of(kind).described().name.encode()) == 112
+
+
+def test_names_of_any_letters_keep_their_times() -> None:
+    for name in ("Size", "Größe"):
+        written = dataclasses.make_dataclass(name, [("when", str)])
+        read = dataclasses.make_dataclass(name, [("when", datetime.datetime)])
+        difference = types.first_difference(types.codec_of(written).described(), types.codec_of(read).described())
+        assert difference is not None and "'when'" in difference
+    text = types.codec_of(dataclasses.make_dataclass("Out", [("box", Box[int]), ("also", list[Pair | None])])).schema
+    assert [
+        node["properties" if "properties" in node else "prefixItems"] for node in text["jsonschema"]["$defs"].values()
+    ] == [
+        {
+            "box": {"$ref": "#/$defs/Box_int_"},
+            "also": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Pair"}, {"type": "null"}]}},
+        },
+        {"value": {"type": "integer"}, "at": {"type": "string", "format": "date-time"}},
+        [{"type": "integer"}, {"type": "string", "format": "date-time"}],
+    ]
+
+
+def test_field_names_of_any_letters_are_read_by_a_process_that_only_reads() -> None:
+    code = (
+        "import dataclasses, typing, penstock.types as t\n"
+        "@dataclasses.dataclass\n"
+        "class Inner:\n    größe: int = 0\n"
+        "@dataclasses.dataclass\n"
+        "class Size:\n    länge: float = 0.0\n    innen: list[Inner] = dataclasses.field(default_factory=list)\n"
+        "class Words(typing.TypedDict, total=False):\n    über: str\n"
+        'found = t.codec_of(Size).decode(\'{"länge":1.5,"innen":[{"größe":7}]}\'.encode())\n'
+        "assert found == Size(1.5, [Inner(7)]), found\n"
+        "assert t.codec_of(Words).decode('{\"über\":\"a\"}'.encode()) == {'über': 'a'}\n"
+        "@dataclasses.dataclass\n"
+        "class Packed:\n    öl: float = 0.0\n"
+        "assert t.plain(Packed, 'msgpack').decode(b'\\x81\\xa3\\xc3\\xb6l\\x05').öl == 5\n"
+    )
+    subprocess.run([sys.executable, "-X", "utf8", "-c", code], check=True, timeout=60)
+
+
+def test_damaged_arrow_bytes_are_no_value() -> None:
+    batch = pyarrow.record_batch([pyarrow.array(["a", "b"])], names=["s"])
+    codec = types.codec_of(batch.schema)
+    good = bytes(codec.encode(batch))
+    at = good.rindex(struct.pack("<3i", 0, 1, 2))
+    with pytest.raises(pyarrow.ArrowInvalid):
+        codec.decode(good[:at] + struct.pack("<3i", 0, 1, 2_000_000_000) + good[at + 12 :])
+    assert codec.decode(good).equals(batch)
+    with pytest.raises(TypeError, match="the batch has columns s int64, and not s string"):
+        codec.encode(pyarrow.record_batch([pyarrow.array([1])], names=["s"]))
 
 
 def test_a_name_stays_the_opaque_type_of_shared_memory() -> None:

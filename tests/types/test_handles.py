@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,6 +14,19 @@ from penstock.broker import Server
 
 class Pose(msgspec.Struct):
     x: float
+
+
+def test_the_rooms_openers_take_types_too() -> None:
+    open_publisher: Any = penstock.shm.publisher
+    open_subscriber: Any = penstock.shm.subscriber
+    with open_publisher("/types-room", type=Pose) as publisher, open_subscriber("/types-room", type=Pose) as subscriber:
+        publisher.publish(Pose(1.0))
+        assert subscriber.receive(30).value == Pose(1.0)
+    open_bus: Any = penstock.bus.publisher
+    with open_bus("types-room", type=Pose) as publisher:
+        publisher.publish(Pose(2.0))
+    with penstock.publisher("bus:types-room-none", type=None) as untyped:
+        untyped.publish(b"bytes")
 
 
 def test_a_queues_message_comes_again_after_an_error(tmp_path: Path) -> None:

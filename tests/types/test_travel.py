@@ -244,6 +244,41 @@ def test_a_recording_in_parts_says_it_in_each(tmp_path: Path) -> None:
     assert all(read_schemas(part).newest("pose")[1] == text(Pose) for part in parts)
 
 
+def test_a_recording_has_each_version(tmp_path: Path) -> None:
+    with penstock.publisher("tcp://127.0.0.1:0") as publisher:
+        port = publisher.port
+    address = f"tcp://127.0.0.1:{port}"
+    with Recorder(Plan(tmp_path / "run", {address: "pose"})) as recorder:
+        for kind, value in ((Pose, Pose(1.0)), (PoseAndTime, PoseAndTime(2.0, 3))):
+            with penstock.publisher(address, type=kind) as publisher:
+                assert publisher.wait_ready(1, timeout=30)
+                deadline = time.monotonic() + 30
+                while text(kind) not in versions(tmp_path / "run") and time.monotonic() < deadline:
+                    publisher.publish(value)
+                    time.sleep(0.01)
+        assert recorder.running
+    assert versions(tmp_path / "run") == [text(Pose), text(PoseAndTime)]
+
+
+def versions(directory: Path) -> list[str]:
+    return list(read_schemas(directory).versions("pose").values())
+
+
+def test_a_bridge_carries_the_schema(tmp_path: Path) -> None:
+    from penstock.bridge import Bridge
+
+    address = f"journal:{tmp_path / 'j'}#pose"
+    with (
+        penstock.publisher("shm:/types-bridged", type=Pose) as publisher,
+        Bridge("shm:/types-bridged", address) as bridge,
+    ):
+        publisher.publish(Pose(1.0))
+        assert bridge.run(count=1) == 1
+    assert versions(tmp_path / "j") == [text(Pose)]
+    with pytest.raises(penstock.RefusedError, match="field 'x' is"):
+        penstock.subscriber(address, type=Angle)
+
+
 # --- the command
 
 

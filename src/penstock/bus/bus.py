@@ -95,19 +95,21 @@ class Bus(_native.Bus):
         self._executor = executor
         self._thread: threading.Thread | None = None
         self._allocators: list[_native.Allocator] = []
-        self._schemas: dict[int, str] = {}  # what the messages of an id are made of, where somebody has said so
+        self._schemas: dict[int, list[str]] = {}  # of an id: what its messages are made of, the newest version last
         self.durable: dict[int, str] = {}  #: by id: where its publisher keeps the messages on disk
         _buses.add(self)
 
     def agree(self, id: int, terms: Terms) -> None:
-        """The first to say what an id's messages are made of says it for all; what others bring must go with it."""
-        there = self._schemas.setdefault(id, terms.text)
-        if not terms.check(there, f"id {id} of bus {self.name!r}") and terms.replaces:
-            self._schemas[id] = terms.text
+        """The first to say what an id's messages are made of says it for all; what others bring must go with it, and
+        with what others brought."""
+        with _describing:
+            versions = terms.added_to(self._schemas.get(id, []), f"id {id} of bus {self.name!r}")
+            if versions is not None:
+                self._schemas[id] = versions
 
     def schema(self, id: int) -> str | None:
         """What the id's messages are made of, or None where nobody has said it."""
-        return self._schemas.get(id)
+        return self._schemas.get(id, [None])[-1]
 
     def publish_to(self, subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
         """Publish a draft or static message to one subscriber, past the bus; its id must be private or peer-to-peer."""
@@ -279,6 +281,7 @@ def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False)
 
 
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
+_describing = threading.Lock()  # of whoever says what messages are made of
 
 
 def _stop_all() -> None:

@@ -51,15 +51,15 @@ class Follower(Subscriber):
         self._present = presence.Presence(journal.directory)
 
     def agree(self, terms: Terms) -> None:
-        """What the topics' newest schemas say must be readable; topics that are described later are not looked at."""
-        for topic, text in self._described():
-            terms.check(text, f"topic {topic!r} of {self._journal.directory}")
+        """What the topics' schemas say must be readable; topics that are described later are not looked at."""
+        for topic, versions in self._described():
+            terms.added_to(versions, f"topic {topic!r} of {self._journal.directory}")
 
-    def _described(self) -> list[tuple[str, str]]:
+    def _described(self) -> list[tuple[str, list[str]]]:
         schemas = self._journal.schemas
         wanted = self._patterns or [">"]
         return [
-            (topic, schemas.newest(topic)[1])
+            (topic, list(schemas.versions(topic).values()))
             for topic in schemas.topics
             if any(matches(pattern, topic) for pattern in wanted)
         ]
@@ -67,7 +67,7 @@ class Follower(Subscriber):
     @property
     def schema(self) -> str | None:
         """What the messages of its first topic that is described are made of, or None."""
-        return next((text for _, text in self._described()), None)
+        return next((versions[-1] for _, versions in self._described()), None)
 
     def schema_of(self, topic: str | None) -> str | None:
         """What the messages of one of its topics are made of, or None."""

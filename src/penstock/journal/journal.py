@@ -375,12 +375,11 @@ class Journal(Reading):
         return self._schemas if self.mode == "write" else read_schemas(self.directory)
 
     def agree(self, topic: str, terms: Terms) -> None:
-        """Say what a topic's messages are made of: a new version, or refused where it does not go with the newest."""
+        """Say what a topic's messages are made of: a new version, or refused where it does not go with those before."""
         self._check_writing()
         with self._schema_lock:
-            versions = self._schemas.versions(topic)
-            same = terms.check(self._schemas.newest(topic)[1], f"topic {topic!r} of {self.directory}")
-            if not same and (terms.replaces or terms.text not in versions.values()):
+            versions = list(self._schemas.versions(topic).values())
+            if terms.added_to(versions, f"topic {topic!r} of {self.directory}") is not None:
                 self._declare(topic, terms.text)
 
     def declare_schema(self, topic: str, text: str) -> None:

@@ -35,6 +35,7 @@ REFUSALS = (ValueError, TypeError, CapacityError)
 #: How long what was published before the stop is still read and stored.
 DRAIN_S = 10.0
 WAIT_S = 0.01
+ASK_S = 0.2  # how often a source is asked what its messages are made of, while there are any
 
 
 @dataclass(slots=True)
@@ -53,7 +54,7 @@ class Source:
     error: str = ""
     unreached: str = ""  #: why nobody answered at first; of no account once somebody has
     counters: Any = None
-    described: bool = False  # whether it was asked what its messages are made of
+    asked: float = 0.0  # when it was asked what its messages are made of
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -215,8 +216,8 @@ class Recorder:
             held, source.waiting = list(source.waiting), deque()
             self._store(source, tape, held[: self._claim(len(held))])
         batch = self._read(source, armed, timeout)
-        if len(batch) and not source.described:
-            source.described = True
+        if len(batch) and time.monotonic() - source.asked >= ASK_S:  # a publisher that comes back may have another type
+            source.asked = time.monotonic()
             with contextlib.suppress(PenstockError):  # a broker that does not tell it
                 tape.describe(source.topic, source.subscriber.schema)
         entries = [_entry(source.topic, message, copy=not armed) for message in batch]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DEFAULT_SLOT_SIZE = 4096
 MAX_SLOTS_FOR_TIME = 1 << 16
 
+MAX_SCHEMA_BYTES = 262_144  # of all versions of a channel's type, as the native side has it
+
 
 class Publisher(native.Publisher, channel.Publisher):
     """One writing handle on a shared-memory channel. ``docs/rooms/shm.md`` has the table of options."""
@@ -88,7 +90,7 @@ class Publisher(native.Publisher, channel.Publisher):
     @property
     def schema(self) -> str | None:
         """What describes the channel's type, or None."""
-        return self._agree_on_schema("", "", False)[1] or None
+        return newest_schema(self)
 
     def forward(self, batch: Any) -> int:
         """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
@@ -148,16 +150,31 @@ def history_slots(kept: Kept, slot_size: int | None) -> int:
 
 
 def agree_on_schema(handle: Any, terms: channel.Terms) -> None:
-    """Under the channel's lock: the first to say a type says it for all; what others bring must go with it."""
+    """The first to say a type says it for all; what others bring must go with it, and with what others brought.
+
+    The channel keeps the versions one to a line, the newest last, and looks whether they are still those that were
+    compared before it takes another one.
+    """
     where = f"channel {handle.name!r}"
-    there, text = handle._agree_on_schema(terms.name, terms.text, False)
-    if text:
-        same = terms.check(text, where)
-    else:
-        same = there in ("", terms.name)
-        terms.check_name(there, where)
-    if not same and terms.replaces:
-        handle._agree_on_schema(terms.name, terms.text, True)
+    there, known = handle._agree_on_schema(terms.name, terms.text, None)
+    while True:
+        if not known:
+            terms.check_name(there, where)
+        versions = terms.added_to(known.splitlines(), where)
+        if versions is None or not (known or terms.replaces):
+            return
+        text = "\n".join(versions)
+        while len(text) > MAX_SCHEMA_BYTES:
+            text = text.partition("\n")[2]
+        there, known = handle._agree_on_schema(terms.name if terms.replaces else there, text, known)
+        if known == text:
+            return
+
+
+def newest_schema(handle: Any) -> str | None:
+    """What describes the channel's type, or None."""
+    known: str = handle._agree_on_schema("", "", None)[1]
+    return known.rpartition("\n")[2] or None
 
 
 def is_reliable(name: str, overflow: str | Overflow | None, reliable: bool | None) -> bool:

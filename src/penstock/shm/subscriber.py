@@ -15,7 +15,7 @@ from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
-from penstock.shm.publisher import agree_on_schema, group_id, is_reliable
+from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema
 
 if TYPE_CHECKING:
     from penstock._core import Message
@@ -89,7 +89,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
     @property
     def schema(self) -> str | None:
         """What describes the channel's type, or None."""
-        return self._agree_on_schema("", "", False)[1] or None
+        return newest_schema(self)
 
     def read_all(self) -> list[Message]:
         """Every message that is there, as many as may be held."""

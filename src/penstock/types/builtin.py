@@ -5,17 +5,26 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import enum
 import json
+import math
 import sys
+import types
 import typing
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, TypeVar
 
 from penstock.errors import InvalidArgument
 from penstock.types.codec import ArrayDraft, Codec
+from penstock.types.schema import MAX_NAME_BYTES
+
+T = TypeVar("T")
 
 
 def make(kind: Any) -> Codec[Any] | None:
     """The codec of ``kind``, or None."""
+    if kind is bytes:
+        return Codec("bytes", "bytes", {"text": "bytes"}, _encode_bytes, bytes)
     if kind is str:
         return Codec("str", "utf-8", {"text": "utf-8"}, _encode_str, _decode_str)
     if getattr(kind, "__module__", "") == "penstock.types.image" and getattr(kind, "__name__", "") == "Image":
@@ -35,15 +44,24 @@ def _module(name: str) -> Any:
     return sys.modules.get(name)
 
 
-def _refuse(kind: type, value: Any) -> TypeError:
-    return TypeError(f"publish takes {_article(kind.__name__)} here, not {type(value).__name__}")
+def _refuse(kind: Any, value: Any) -> TypeError:
+    wanted, given = name_of(kind), type(value).__name__
+    if wanted == given:
+        given = f"an object of another class {type(value).__module__}.{type(value).__qualname__}"
+    return TypeError(f"publish takes {_article(wanted)} here, not {given}")
 
 
 def _article(name: str) -> str:
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
 
-# --- str and dict
+# --- bytes, str and dict
+
+
+def _encode_bytes(value: bytes) -> bytes:
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise _refuse(bytes, value)
+    return value
 
 
 def _encode_str(value: str) -> bytes:
@@ -69,20 +87,46 @@ def _decode_dict(message: Any) -> dict[str, Any]:
     return value
 
 
-# --- msgspec: Struct, dataclass, TypedDict
+# --- msgspec: Struct, dataclass, TypedDict, and what is made of them
+
+_PLAIN = {"builtins": ("int", "float", "bool", "list", "tuple", "set", "frozenset"), "uuid": ("UUID",)}
+_PLAIN |= {"datetime": ("datetime", "date", "time", "timedelta"), "decimal": ("Decimal",)}
 
 
 def _is_plain(kind: Any) -> bool:
+    if typing.get_origin(kind) is not None or typing.is_typeddict(kind) or kind is Any:
+        return True
+    if not isinstance(kind, type):
+        return False
+    return _vouches(kind) or issubclass(kind, enum.Enum) or _is_named_tuple(kind) or (
+        kind.__name__ in _PLAIN.get(kind.__module__, ())
+    )  # fmt: skip
+
+
+def _vouches(kind: Any) -> bool:
+    """Whether an object of that class has the class's fields, as far as its constructor was used as it is meant."""
+    kind = typing.get_origin(kind) or kind
     struct = getattr(_module("msgspec"), "Struct", None)
-    if struct is not None and isinstance(kind, type) and issubclass(kind, struct):
-        return True
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return True
-    return typing.is_typeddict(kind) or typing.get_origin(kind) in (dict, list)
+    return isinstance(kind, type) and (
+        dataclasses.is_dataclass(kind) or (struct is not None and issubclass(kind, struct))
+    )
 
 
-def plain(kind: Any, encoding: str = "json") -> Codec[Any]:
-    """The codec of what msgspec knows, as ``json`` or ``msgpack``."""
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+@typing.overload
+def plain(kind: type[T], encoding: str = ..., *, check: bool | None = ...) -> Codec[T]: ...
+@typing.overload
+def plain(kind: Any, encoding: str = ..., *, check: bool | None = ...) -> Codec[Any]: ...
+def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Codec[Any]:
+    """The codec of what msgspec knows, as ``json`` or ``msgpack``.
+
+    ``check``: every object is decoded again before it is published, so that none goes out that its own type cannot
+    read. By default that is so where an object's class does not say which fields it has: TypedDict, list, dict and so
+    on, but not Struct and dataclass.
+    """
     try:
         import msgspec
     except ImportError:
@@ -92,60 +136,177 @@ def plain(kind: Any, encoding: str = "json") -> Codec[Any]:
         raise InvalidArgument(f"encoding={encoding!r} is not a choice; valid: json, msgpack")
     room = msgspec.json if encoding == "json" else msgspec.msgpack
     try:
-        schema = msgspec.json.schema(kind)
-        _mark_times(msgspec.inspect.type_info(kind), schema, schema.get("$defs", {}), set())
-        decode = room.Decoder(kind).decode
+        found = _Description(kind)
+        decode: Callable[[Any], Any] = room.Decoder(kind).decode
     except TypeError as error:
         raise InvalidArgument(f"type={kind!r} cannot be described: {error}") from None
-    encode = room.Encoder().encode
-    name = getattr(kind, "__name__", None) if typing.get_origin(kind) is None else None
-    if typing.is_typeddict(kind) or typing.get_origin(kind) is not None:
-        wanted = typing.get_origin(kind) or dict
-    else:
-        wanted = kind
+    encode = room.Encoder(enc_hook=_scalar).encode
+    choices = typing.get_args(kind) if _is_union(kind) else (kind,)
+    wanted = tuple(one for one in map(_class_of, choices) if one is not None)
+    anything = len(wanted) < len(choices)
+    if check is None:
+        check = not all(map(_vouches, choices))
+    loses_nan = encoding == "json" and found.has_floats
 
     def checked(value: Any) -> bytes:
-        if not isinstance(value, wanted):
-            raise _refuse(wanted, value)
-        encoded: bytes = encode(value)
+        if not anything and not isinstance(value, wanted):
+            raise _refuse(kind, value)
+        try:
+            encoded: bytes = encode(value)
+        except TypeError as error:
+            raise TypeError(
+                f"publish takes {_article(name_of(kind))} here: {_unencodable(encode, value, error)}"
+            ) from None
+        # msgspec writes null for what JSON has no number for.
+        if loses_nan and b"null" in encoded and (place := _not_finite(msgspec.to_builtins(value, enc_hook=_scalar))):
+            raise ValueError(f"publish: {place}, which JSON cannot hold; penstock.types.plain(..., 'msgpack') can")
+        if check:
+            try:
+                decode(encoded)
+            except msgspec.ValidationError as error:
+                raise TypeError(f"publish takes {_article(name_of(kind))} here: {error}") from None
         return encoded
 
-    return Codec(name or str(kind), encoding, {"jsonschema": schema}, checked, decode)
+    return Codec(name_of(kind), encoding, {"jsonschema": found.schema}, checked, decode)
+
+
+def name_of(kind: Any) -> str:
+    """A type as one would write it, without its modules."""
+    args = typing.get_args(kind)
+    if typing.get_origin(kind) is Annotated:
+        return name_of(args[0])
+    if _is_union(kind):
+        name = " | ".join(map(name_of, args))
+    elif args:
+        parts = map(repr if typing.get_origin(kind) is typing.Literal else name_of, args)
+        name = f"{name_of(typing.get_origin(kind))}[{', '.join(parts)}]"
+    else:
+        name = "None" if kind is type(None) else getattr(kind, "__name__", None) or str(kind)
+    encoded = name.encode()
+    return name if len(encoded) <= MAX_NAME_BYTES else encoded[: MAX_NAME_BYTES - 3].decode("utf-8", "ignore") + "..."
+
+
+def _is_union(kind: Any) -> bool:
+    return typing.get_origin(kind) in (typing.Union, types.UnionType)
+
+
+def _class_of(kind: Any) -> Any:
+    """What an object of that type is an instance of, or None where isinstance cannot say it."""
+    if typing.is_typeddict(kind):
+        return dict
+    if typing.get_origin(kind) is Annotated:
+        return _class_of(typing.get_args(kind)[0])
+    kind = typing.get_origin(kind) or kind
+    if kind is float:
+        return (float, int)
+    return kind if isinstance(kind, type) and kind is not Any else None
+
+
+def _scalar(value: Any) -> Any:
+    """numpy's numbers are as good as Python's."""
+    generic = getattr(_module("numpy"), "generic", None)
+    if generic is not None and isinstance(value, generic):
+        return value.item()
+    raise TypeError(f"a {type(value).__name__} cannot be encoded")
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f".{name}", part) for name, part in value.items())
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif dataclasses.is_dataclass(value):
+        yield from ((f".{field.name}", getattr(value, field.name)) for field in dataclasses.fields(value))
+    else:
+        yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
+
+
+def _unencodable(encode: Callable[[Any], bytes], value: Any, error: Exception) -> str:
+    """The field that an encoder does not take."""
+    path, going = "", True
+    while going:
+        going = False
+        for place, part in _parts(value):
+            try:
+                encode(part)
+            except TypeError:
+                path, value, going = path + place, part, True
+                break
+    return f"field {path.lstrip('.')!r} is {_article(type(value).__name__)}" if path else str(error)
+
+
+def _not_finite(value: Any, path: str = "") -> str | None:
+    """Where a number is that JSON has no digits for, in words; None where all are."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{f'field {path!r}' if path else 'it'} is {value}"
+    for place, part in _parts(value):
+        if said := _not_finite(part, (path + place).lstrip(".")):
+            return said
+    return None
+
+
+class _Description:
+    """The JSON Schema of what msgspec knows. Times without a zone, mere text to msgspec, are said to be times."""
+
+    def __init__(self, kind: Any) -> None:
+        from msgspec import inspect, json
+
+        self.has_floats = False
+        self._classes: dict[Any, Any] = {}
+        whole = inspect.type_info(kind)
+        self._look(whole)
+        (self.schema, *references), names = json.schema_components([kind, *self._classes])
+        self._mark(whole, self.schema)
+        for info, reference in zip(self._classes.values(), references, strict=True):
+            self._mark(info, names[reference["$ref"].rpartition("/")[2]])
+        if names:
+            self.schema["$defs"] = names
+        # msgspec reads the fields of dataclasses and TypedDicts by the UTF-8 form that a name of other letters than
+        # ASCII's has once it was encoded, and passes over those that have none.
+        json.encode([field.encode_name for info in self._classes.values() for field in getattr(info, "fields", ())])
+
+    def _look(self, info: Any) -> None:
+        """Notes every class of the type and whether it has numbers that may be NaN."""
+        kind = type(info).__name__
+        self.has_floats = self.has_floats or kind in ("FloatType", "AnyType", "CustomType")
+        if hasattr(info, "cls") and kind != "CustomType":
+            if info.cls in self._classes:
+                return
+            self._classes[info.cls] = info
+        for part in (
+            *(field.type for field in getattr(info, "fields", ())), *getattr(info, "types", ()),
+            *getattr(info, "item_types", ()),
+            *(getattr(info, word, None) for word in ("type", "item_type", "key_type", "value_type")),
+        ):  # fmt: skip
+            if part is not None:
+                self._look(part)
+
+    def _mark(self, info: Any, node: Any) -> None:
+        if not isinstance(node, dict) or "$ref" in node:
+            return  # classes are marked by themselves
+        kind = type(info).__name__
+        if kind == "Metadata":
+            self._mark(info.type, node)
+        elif kind in _TIMES and node.get("type") == "string":
+            node.setdefault("format", _TIMES[kind])
+        elif kind == "UnionType":
+            for one in info.types:
+                for choice in node.get("anyOf", ()):
+                    if type(one).__name__ not in _TIMES or "format" not in choice:
+                        self._mark(one, choice)
+        elif kind == "TupleType":
+            for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
+                self._mark(one, part)
+        elif hasattr(info, "fields"):
+            places = node.get("prefixItems", ())[-len(info.fields) :]  # a tag may stand before them
+            for place, field in enumerate(info.fields):
+                self._mark(field.type, places[place] if places else node.get("properties", {}).get(field.encode_name))
+        else:
+            self._mark(getattr(info, "item_type", None), node.get("items"))
+            self._mark(getattr(info, "value_type", None), node.get("additionalProperties"))
 
 
 _TIMES = {"DateTimeType": "date-time", "TimeType": "time"}
-
-
-def _mark_times(info: Any, node: Any, names: dict[str, Any], seen: set[str]) -> None:
-    """msgspec describes times without a zone as mere text: say what they are."""
-    if not isinstance(node, dict):
-        return
-    if "$ref" in node:
-        name = node["$ref"].rpartition("/")[2]
-        if name in seen or not name.endswith(getattr(getattr(info, "cls", None), "__name__", "")):
-            return  # looked at already, or another choice of a union
-        seen.add(name)
-        node = names[name]
-    kind = type(info).__name__
-    if kind in _TIMES and node.get("type") == "string":
-        node.setdefault("format", _TIMES[kind])
-    elif kind == "UnionType":
-        for one in info.types:
-            for choice in node.get("anyOf", ()):
-                if type(one).__name__ not in _TIMES or "format" not in choice:
-                    _mark_times(one, choice, names, seen)
-    elif kind == "TupleType":
-        for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
-            _mark_times(one, part, names, seen)
-    elif hasattr(info, "fields"):
-        for place, one in enumerate(info.fields):
-            parts = node.get("properties", {}).get(one.encode_name)
-            if parts is None and place < len(node.get("prefixItems", ())):
-                parts = node["prefixItems"][place]
-            _mark_times(one.type, parts, names, seen)
-    else:
-        _mark_times(getattr(info, "item_type", None), node.get("items"), names, seen)
-        _mark_times(getattr(info, "value_type", None), node.get("additionalProperties"), names, seen)
 
 
 # --- pydantic: by the models' own methods
@@ -157,16 +318,46 @@ def _is_pydantic(kind: Any) -> bool:
 
 
 def _pydantic(kind: Any) -> Codec[Any]:
+    import pydantic
+
+    by_alias = kind.model_config.get("validate_by_alias") is not False  # written as it is read
+    schema = kind.model_json_schema(by_alias=by_alias)
+    _check_round_trip(kind.__name__, kind.model_json_schema(by_alias=by_alias, mode="serialization"), schema)
+
     def encode(value: Any) -> bytes:
         if not isinstance(value, kind):
             raise _refuse(kind, value)
-        text: str = value.model_dump_json()
+        text: str = value.model_dump_json(by_alias=by_alias)
+        # pydantic writes null for what JSON has no number for, unless the model says otherwise.
+        if "null" in text and (place := _not_finite(value.model_dump(by_alias=by_alias, warnings=False))):
+            raise ValueError(f"publish: {place}, which JSON cannot hold; ser_json_inf_nan of the model's config can")
         return text.encode()
 
     def decode(message: Any) -> Any:
-        return kind.model_validate_json(bytes(message))
+        try:
+            return kind.model_validate_json(bytes(message))
+        except pydantic.ValidationError as error:
+            first, *others = error.errors(include_url=False, include_context=False, include_input=False)
+            where = ".".join(map(str, first["loc"]))
+            more = f" (and {len(others)} more)" if others else ""
+            raise ValueError(f"{f'field {where!r}: ' if where else ''}{first['msg']}{more}") from error
 
-    return Codec(kind.__name__, "json", {"jsonschema": kind.model_json_schema()}, encode, decode)
+    return Codec(kind.__name__, "json", {"jsonschema": schema}, encode, decode)
+
+
+def _check_round_trip(name: str, written: dict[str, Any], read: dict[str, Any]) -> None:
+    """Refuses a model that does not read the fields that it writes: one of another alias, or left out."""
+    pairs = [(written, read)]
+    names = read.get("$defs", {})
+    pairs += [(node, names[key]) for key, node in written.get("$defs", {}).items() if key in names]
+    for mine, theirs in pairs:
+        fields = mine.get("properties", {})
+        known = theirs.get("properties", {})
+        missing = [one for one in theirs.get("required", ()) if one not in fields]
+        strange = [one for one in fields if one not in known] if theirs.get("additionalProperties") is False else []
+        for field in (*missing, *strange):
+            what = "needs and does not write" if field in missing else "writes and does not read"
+            raise InvalidArgument(f"type={name} cannot read its own messages: it {what} field {field!r}")
 
 
 # --- protobuf
@@ -259,7 +450,7 @@ def _numpy(kind: Any) -> Codec[Any]:
     dtype = numpy.dtype(kind)
     if dtype.hasobject or not dtype.itemsize:
         raise InvalidArgument(f"type={dtype!r}: items of a fixed size without Python objects are wanted")
-    view, item_bytes = numpy.ndarray, dtype.itemsize
+    from_buffer, item_bytes = numpy.frombuffer, dtype.itemsize
     arrays = (numpy.ndarray, numpy.generic)
 
     def encode(value: Any) -> Any:
@@ -272,7 +463,8 @@ def _numpy(kind: Any) -> Codec[Any]:
         count, rest = divmod(len(message), item_bytes)
         if rest:
             raise ValueError(f"its bytes are no whole number of items of {item_bytes} bytes")
-        return view(count, dtype, message)
+        # It holds the memory, whatever becomes of the message; numpy.ndarray(buffer=...) would hold the message alone.
+        return from_buffer(message, dtype, count) if count else numpy.empty(0, dtype)
 
     def draft(take: Any, size: int = 1, **options: Any) -> ArrayDraft:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
@@ -307,7 +499,8 @@ def _arrow(kind: Any) -> Codec[Any]:
         if not isinstance(value, pyarrow.RecordBatch):
             raise _refuse(pyarrow.RecordBatch, value)
         if value.schema != kind:
-            raise TypeError(f"the batch has columns {value.schema.names} or their types, and not {kind.names}")
+            told, wanted = (", ".join(f"{one.name} {one.type}" for one in schema) for schema in (value.schema, kind))
+            raise TypeError(f"the batch has columns {told}, and not {wanted}")
         sink = pyarrow.BufferOutputStream()
         with ipc.new_stream(sink, kind) as writer:
             writer.write_batch(value)
@@ -316,6 +509,7 @@ def _arrow(kind: Any) -> Codec[Any]:
     def decode(message: Any) -> Any:
         with ipc.open_stream(pyarrow.py_buffer(message)) as reader:
             batch = reader.read_next_batch()
+        batch.validate(full=True)  # offsets and texts too: others may have written them
         if batch.schema == kind:
             return batch
         columns = []
@@ -331,6 +525,6 @@ def _arrow(kind: Any) -> Codec[Any]:
     return Codec("arrow", "arrow", {"arrow": {"fields": fields, "ipc": ipc_text}}, encode, decode)
 
 
-_OTHERS = [
+_OTHERS: list[tuple[Callable[[Any], bool], Callable[[Any], Codec[Any]]]] = [
     (_is_pydantic, _pydantic), (_is_protobuf, _protobuf), (_is_numpy, _numpy), (_is_arrow, _arrow), (_is_plain, plain),
 ]  # fmt: skip

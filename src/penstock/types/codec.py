@@ -22,15 +22,34 @@ ENTRY_POINTS = "penstock.codecs"  #: the group of entry points; each names a fun
 class ArrayDraft:
     """What ``reserve`` of a publisher of arrays gives: entered, an array over memory that is published at the end."""
 
-    __slots__ = ("_draft", "array")
+    __slots__ = ("_draft", "array", "take_another")
 
     def __init__(self, draft: Draft, array: Any) -> None:
         self._draft = draft
         self.array = array
+        self.take_another: Callable[[], Draft] | None = None  #: of the same size and options
+
+    @property
+    def open(self) -> bool:
+        """Neither published nor cancelled yet."""
+        return self._draft.open
 
     def publish(self) -> int | None:
-        """Publish it; gives its ordinal where the reach knows it."""
-        return self._draft.publish()
+        """Publish it; gives its ordinal where the reach knows it.
+
+        A copy is published where a view of the array has a name still (``xyz = points["xyz"]``): it could write into
+        what others read.
+        """
+        try:
+            return self._draft.publish()
+        except BufferError:
+            if self.take_another is None:
+                raise
+        data = bytes(self._draft)
+        self.cancel()
+        other = self.take_another()
+        other.write(data)
+        return other.publish()
 
     def cancel(self) -> None:
         """Give the memory back unpublished."""
@@ -101,7 +120,8 @@ def codec_of(kind: Any) -> Codec[Any]:
             return found
     raise InvalidArgument(
         f"type={kind!r} has no codec: a msgspec.Struct, dataclass, TypedDict, pydantic model, protobuf message, numpy "
-        "dtype, pyarrow schema, str, dict or penstock.types.Codec is wanted (penstock.types.add makes others known)"
+        "dtype, pyarrow schema, str, bytes, dict, int, float, bool, Enum, datetime, a tuple, list or union of such, or "
+        "a penstock.types.Codec is wanted (penstock.types.add makes others known)"
     )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.channel import LOG_FAILURES_S, Handle, Ledger, Publisher, Subscriber
+from penstock.channel import LOG_FAILURES_S, Handle, Ledger, Publisher, Reservation, Subscriber
 from penstock.errors import ClosedError, DecodeError, InvalidArgument
 from penstock.types.codec import Codec, codec_of
 from penstock.types.schema import Terms
@@ -83,17 +84,31 @@ class TypedPublisher(_Wrapper, Publisher[T]):
 
     def reserve(self, *size: Any, **options: Any) -> Any:
         """With a numpy dtype, an array of so many items (1) in the reach's own memory; with ``Image`` one of a shape,
-        dtype and encoding; else a draft of so many bytes.
+        dtype and encoding.
 
-        ``with publisher.reserve(10) as array`` publishes at its end.
+        ``with publisher.reserve(10) as array`` publishes at its end: the array itself, or a copy of it where a view of
+        it (``xyz = array["xyz"]``) has a name still and could write into what others read.
         """
-        reserve: Callable[..., Draft] = self.inner.reserve
         draft = self.codec.draft
-        return reserve(*size, **options) if draft is None else draft(reserve, *size, **options)
+        if draft is None:
+            raise InvalidArgument(
+                f"reserve is for numpy dtypes and Image, not {self.codec.name}: publish objects; "
+                "publisher.inner.reserve gives a draft of bytes"
+            )
+        again: Callable[[], Draft] | None = None
 
-    def reserve_async(self, size: int, **options: Any) -> Any:
-        """As the reach's own, by bytes."""
-        return self.inner.reserve_async(size, **options)
+        def take(size: int, **options: Any) -> Draft:
+            nonlocal again
+            again = partial(self.inner.reserve, size, **options)
+            return again()
+
+        taken = draft(take, *size, **options)
+        taken.take_another = again
+        return taken
+
+    def reserve_async(self, *size: Any, **options: Any) -> Any:
+        """``reserve`` for asyncio: ``async with publisher.reserve_async(10) as array``."""
+        return ArrayReservation(self._in_worker, partial(self.reserve, *size), options)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many subscribers are there."""
@@ -108,6 +123,14 @@ class TypedPublisher(_Wrapper, Publisher[T]):
 
     def __repr__(self) -> str:
         return f"<{self.codec.name} to {self.inner!r}>"
+
+
+class ArrayReservation(Reservation):
+    """Entered, it gives the array."""
+
+    async def __aenter__(self) -> Any:
+        taken: Any = await super().__aenter__()
+        return taken.array
 
 
 def _publishing(publish: Callable[..., int | None], encode: Callable[[Any], Any]) -> Callable[..., int | None]:

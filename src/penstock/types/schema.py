@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from penstock.types.compatibility import first_difference
 
 MAX_TEXT_BYTES = 40_960  # fits into one line of a broker, one field of a greeting, one file of a channel
 MAX_NAME_BYTES = 112
+MAX_VERSIONS = 64  # of a channel or topic; the oldest are forgotten first
 
 
 def digest_of(text: str) -> str:
@@ -121,6 +122,33 @@ class Terms:
                     f"{difference}"
                 )
         return False
+
+    def added_to(self, versions: Sequence[str], where: str) -> list[str] | None:
+        """What a channel has said of its messages, oldest first, with this one; None where it adds nothing.
+
+        ``RefusedError`` where it does not go with one of them. Those before a version that replaced what did not go
+        with it (``evolve="any"``) are of no account.
+        """
+        if not versions:
+            return [self.text]
+        if self.check(versions[-1], where):
+            return None
+        if not self.lenient:
+            self._check_older(versions, where)
+        if not self.writes or (self.text in versions and not self.replaces):
+            return None
+        return [*(text for text in versions if text != self.text), self.text][-MAX_VERSIONS:]
+
+    def _check_older(self, versions: Sequence[str], where: str) -> None:
+        for place in reversed(range(len(versions) - 1)):
+            try:
+                self.check(versions[place], where)
+            except RefusedError:
+                older = Schema.parse(versions[place])
+                newer = [Schema.parse(text) for text in versions[place + 1 :]]
+                if any(first_difference(older, one) or first_difference(one, older) for one in newer):
+                    return
+                raise
 
     def check_name(self, there: str, where: str) -> None:
         """The same where only the name of what is there is known."""
