@@ -21,6 +21,7 @@ WITHOUT = "import sys; sys.modules[sys.argv[1]] = None; from penstock.cli import
     [
         ("starlette", "monitor", ["monitor"]),
         ("uvicorn", "monitor", ["monitor"]),
+        ("foxglove", "foxglove", ["foxglove", "shm:/x"]),
         ("mcap", "mcap", ["import", "some.mcap", "-o", "out"]),
         ("mcap", "mcap", ["export", "kept", "--to", "mcap", "-o", "out.mcap"]),
         ("pyarrow", "spark", ["export", "kept", "--to", "parquet", "-o", "out.parquet"]),

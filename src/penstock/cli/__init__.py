@@ -73,6 +73,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("bw", "rates", "Bytes per second, without disturbing the publisher.", LOOK, "bw_app"),
     Entry("delay", "delay", "How old messages are when they arrive.", LOOK),
     Entry("monitor", "monitor", "Serve a page that shows the flow moving.", LOOK, extra="monitor", works_unheard=True),
+    Entry("foxglove", "foxglove", "Channels or a recording in Foxglove.", LOOK, extra="foxglove", works_unheard=True),
     Entry("record", "record", "Record addresses into a journal.", KEEP, works_unheard=True),
     Entry("play", "play", "Play a recording back.", KEEP, works_unheard=True),
     Entry("sql", "sql", "Ask a recording or journal by SQL.", KEEP, extra="sql"),
@@ -96,7 +97,7 @@ COMMANDS: tuple[Entry, ...] = (
 EXTRAS = {
     "starlette": "monitor", "uvicorn": "monitor", "prometheus_client": "monitor",
     "pyspark": "spark", "pandas": "spark", "pyarrow": "spark", "deltalake": "lake", "mcap": "mcap", "numpy": "numpy",
-    "duckdb": "sql", "msgspec": "types",
+    "duckdb": "sql", "msgspec": "types", "foxglove": "foxglove",
 }  # fmt: skip
 
 HELP = """Publish and subscribe at every reach: a call, a process, a machine, a network, a disk, a Spark table.

@@ -6,7 +6,7 @@ address held back: a broker's backlog beside a live channel, or what a pre-buffe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
 
-__all__ = ["Span", "messages", "reader", "topic_names"]
+__all__ = ["Span", "last_until", "messages", "reader", "time_range", "topic_names"]
+
+
+MAX_BACK = 8  # segments that are searched for what stood before a moment
 
 
 class Span:
@@ -55,8 +58,14 @@ def reader(folder: Path) -> Journal:
 
 def _first_time_ns(journals: list[Journal]) -> int:
     """The least time of all messages."""
-    topics = (topic for journal in journals for topic in journal.info().topics if topic.name != STORY)
-    return min((topic.least_time_ns for topic in topics if topic.least_time_ns is not None), default=0)
+    return time_range(journals)[0]
+
+
+def time_range(journals: list[Journal]) -> tuple[int, int]:
+    """The least and the greatest time of all messages; 0 and 0 where there are none."""
+    topics = [topic for journal in journals for topic in journal.info().topics if topic.name != STORY]
+    least = min((topic.least_time_ns for topic in topics if topic.least_time_ns is not None), default=0)
+    return least, max((topic.greatest_time_ns for topic in topics if topic.greatest_time_ns is not None), default=least)
 
 
 def topic_names(journal: Journal, topics: list[str] | None) -> set[str]:
@@ -98,3 +107,24 @@ def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> I
                 late = span.end_ns is not None and message.timestamp_ns >= span.end_ns
                 if not early and not late:
                     yield message
+
+
+def last_until(
+    journals: list[Journal], topics: list[str], moment_ns: int, given_up: Callable[[], bool] = lambda: False
+) -> dict[str, Message]:
+    """Of each of these topics the last message up to a moment, where one lies within ``MAX_BACK`` segments of it."""
+    found: dict[str, Message] = {}
+    segments = [(journal, segment) for journal in journals for segment in journal.info().segments]
+    early = [pair for pair in segments if pair[1].least_time_ns is not None and pair[1].least_time_ns <= moment_ns]
+    for journal, segment in reversed(early[-MAX_BACK:]):
+        wanted = [topic for topic in topics if topic not in found]
+        if not wanted:
+            break
+        latest: dict[str, Message] = {}
+        for message in _all(journal, wanted, segment.first, segment.next):
+            if given_up():
+                return {}
+            if message.timestamp_ns <= moment_ns:
+                latest[message.channel or ""] = message
+        found.update(latest)
+    return found

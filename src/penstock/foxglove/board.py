@@ -1,0 +1,116 @@
+"""Board: the topics that are shown, each a channel of the viewer, and who looks at which."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import Any
+
+import foxglove
+
+from penstock.channel import LOG_FAILURES_S
+from penstock.foxglove.presentation import Presentation, presentation_of
+
+__all__ = ["Board", "Shown", "viewer_topic"]
+
+MAX_TOPICS = 1000
+logger = logging.getLogger("penstock.foxglove")
+
+
+def viewer_topic(name: str) -> str:
+    """``camera.front`` as ``/camera/front``: a dot begins a field in the viewer's paths, other signs end a name."""
+    return "/" + re.sub(r"[^A-Za-z0-9_/-]", "_", name.replace(".", "/")).strip("/")
+
+
+class Shown:
+    """One topic. ``log`` may be called by one thread."""
+
+    def __init__(self, topic: str, source: str, schema: str | None, context: Any) -> None:
+        self.topic, self.source, self.schema = topic, source, schema
+        self.failures = 0
+        self._told_at = 0.0
+        self._presentation: Presentation = presentation_of(schema)
+        self.channel = foxglove.Channel(
+            topic,
+            schema=self._presentation.schema,
+            message_encoding=self._presentation.encoding,
+            context=context,
+            metadata={"source": source},
+        )
+
+    def log(self, message: Any) -> None:
+        """Send it to who looks; one that is not of its schema is counted, told now and then, and passed over."""
+        try:
+            body = self._presentation.convert(message)
+        except ValueError as error:
+            self.failures += 1
+            now = time.monotonic()
+            if not self._told_at or now - self._told_at >= LOG_FAILURES_S:
+                self._told_at = now
+                logger.warning("%s: a message is not shown: %s (%d so far)", self.source, error, self.failures)
+            return
+        self.channel.log(body, log_time=message.timestamp_ns)
+
+
+class Board:
+    """All topics by the name of their source. Looked at by the server's threads, changed by its own."""
+
+    def __init__(self) -> None:
+        self.context = foxglove.Context()
+        self._lock = threading.Lock()  # guards the two below
+        self._shown: dict[str, Shown] = {}
+        self._viewers: dict[int, int] = {}  # by the channel's id
+
+    def show(self, source: str, name: str, schema: str | None) -> Shown | None:
+        """Make it known to the viewers, anew where its schema has changed. None: there are too many."""
+        with self._lock:
+            there = self._shown.get(source)
+            if there is not None and there.schema == schema:
+                return there
+            if there is None and len(self._shown) >= MAX_TOPICS:
+                return None
+            taken = {one.topic for key, one in self._shown.items() if key != source}
+        topic = wanted = viewer_topic(name)
+        number = 1
+        while topic in taken:
+            number += 1
+            topic = f"{wanted}_{number}"
+        if there is not None:
+            self.hide(source)
+        shown = Shown(topic, source, schema, self.context)
+        with self._lock:
+            self._shown[source] = shown
+        return shown
+
+    def hide(self, source: str) -> None:
+        """Take it away."""
+        with self._lock:
+            shown = self._shown.pop(source, None)
+            if shown is not None:
+                self._viewers.pop(shown.channel.id(), None)
+        if shown is not None:
+            shown.channel.close()  # not under the lock: it calls back
+
+    @property
+    def topics(self) -> dict[str, Shown]:
+        """What is shown now, by source."""
+        with self._lock:
+            return dict(self._shown)
+
+    def note_viewer(self, channel: int, change: int) -> None:
+        """One more looks at it, or one fewer."""
+        with self._lock:
+            self._viewers[channel] = max(0, self._viewers.get(channel, 0) + change)
+
+    def watched(self, shown: Shown) -> bool:
+        """Whether anybody looks at it."""
+        with self._lock:
+            return self._viewers.get(shown.channel.id(), 0) > 0
+
+    @property
+    def any_watched(self) -> bool:
+        """Whether anybody looks at anything."""
+        with self._lock:
+            return any(self._viewers.values())

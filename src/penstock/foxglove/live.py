@@ -1,0 +1,166 @@
+"""Live: addresses that are read while somebody looks at them.
+
+Nothing is subscribed to before: a channel is opened for an instant to learn what its messages are made of, then read by
+a thread of its own from the first viewer to the last. What is published meanwhile by nobody's wish is not read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+import penstock
+from penstock.address import parse, without_secrets
+from penstock.errors import ClosedError, PenstockError, describe
+from penstock.foxglove.board import Board, Shown
+from penstock.observe.rates import PRODUCERS, carries_calls
+from penstock.observe.snapshot import Block, live, matching
+from penstock.recording.story import topic_of
+
+__all__ = ["Live"]
+
+#: What may be read without taking it from somebody: a queue's messages go to one reader each.
+SHARED = ("shm:", "tcp:", "journal:")
+GREETING_S = 1.0
+LOOKS = 5  # a publisher says its schema right after it has opened: it is looked for more than once
+LOOK_S = 0.02
+BATCH = 256
+WAIT_S = 0.2
+logger = logging.getLogger("penstock.foxglove")
+
+
+class Live:
+    """Addresses, or with none given all that is published on this machine. ``tend`` is called by one thread."""
+
+    def __init__(self, board: Board, addresses: Sequence[str] = (), *, paused: bool = False) -> None:
+        self.board = board
+        self.paused = paused  #: what is read meanwhile is passed over
+        self._named = list(dict.fromkeys(addresses))
+        self._publishers: dict[str, frozenset[object]] = {}  # of each address, when its schema was looked at
+        self._readers: dict[str, _Reader] = {}
+        self._looks: dict[str, int] = {}  # of each address, since its publishers changed
+        self._failed: dict[str, str] = {}
+
+    def tend(self) -> None:
+        """Show what has come, take away what has gone, read what is looked at."""
+        found = self._found()
+        for address in self.board.topics.keys() - found.keys():
+            self._end(address)
+            self.board.hide(address)
+            self._publishers.pop(address, None)
+        for address, publishers in found.items():
+            self._describe(address, publishers)
+        for address, shown in self.board.topics.items():
+            reader = self._readers.get(address)
+            if reader is not None and (reader.ended or reader.shown is not shown):
+                self._end(address)
+                reader = None
+            if self.board.watched(shown) and reader is None:
+                self._readers[address] = _Reader(self, address, shown)
+            elif reader is not None and not self.board.watched(shown):
+                self._end(address)
+
+    def close(self) -> None:
+        """End all reading."""
+        for reader in self._readers.values():
+            reader.stop()  # all at once
+        for address in list(self._readers):
+            self._end(address)
+
+    def _found(self) -> dict[str, frozenset[object]]:
+        blocks = [block for block in live() if block.kind in PRODUCERS and not carries_calls(block)]
+        if self._named:
+            return {address: _keys(matching(blocks, address.partition("?")[0])) for address in self._named}
+        names = {block.address.partition("?")[0] for block in blocks if block.address.startswith(SHARED)}
+        return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in names}
+
+    def _describe(self, address: str, publishers: frozenset[object]) -> None:
+        """Show the address with the schema that is there; looked at anew when its publishers have changed."""
+        reader = self._readers.get(address)
+        shown = self.board.topics.get(address)
+        if reader is not None and shown is not None:
+            schema = reader.schema
+            if schema is None or schema == shown.schema:
+                return
+        elif shown is not None and self._publishers.get(address) == publishers and self._looks[address] >= LOOKS:
+            return
+        else:
+            same = self._publishers.get(address) == publishers
+            self._looks[address] = self._looks.get(address, 0) + 1 if same else 1
+            try:
+                schema = self._look(address)
+            except (PenstockError, OSError) as error:
+                self._tell(address, describe(error))
+                if address not in self._named:
+                    return  # it may be gone already
+                schema = None
+        if schema is not None:
+            self._looks[address] = LOOKS
+        self._publishers[address] = publishers
+        if self.board.show(address, topic_of(address), schema) is None:
+            self._tell(address, "there are too many topics; it is not shown")
+
+    def _look(self, address: str) -> str | None:
+        with penstock.subscriber(address) as subscriber:
+            schema = subscriber.schema
+            deadline = time.monotonic() + GREETING_S
+            while parse(address).scheme == "tcp" and schema is None and time.monotonic() < deadline:
+                sessions = getattr(subscriber, "sessions", ())
+                if any(session.connected for session in sessions):
+                    return subscriber.schema
+                time.sleep(LOOK_S)
+                schema = subscriber.schema
+        return schema
+
+    def _tell(self, address: str, why: str) -> None:
+        """Once for each reason."""
+        if self._failed.get(address) != why:
+            self._failed[address] = why
+            logger.warning("%s: %s", without_secrets(address), why)
+
+    def _end(self, address: str) -> None:
+        reader = self._readers.pop(address, None)
+        if reader is not None:
+            reader.stop()
+            reader.thread.join()
+
+
+def _keys(blocks: Iterable[Block]) -> frozenset[object]:
+    return frozenset(block.key for block in blocks)
+
+
+class _Reader:
+    """One thread that reads an address as long as somebody looks."""
+
+    def __init__(self, live: Live, address: str, shown: Shown) -> None:
+        self.shown = shown
+        self.ended = False
+        self.schema: str | None = None
+        self._live, self._address = live, address
+        self._stop = threading.Event()
+        self.thread = threading.Thread(target=self._run, name=f"foxglove {shown.topic}", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        try:
+            with contextlib.suppress(ClosedError), penstock.subscriber(self._address) as subscriber:
+                looked_at = 0.0
+                while not self._stop.is_set():
+                    if time.monotonic() - looked_at > 1:
+                        looked_at = time.monotonic()
+                        with contextlib.suppress(PenstockError):  # a broker that does not tell it
+                            self.schema = subscriber.schema
+                    for message in subscriber.read_many(BATCH, WAIT_S):
+                        if not self._live.paused:
+                            self.shown.log(message)
+        except (PenstockError, OSError) as error:
+            logger.warning("%s is not read any more: %s", without_secrets(self._address), describe(error))
+            self._stop.wait(1.0)  # the next one tries again
+        finally:
+            self.ended = True

@@ -1,0 +1,192 @@
+"""Playback: a recording, shown at its own speed or another, from any moment of it.
+
+One thread sends; whoever controls it (the viewer's buttons, parameters) says what is wanted under one lock and wakes
+it. Time stands still until somebody looks, and never runs ahead of what is shown. A seek shows of each topic the
+last message up to that moment, then goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from penstock.errors import InvalidArgument
+from penstock.foxglove.board import Board
+from penstock.recording.span import Span, last_until, messages, reader, time_range, topic_names
+from penstock.recording.story import parts
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+__all__ = ["Playback", "State"]
+
+MIN_SPEED, MAX_SPEED = 0.01, 100.0
+TELL_S = 0.1  # how often the viewers hear what time it is
+LATE_S = 0.5  # behind by more, time waits for the messages
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is told of a playback: ``playing``, ``paused`` or ``ended``, the moment, the speed."""
+
+    status: Literal["playing", "paused", "ended"]
+    now_ns: int
+    speed: float
+    did_seek: bool = False
+
+
+class Playback:
+    """``tell`` is called with the state when it has changed by itself, and now and then while it plays."""
+
+    def __init__(
+        self, board: Board, directory: Path, tell: Callable[[State], None], *, paused: bool = False, loop: bool = False
+    ) -> None:
+        self.board = board
+        self._tell = tell
+        self._loop = loop
+        self._stack = contextlib.ExitStack()
+        self._journals = [self._stack.enter_context(reader(folder)) for folder in parts(directory)]
+        self.range_ns = time_range(self._journals)
+        self._topics = sorted({name for journal in self._journals for name in topic_names(journal, None)})
+        if not self._topics:
+            self._stack.close()
+            raise InvalidArgument(f"{directory} has no messages to show")
+        for name in self._topics:
+            schemas = [text for one in self._journals if (text := one.schemas.newest(name)[1])]
+            board.show(name, name, schemas[-1] if schemas else None)
+        self._thread = threading.Thread(target=self._run, name="foxglove playback", daemon=True)
+        self._changed = threading.Condition()  # guards all below
+        self._paused = paused
+        self._watched = self._ended = self._stopped = False
+        self._speed = 1.0
+        self._seek_ns: int | None = self.range_ns[0]
+        self._anchor = (time.monotonic(), self.range_ns[0])  # a moment of the clock, and the recording's at that moment
+        self._told_at = 0.0
+
+    def start(self) -> None:
+        """Begin, once ``tell`` can be called."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it; waits for the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._stack.close()
+
+    # --- what is wanted, from any thread
+
+    def control(self, *, paused: bool | None = None, speed: float | None = None, seek_ns: int | None = None) -> State:
+        """Change what is given; gives the state that follows."""
+        with self._changed:
+            self._anchor = (time.monotonic(), self._now_ns())
+            if seek_ns is not None:
+                self._go_to(min(max(seek_ns, self.range_ns[0]), self.range_ns[1]))
+            elif paused is False and self._ended:  # play again after the end
+                self._go_to(self.range_ns[0])
+            if paused is not None:
+                self._paused = paused
+            if speed is not None and math.isfinite(speed) and speed > 0:
+                self._speed = min(max(speed, MIN_SPEED), MAX_SPEED)
+            self._changed.notify()
+            return self._state(self._anchor[1], did_seek=seek_ns is not None)
+
+    def look(self) -> None:
+        """Somebody has begun or ended to look: who comes while time stands still sees what stands there."""
+        watched = self.board.any_watched
+        with self._changed:
+            self._anchor = (time.monotonic(), self._now_ns())
+            self._watched = watched
+            if watched and not self._moving:
+                self._seek_ns = self._anchor[1]
+            self._changed.notify()
+
+    @property
+    def state(self) -> State:
+        """How it stands now."""
+        with self._changed:
+            return self._state(self._now_ns())
+
+    # --- under the lock
+
+    def _go_to(self, moment_ns: int) -> None:
+        self._seek_ns, self._ended = moment_ns, False
+        self._anchor = (time.monotonic(), moment_ns)
+
+    @property
+    def _moving(self) -> bool:
+        return self._watched and not self._paused and not self._ended
+
+    def _now_ns(self) -> int:
+        at, moment_ns = self._anchor
+        if not self._moving:
+            return moment_ns
+        return min(moment_ns + int((time.monotonic() - at) * 1e9 * self._speed), self.range_ns[1])
+
+    def _state(self, now_ns: int, did_seek: bool = False) -> State:
+        status: Literal["playing", "paused", "ended"]
+        status = "ended" if self._ended else "paused" if self._paused else "playing"
+        return State(status, now_ns, self._speed, did_seek)
+
+    # --- the thread
+
+    def _run(self) -> None:
+        coming: Iterator[Message] = iter(())
+        message: Message | None = None
+        while (step := self._next_step(message)) != "stop":
+            if step == "tell":
+                self._tell(self.state)
+            elif step == "show" and message is not None:
+                self._show(message)
+                message = next(coming, None)
+            elif step == "seek":
+                with self._changed:
+                    seek_ns, self._seek_ns = self._seek_ns or 0, None
+                later = seek_ns > self.range_ns[0]
+                coming = messages(self._journals, None, Span(seek_ns + later, None))
+                if later:
+                    for one in last_until(self._journals, self._topics, seek_ns, self._given_up).values():
+                        self._show(one)
+                message = next(coming, None)
+
+    def _next_step(self, message: Message | None) -> Literal["stop", "seek", "show", "tell"]:
+        """What there is to do now; waits until there is something."""
+        with self._changed:
+            while not self._stopped and self._seek_ns is None:
+                if not self._moving:
+                    self._changed.wait()
+                    continue
+                now = time.monotonic()
+                if message is None:
+                    if self._loop:
+                        self._go_to(self.range_ns[0])
+                        continue
+                    self._anchor, self._ended = (now, self.range_ns[1]), True
+                    return "tell"
+                if now - self._told_at >= TELL_S:
+                    self._told_at = now
+                    return "tell"
+                at, moment_ns = self._anchor
+                left_s = at + (message.timestamp_ns - moment_ns) / 1e9 / self._speed - now
+                if left_s <= 0:
+                    if left_s < -LATE_S and message.timestamp_ns > moment_ns:
+                        self._anchor = (now, message.timestamp_ns)
+                    return "show"
+                self._changed.wait(min(left_s, TELL_S))
+            return "stop" if self._stopped else "seek"
+
+    def _given_up(self) -> bool:
+        return self._stopped or self._seek_ns is not None
+
+    def _show(self, message: Message) -> None:
+        shown = self.board.topics.get(message.channel or "")
+        if shown is not None and self.board.watched(shown):
+            shown.log(message)

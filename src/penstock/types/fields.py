@@ -1,0 +1,286 @@
+"""Values of messages whose type this program does not have: read by the schema that travels with them.
+
+A value is made of dict, list, str, bytes, numbers, bool and None. A message that holds rows (a numpy array, an Arrow
+batch) is a ``Rows``: a list in which a field's name stands for that field of every row, or of the only one.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from penstock.errors import InvalidArgument, PenstockError, ProtocolError, nearest
+from penstock.types.schema import Schema
+from penstock.types.shape import Shape, dtype_of, shape_of
+
+__all__ = ["Reader", "Rows", "Step", "at", "check_path", "fitted", "json_text", "parse_path", "reader_of"]
+
+Reader = Callable[[Any], Any]
+Step = str | int
+MAX_SHOWN_BYTES = 4096
+
+
+class Rows(list[Any]):
+    """The rows of one message."""
+
+
+def reader_of(schema: Schema) -> Reader:
+    """A function from a message to its value; ``ValueError`` where a message is not of the schema.
+
+    ``ProtocolError`` where the schema is damaged, ``ModuleNotFoundError`` where the package that reads it is missing.
+    """
+    maker = _MAKERS.get(schema.encoding)
+    if maker is None:
+        raise ProtocolError(f"nothing here reads {schema.encoding!r}, which {schema.name} is encoded as")
+    try:
+        read = maker(schema)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise ProtocolError(f"the schema of {schema.name} cannot be read: {error}") from None
+
+    def value_of(message: Any) -> Any:
+        try:
+            return read(message)
+        except ValueError:
+            raise
+        except Exception as error:  # each library has its own
+            raise ValueError(f"not {schema.name} as {schema.encoding}: {error}") from None
+
+    return value_of
+
+
+def _json(schema: Schema) -> Reader:
+    return lambda message: json.loads(bytes(message))
+
+
+def _msgpack(schema: Schema) -> Reader:
+    import msgspec
+
+    return msgspec.msgpack.Decoder().decode
+
+
+def _text(schema: Schema) -> Reader:
+    return lambda message: str(message, "utf-8")
+
+
+def _numpy(schema: Schema) -> Reader:
+    import numpy
+
+    dtype = dtype_of(schema.definition["dtype"])
+
+    def read(message: Any) -> Rows:
+        if len(message) % dtype.itemsize:
+            raise ValueError(f"its bytes are no whole number of items of {dtype.itemsize} bytes")
+        items = numpy.frombuffer(bytes(message), dtype)
+        if dtype.names is None:
+            return Rows(items.tolist())
+        return Rows(_record(item) for item in items)
+
+    return read
+
+
+def _record(item: Any) -> Any:
+    """A record as a dict, and those in it; numbers of every kind as Python's own."""
+    if getattr(item.dtype, "names", None) is None:
+        return item.tolist()
+    if item.shape:  # several records in one field
+        return [_record(one) for one in item]
+    return {name: _record(item[name]) for name in item.dtype.names}
+
+
+def _image(schema: Schema) -> Reader:
+    from penstock.types.image import decode
+
+    def read(message: Any) -> dict[str, Any]:
+        image = decode(message)
+        found = {"encoding": image.encoding, "dtype": image.dtype.str, "shape": list(image.shape)}
+        return {**found, "data": image.tobytes()}
+
+    return read
+
+
+def _arrow(schema: Schema) -> Reader:
+    import pyarrow
+    from pyarrow import ipc
+
+    def read(message: Any) -> Rows:
+        with ipc.open_stream(pyarrow.py_buffer(bytes(message))) as reader:
+            batch = reader.read_next_batch()
+        batch.validate(full=True)  # it may come from anybody
+        return Rows(batch.to_pylist())
+
+    return read
+
+
+def _protobuf(schema: Schema) -> Reader:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    definition = schema.definition["protobuf"]
+    pool = descriptor_pool.DescriptorPool()
+    for file in descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(definition["files"])).file:
+        pool.Add(file)
+    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName(definition["message"]))
+    return lambda message: _of_message(kind.FromString(bytes(message)))
+
+
+def _of_message(message: Any) -> dict[str, Any]:
+    return {field.name: _of_field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _of_field(message: Any, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.is_repeated and field.message_type is not None and field.message_type.GetOptions().map_entry:
+        inner = field.message_type.fields_by_name["value"]
+        return {str(key): _plain(value[key], inner) for key in value}
+    if field.is_repeated:
+        return [_plain(one, field) for one in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _plain(value, field)
+
+
+def _plain(value: Any, field: Any) -> Any:
+    if field.message_type is not None:
+        return _of_message(value)
+    if field.enum_type is not None:
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else known.name
+    return value
+
+
+_MAKERS: dict[str, Callable[[Schema], Reader]] = {
+    "json": _json, "msgpack": _msgpack, "utf-8": _text, "numpy": _numpy, "image": _image, "arrow": _arrow,
+    "protobuf": _protobuf,
+}  # fmt: skip
+
+
+# --- fields by name
+
+_STEP = re.compile(r"\.?([^.\[\]]+)|\[(\d+)\]|\[\"([^\"]*)\"\]")
+
+
+def parse_path(text: str) -> list[Step]:
+    """``pose.x``, ``joints[3].angle``, ``["odd name"]`` as steps."""
+    steps: list[Step] = []
+    place = 0
+    while place < len(text):
+        match = _STEP.match(text, place)
+        if match is None or (match[1] is not None and place and text[place] != "."):
+            raise InvalidArgument(f"{text!r} is no field: write a.b, a[0].b or [\"a b\"]")
+        steps.append(int(match[2]) if match[2] is not None else match[1] if match[1] is not None else match[3])
+        place = match.end()
+    if not steps:
+        raise InvalidArgument("a field has a name")
+    return steps
+
+
+def at(value: Any, steps: Iterable[Step]) -> Any:
+    """What stands there; None where nothing does."""
+    for step in steps:
+        if isinstance(value, Rows) and isinstance(step, str):
+            found = [at(row, [step]) for row in value]
+            value = found[0] if len(found) == 1 else Rows(found)
+            continue
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def check_path(schema: Schema, text: str) -> None:
+    """``InvalidArgument`` names what there is, where the schema has no such field."""
+    shape = shape_of(schema)
+    for step in parse_path(text):
+        if shape.item is not None and isinstance(step, int) == (shape.kind == "list"):
+            shape = shape.item
+        elif isinstance(step, str) and shape.kind == "struct":
+            known = dict(shape.fields)
+            if step not in known:
+                raise InvalidArgument(f"{schema.name} has no field {step!r}; {nearest(step, list(known))}")
+            shape = known[step]
+        elif shape.kind == "any" or isinstance(step, int):
+            return  # whatever it is, a message may have it
+        else:
+            raise InvalidArgument(f"{schema.name} has no field {text!r}: {step!r} is looked for in {shape.kind}")
+
+
+# --- values for columns and for JSON
+
+
+def fitted(value: Any, shape: Shape) -> Any:
+    """``value`` as a column of ``shape`` takes it; ``ValueError`` where it is of another kind."""
+    if value is None:
+        return None
+    kind = shape.kind
+    if kind == "any":
+        return json_text(value)
+    if kind == "struct":
+        if not isinstance(value, Mapping):
+            raise _other(value, shape)
+        return {name: fitted(value.get(name), part) for name, part in shape.fields}
+    if kind == "list" and isinstance(value, list | tuple):
+        item = shape.item
+        return value if item is None else [fitted(one, item) for one in value]
+    if kind == "map" and isinstance(value, Mapping):
+        item = shape.item
+        return [(str(key), one if item is None else fitted(one, item)) for key, one in value.items()]
+    if kind == "bytes" and isinstance(value, bytes | str):
+        return value if isinstance(value, bytes) else base64.b64decode(value, validate=True)
+    if kind == "text" and isinstance(value, str):
+        return value
+    if kind == "text" and not isinstance(value, dict | list | bytes | int | float):
+        return str(value)  # a time, which msgpack has as its own kind
+    if kind == "bool" and isinstance(value, bool):
+        return value
+    if shape.numeric and isinstance(value, int | float) and not isinstance(value, bool):
+        return _number(value, shape)
+    raise _other(value, shape)
+
+
+def _number(value: int | float, shape: Shape) -> int | float:
+    if shape.kind.startswith("float"):
+        return float(value)
+    if isinstance(value, float) and not value.is_integer():
+        raise _other(value, shape)
+    bits = int(shape.kind.lstrip("uint"))
+    least, end = (0, 1 << bits) if shape.kind[0] == "u" else (-(1 << (bits - 1)), 1 << (bits - 1))
+    if not least <= value < end:
+        raise ValueError(f"{value} is beyond {shape.kind}")
+    return int(value)
+
+
+def _other(value: Any, shape: Shape) -> ValueError:
+    return ValueError(f"{type(value).__name__} where {shape.kind} is wanted")
+
+
+def json_text(value: Any, most_bytes: int | None = None) -> str:
+    """``value`` as JSON (RFC 8259): bytes as base64, or by their number where there are more than ``most_bytes``;
+    numbers that JSON does not have as null."""
+
+    def shown(one: Any) -> Any:
+        if isinstance(one, bytes | bytearray | memoryview):
+            if most_bytes is not None and len(one) > most_bytes:
+                return f"{len(one)} bytes"
+            return base64.b64encode(one).decode()
+        return str(one)
+
+    try:
+        return json.dumps(value, default=shown, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), default=shown)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(one) for key, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview):
+        return [_finite(one) for one in value]
+    return value

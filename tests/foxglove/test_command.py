@@ -1,0 +1,68 @@
+"""``penstock foxglove`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.journal import Journal
+from tests.cli.command import run, start
+
+from .viewer import Viewer
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(ended_by: signal.Signals) -> None:
+    name = f"fox-{uuid.uuid4().hex[:8]}"
+    command = start("foxglove", f"shm:/{name}", "--port", "0", "--json")
+    try:
+        assert command.stdout is not None
+        url = json.loads(command.stdout.readline())["url"]
+        with Viewer(int(url.rpartition(":")[2])) as viewer, penstock.publisher(f"shm:/{name}", type=dict) as publisher:
+            viewer.until(lambda: viewer.channels.get(f"/{name}", {}).get("schemaName") == "dict")
+            viewer.watch(f"/{name}")
+            viewer.until(lambda: publisher.publish({"a": 1}) and viewer.bodies(f"/{name}"))
+            command.send_signal(ended_by)
+            out, errors = command.communicate(timeout=60)
+        assert (command.returncode, out, errors) == (0, "", "")
+    finally:
+        command.kill()
+        command.communicate()
+
+
+def test_a_recording_is_shown(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run") as journal:
+        journal.append("a.b", b"{}")
+    command = start("foxglove", str(tmp_path / "run"), "--port", "0")
+    try:
+        assert command.stdout is not None
+        line = command.stdout.readline()
+        port = int(line.partition("ws://127.0.0.1:")[2].split()[0])
+        with Viewer(port) as viewer:
+            viewer.watch("/a/b")
+            viewer.until(lambda: viewer.bodies("/a/b") == [b"{}"])
+    finally:
+        command.kill()
+        command.communicate()
+
+
+def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path / "run") as journal:
+        journal.append("a", b"{}")
+    both = run("foxglove", str(tmp_path / "run"), "shm:/x")
+    assert both.returncode == 2 and "shown alone" in both.stderr
+    assert run("foxglove", "shm:/x", "--loop").returncode == 2
+    assert run("foxglove", "bus:x").returncode == 2
+    assert run("foxglove", str(tmp_path / "none")).returncode == 2
+
+
+def test_beyond_loopback_only_where_it_is_said_aloud() -> None:
+    refused = run("foxglove", "shm:/x", "--host", "0.0.0.0", "--port", "0", "--seconds", "0")
+    assert refused.returncode == 2 and "--insecure" in refused.stderr
+    done = run("foxglove", "shm:/x", "--host", "0.0.0.0", "--port", "0", "--seconds", "0", "--insecure")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,184 @@
+"""A recording in a viewer: its range, playing, pausing, seeking, speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import penstock
+from penstock.errors import InvalidArgument
+from penstock.foxglove.server import Server
+from penstock.journal import Journal
+
+from .viewer import PAUSE, PLAY, Viewer
+
+BEGIN_NS = 1_700_000_000_000_000_000
+SECOND_NS = 1_000_000_000
+
+
+class Tick(msgspec.Struct):
+    n: int
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Path:
+    """A hundred seconds: a tick each second, and one thing at the tenth."""
+    directory = tmp_path / "run"
+    with penstock.publisher(f"journal:{directory}#clock.tick", type=Tick):
+        pass
+    with Journal(directory) as journal:
+        for n in range(101):
+            at_ns = BEGIN_NS + n * SECOND_NS
+            journal.append("clock.tick", b'{"n":%d}' % n, timestamp_ns=at_ns)
+            if n == 10:
+                journal.append("thing", b"once", timestamp_ns=at_ns + 1)
+            if n in (20, 50):
+                journal.roll(full=False)
+    return directory
+
+
+@pytest.fixture
+def server(recording: Path) -> Iterator[Server]:
+    with Server(recording=recording, port=0, paused=True) as server:
+        yield server
+
+
+def look(viewer: Viewer, server: Server, *topics: str) -> None:
+    """Subscribe, and wait until the server knows."""
+    for topic in topics:
+        viewer.watch(topic)
+    shown = [one for one in server.board.topics.values() if one.topic in topics]
+    viewer.until(lambda: all(server.board.watched(one) for one in shown))
+
+
+def numbers(viewer: Viewer) -> list[int]:
+    return [json.loads(body)["n"] for body in viewer.bodies("/clock/tick")]
+
+
+def second(n: float) -> int:
+    return BEGIN_NS + int(n * SECOND_NS)
+
+
+def test_what_is_told_before_it_plays(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        assert "playbackControl" in viewer.info["capabilities"]
+        assert viewer.info["dataStartTime"] == {"sec": BEGIN_NS // SECOND_NS, "nsec": 0}
+        assert viewer.info["dataEndTime"] == {"sec": BEGIN_NS // SECOND_NS + 100, "nsec": 0}
+        viewer.until(lambda: {"/clock/tick", "/thing"} <= viewer.channels.keys())
+        assert viewer.channels["/clock/tick"]["schemaName"] == "Tick"
+
+
+def test_all_of_it_in_order_and_to_the_end(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick", "/thing")
+        assert viewer.control(PLAY, 100.0)["status"] == "playing"
+        viewer.until(lambda: viewer.states[-1]["status"] == "ended" and len(numbers(viewer)) == 101)
+        assert numbers(viewer) == list(range(101))
+        assert viewer.times("/clock/tick") == [second(n) for n in range(101)]
+        assert viewer.bodies("/thing") == [b'{"value": "once"}']
+        assert viewer.states[-1]["now_ns"] == second(100)
+        assert viewer.control(PLAY, 100.0, request="again")["now_ns"] == second(0)
+        viewer.until(lambda: len(numbers(viewer)) >= 102)
+        assert numbers(viewer)[101] == 0
+
+
+def test_seek_shows_what_stood_there_and_goes_on_from_there(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick", "/thing")
+        state = viewer.control(PAUSE, 1.0, second(60.5))
+        assert (state["status"], state["now_ns"], state["did_seek"]) == ("paused", second(60.5), True)
+        viewer.until(lambda: 60 in numbers(viewer) and viewer.bodies("/thing"))
+        viewer.messages.clear()
+        assert viewer.control(PLAY, 100.0, request="play")["did_seek"] is False
+        viewer.until(lambda: viewer.states[-1]["status"] == "ended" and 100 in numbers(viewer))
+        assert numbers(viewer) == list(range(61, 101))
+
+
+def test_seek_back_and_beyond_the_ends(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        assert viewer.control(PAUSE, 1.0, second(500), "late")["now_ns"] == second(100)
+        viewer.until(lambda: 100 in numbers(viewer))
+        assert viewer.control(PLAY, 100.0, 5, "early")["now_ns"] == second(0)
+        viewer.until(lambda: len(numbers(viewer)) == 102)
+        assert numbers(viewer) == [100, *range(101)]
+
+
+def test_pause_holds_the_time_and_strange_speeds_change_nothing(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        viewer.control(PLAY, 20.0, request="play")
+        viewer.until(lambda: len(numbers(viewer)) >= 3)
+        held = viewer.control(PAUSE, float("nan"), request="pause")
+        assert held["speed"] == 20.0
+        again = viewer.control(PAUSE, -1.0, request="still")
+        assert (again["now_ns"], again["speed"]) == (held["now_ns"], 20.0)
+        assert max(numbers(viewer)) <= (held["now_ns"] - BEGIN_NS) // SECOND_NS
+        assert viewer.control(PAUSE, 1e9, request="fast")["speed"] == 100.0
+
+
+def test_parameters_steer_it_too(server: Server) -> None:
+    with Viewer(server.port) as viewer:
+        viewer.watch("/clock/tick")
+        viewer.get()
+        viewer.until(lambda: viewer.parameters == {"paused": True, "speed": 1.0})
+        viewer.set(paused=False, speed=50)
+        viewer.until(lambda: viewer.parameters == {"paused": False, "speed": 50.0})
+        viewer.until(lambda: len(numbers(viewer)) >= 10)
+        viewer.set(paused=True)
+        viewer.until(lambda: viewer.parameters["paused"] is True)
+
+
+def test_time_stands_still_until_somebody_looks(recording: Path) -> None:
+    with Server(recording=recording, port=0) as server:
+        assert server.playback is not None
+        with Viewer(server.port) as viewer:
+            assert viewer.control(PLAY, 100.0)["now_ns"] == second(0)
+            assert viewer.control(PLAY, 100.0, request="still")["now_ns"] == second(0)
+            viewer.watch("/clock/tick")
+            viewer.until(lambda: numbers(viewer)[:3] == [0, 1, 2])
+            viewer.control(PLAY, 0.01, request="slow")
+        # who looked is gone
+        with Viewer(server.port) as viewer:
+            now = viewer.until(lambda: server.board.any_watched is False and server.playback.state.now_ns)
+            assert server.playback.state.now_ns == now
+
+
+def test_a_loop_begins_again(recording: Path) -> None:
+    with Server(recording=recording, port=0, loop=True) as server, Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        viewer.control(PLAY, 100.0, second(95))
+        viewer.until(lambda: 0 in numbers(viewer))
+
+
+def test_who_comes_while_it_stands_sees_what_stands_there(server: Server) -> None:
+    with Viewer(server.port) as first:
+        look(first, server, "/clock/tick")
+        first.control(PAUSE, 1.0, second(30.5))
+        first.until(lambda: 30 in numbers(first))
+        with Viewer(server.port) as later:
+            later.watch("/clock/tick")
+            later.until(lambda: 30 in numbers(later))
+
+
+def test_an_empty_recording_is_told(tmp_path: Path) -> None:
+    with Journal(tmp_path / "empty"):
+        pass
+    with pytest.raises(InvalidArgument, match="no messages"):
+        Server(recording=tmp_path / "empty")
+
+
+def test_nothing_of_a_server_is_left(recording: Path) -> None:
+    import threading
+
+    before: Any = {thread.name for thread in threading.enumerate()}
+    for _ in range(3):
+        with Server(recording=recording, port=0) as server, Viewer(server.port) as viewer:
+            viewer.watch("/clock/tick")
+            viewer.until(lambda viewer=viewer: numbers(viewer))
+    assert {thread.name for thread in threading.enumerate()} == before
