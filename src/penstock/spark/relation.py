@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("penstock.spark")
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _with_rules: weakref.WeakSet[Any] = weakref.WeakSet()  # contexts
-TRIED = ("4.3.",)  # versions of Spark, each by tests/spark/test_relation.py
+TRIED = ("4.3.",)  # versions of Spark that tests/spark/test_relation.py has run with
 _ENABLED = "spark.sql.python.filterPushdown.enabled"
 
 
 def push_down(spark: SparkSession) -> None:
-    """Columns and filters of queries reach journals in ``spark`` too, a session that ``session()`` did not start.
+    """Enable push-down of columns and filters in ``spark``, a session that ``session()`` did not start.
 
-    It holds for frames loaded afterwards, and for classic sessions: frames of Spark Connect are read whole.
+    It applies to frames loaded afterwards, in classic sessions; Spark Connect reads whole frames.
     """
     spark.conf.set(_ENABLED, "true")
     install(spark)
 
 
 def install(spark: SparkSession) -> None:
-    """From now on ``spark.read.format("penstock").load(...)`` gives such frames; other formats are not touched.
+    """Make ``spark.read.format("penstock").load(...)`` return such frames; other formats are not affected.
 
-    Tables and paths in SQL are known where ``spark`` has not run a query yet.
+    Tables and paths in SQL work only if ``spark`` has not run a query yet.
     """
     _add_rules(spark)
     _wrap_load()
@@ -92,9 +92,9 @@ def _wrap_load() -> None:
 
 
 def separated(frame: DataFrame) -> DataFrame:
-    """The same frame with a source for each scan; as it was when it is not ours or push-down is not wanted.
+    """The same frame with a source for each scan; unchanged if it is not ours or push-down is off.
 
-    What is wrong with options, schema or place is raised here, as a Penstock error and without Spark's stack around it.
+    Errors in options, schema or path are raised here as Penstock errors, without Spark's stack trace around them.
     """
     relation = _relation(frame)
     if relation is None:
@@ -173,4 +173,4 @@ def ends_of(options: Mapping[str, str], schema: StructType) -> str:
 
     reader = JournalReader(dict(options), schema)
     ends = {place.uuid: place.frontier for place in open_places(reader.places)}
-    return json.dumps(ends if reader.ends is None else reader.ends)  # who loads may have noted them before
+    return json.dumps(ends if reader.ends is None else reader.ends)  # the option may have been given already

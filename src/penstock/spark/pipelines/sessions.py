@@ -32,7 +32,7 @@ def sessions(
 ) -> DataFrame:
     """Rows of: the keys, ``event`` ("start" or "end"), ``started``, ``ended`` (null at a start), ``messages``.
 
-    Starts are told when ``starts`` is set; ends always are.
+    Rows for starts are emitted only if ``starts`` is set; rows for ends always.
     """
     gap_us = round(gap_s * 1e6)
     if gap_us <= 0:
