@@ -189,6 +189,7 @@ def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
+    # Options of the call take precedence over those in the address.
     given = {**convert(address.options, function, address.text), **options}
     check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)

@@ -33,6 +33,7 @@ class Carrier(Carry):
         if not self._vchans:
             super().carry(batch)
             return
+        # Only adjacent messages are grouped, so that the order within the batch is kept.
         for target, run in groupby(batch, lambda message: self._vchans.get(message.vchan_id)):
             if isinstance(target, str):
                 self._others[target].carry(list(run))

@@ -60,7 +60,7 @@ def _ask(pid: int, queue: str, verb: str) -> int:
     from penstock.broker import Client
 
     problem: Exception | None = None
-    # A broker's process may listen on other ports too (TLS, another protocol): try each until one knows the queue.
+    # A broker's process may listen on other ports too: try each until one knows the queue.
     for port in ports(pid):
         try:
             with Client("127.0.0.1", port, timeout=5.0, reconnect=False) as client:

@@ -132,6 +132,7 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
         fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
         fits = fitting.search if part else fitting.fullmatch
         return [b for b in blocks if fits(b.address or f"{b.room}:{b.name}")]
+    # A separator must follow: shm:/cam is not above shm:/camera.
     wanted = absolute(address.partition("?")[0].rstrip("/#"))
     return [
         b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))

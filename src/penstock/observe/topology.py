@@ -94,6 +94,7 @@ def graph(state: State) -> dict[str, Any]:
         else:
             _add_handle(look, places, state, nodes, edges)
     _sum_channels(nodes, edges)
+    # The browser lays out the graph: keep the busiest nodes, and say how many were left out.
     kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
     ids = {node.id for node in kept}
     return {

@@ -121,11 +121,10 @@ class Directory:
         return max(1, self.words().first)
 
     def segments(self, start: int | None = None, among: tuple[int, int] | None = None) -> list[Segment]:
-        """All of them, or those that can hold a position ``among`` these, in order; the last one ends at the frontier.
+        """All segments, or those that can hold a position ``among`` these, in order; the last ends at the frontier.
 
-        ``StateError`` where ``start`` is not kept.
-
-        What files there are says what is kept: the journal announces that some went only after they did.
+        ``StateError`` if ``start`` has been deleted. The list of files decides what exists: the journal updates its
+        first position only after it has deleted files.
         """
         for _ in range(LISTINGS):
             words = self.words()
@@ -140,7 +139,7 @@ class Directory:
                 return [self._segment(name, end, words) for name, end in pairs]
             except FileNotFoundError:
                 continue  # it was deleted, or replaced by its next revision, after it was listed
-        raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
+        raise StateError(f"the segments of {self.path} are deleted faster than they can be listed; keep more")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self.header(name)
@@ -222,6 +221,7 @@ class Directory:
         """
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         tries = 0
+        # `start` moves with each segment that is done, so that a new listing goes on there and repeats nothing.
         while start < end:
             listed = self.segments(start if fail_if_deleted else None, (start, end))
             if not lossy and gaps_of(listed, start, end) and (gaps := self.missing(start, end)):
@@ -440,7 +440,7 @@ class Directory:
         begins = entries["offset"].astype(numpy.int64)
         ends = begins + record_bytes(entries)
         outside = (ends > len(log)) | (begins < layout.SEGMENT_HEADER_BYTES)
-        if outside.any():
+        if outside.any():  # do not follow any of the offsets: they would read beyond the mapped file
             stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
             return numpy.ones(len(entries), numpy.bool_)
         suspects = numpy.flatnonzero(self._suspects(stretch, low, begins, ends, log))
@@ -461,10 +461,12 @@ class Directory:
         bad = numpy.zeros(int(last_blocks[-1]) - first + 1, numpy.bool_)
         for block in _touched(first_blocks, last_blocks):
             bad[block - first] = not self._block_is_good(view, block, sums, stretch.segment)
+        # Each record begins with its checksum, which the index repeats: this finds entries that point to other records.
         words = log[: len(log) // 4 * 4].view("<u4")
         strangers: Array = words[begins >> 2] != stretch.index["checksum"][low : low + len(begins)]
         if not bad.any():
             return strangers
+        # Prefix sums: a record is suspect if any of the blocks from its first to its last one is bad.
         counts = numpy.concatenate([[0], numpy.cumsum(bad)])
         suspects: Array = counts[last_blocks - first + 1] - counts[first_blocks - first] > 0
         return suspects | strangers
@@ -476,6 +478,7 @@ class Directory:
             return False
         data: Any = view[begin:end]
         if block == 0:
+            # The seal is written into the header after the block's checksum was computed, so it counts as zeros.
             data = bytearray(data)
             data[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = bytes(layout.SEAL_BYTES)
         return crc32(data) == int(sums[block])

@@ -301,6 +301,7 @@ class Publisher(PublisherContract):
         joining = Joining(self, connection, name, self._executor)
         with self._changed:
             self._joining[joining] = None
+            # A flood of silent connections must not keep new ones out: the oldest handshake goes.
             oldest = next(iter(self._joining)) if len(self._joining) > MAX_JOINING else None
             closing = self._closing
         if closing:  # `close` has begun and may have missed this handshake in its list

@@ -110,6 +110,7 @@ class Session:
             if self._state is SessionState.ENDED:
                 return
             self._set_state(SessionState.CONNECTING)
+            # An attempt that ends late compares itself with this one, and is ignored if it is not the current one.
             self._attempt = _Attempt(self, self.targets[self._target_index])
             attempt = self._attempt
         attempt.begin()

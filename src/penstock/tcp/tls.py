@@ -97,6 +97,7 @@ class Pump:
                 self._outer_wants |= READ
         elif self._local_ended and not self._close_notify_sent:
             self._close_notify_sent = True
+            # Sends close_notify; the peer's answer is not awaited, since a silent peer would keep the pump for ever.
             with contextlib.suppress(ssl.SSLError, OSError):
                 self._outer.unwrap()
             with contextlib.suppress(OSError):

@@ -126,7 +126,7 @@ def _write(
     begun = time.monotonic()
     pieces = [piece for span in spans for piece in planning.cover(span)]
     ranges = planning.tasks(pieces, parallel(spark))
-    planning.check_plan(ranges, spans)
+    planning.check_plan(ranges, spans)  # a position left out here would be missing from the lake for good
     work = Work(where, table.version(), tuple(ranges), from_options(given))
     results = run(spark, work, len(ranges))
     delta.step("files written")
@@ -135,12 +135,12 @@ def _write(
         _check(where, results, ranges)
         if time.monotonic() - begun > ROUND_S:
             raise StateError(f"a round took more than {ROUND_S:g} s, and vacuum may take its files: set most_messages")
-        where.sync(file.name for file in files)
+        where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
         moved = {span.place.uuid: (span.known, span.end) for span in spans}
         note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}
         delta.commit(where, table, files, moved=moved, note=note)
     except Exception as error:
-        if not isinstance(error, CorruptionError):
+        if not isinstance(error, CorruptionError):  # where damage was found, delete nothing
             where.delete(file.name for file in files if not _is_committed(where, file))
         raise
     rows, size = sum(file.rows for file in files), sum(file.payload_bytes for file in files)
@@ -201,7 +201,7 @@ def _trim_directory(place: DirectoryPlace, known: int) -> int:
     except RefusedError as error:
         raise RefusedError(f"{place.path} has a writer, which must trim it itself: {error}") from None
     with journal:
-        if str(journal.uuid) != place.uuid:
+        if str(journal.uuid) != place.uuid:  # it may have been replaced since it was read
             raise StateError(f"{place.path} was made anew meanwhile: nothing was trimmed")
         floors = [state.floor for state in journal.queue_states.values()]
         return journal.retain(passed=min([known - 1, *floors]))

@@ -138,6 +138,7 @@ def commit(
     from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
 
     now = int(time.time() * 1000)
+    # The position of each journal is an application transaction of the same commit: files and positions never differ.
     properties = CommitProperties(
         custom_metadata={"penstock": json.dumps(dict(note))},
         max_commit_retries=0,
@@ -166,6 +167,7 @@ def commit(
         break
     else:
         raise CapacityError(f"{TRIES} commits to {where.uri} lost against others: too many archivers at once")
+    # Reopen and compare: what counts is what other readers will see. A later version may have compacted our files.
     fresh = open_table(where)
     if not _landed(fresh, added, moved) and fresh.version() == version:
         raise CorruptionError(f"version {version} of {where.uri} does not hold what was committed", where.uri)
@@ -209,6 +211,7 @@ def checkpoint(where: Store, table: DeltaTable) -> None:
     table.create_checkpoint()
     path = where.path
     if path is not None:
+        # Sync the pointer last: it should not name a checkpoint that a crash has lost.
         for file in (path / LOG).glob(f"{table.version():020d}.checkpoint*.parquet"):
             sync(file)
         sync(path / LOG / "_last_checkpoint")
