@@ -2,16 +2,16 @@
 
 Why: Spark 4.3 keeps one Python source per loaded frame and in it the plan that the last push-down made. The filters of
 one query would stay for the next one over the same frame, and of two scans in one query the last one's filters would
-count for both: rows would go missing. And it never tells a Python source which columns a query uses. Here the frame's
-table is replaced by one that makes a new source for each scan, for the columns asked for (``scans``, Java that is
-compiled in the driver's JVM). Filters are all given back to Spark, which looks at every row again. Since every scan
-plans anew, where each journal ends is noted when the frame is loaded: all scans of a frame see the same messages.
+count for both: rows would go missing. Nor does it tell a Python source which columns a query uses. This module replaces
+the frame's table by one that makes a new source for each scan, with the columns it needs (``scans``, Java that is
+compiled in the driver's JVM). All filters are returned to Spark, which checks every row again. Every scan plans for
+itself, so the end of each journal is recorded when the frame is loaded: all scans of a frame see the same messages.
 
-In SQL the same is done by two rules among a session's extensions, which also give a table of the catalog the options
-that it was created with (Spark forgets them) and know ``penstock.`/path` ``.
+In SQL two rules among a session's extensions do the same. They also give a catalog table the options that it was
+created with (Spark forgets them), and resolve ``penstock.`/path` ``.
 
-With a Spark where this cannot be done, and with one that it was not tried with, a warning says so and what is lost:
-frames and views are right all the same, without push-down. Driver only; any thread may load.
+With a version of Spark where this fails or that was never tested, a warning says what is lost: frames and views are
+correct, but without push-down. Driver only; any thread may load.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _add_rules(spark: SparkSession) -> None:
             arguments[0] = paths
             rule, extensions = queries.newInstance(arguments), spark._jsparkSession.extensions()
             (extensions.injectHintResolutionRule if paths else extensions.injectResolutionRule)(rule)
-    except Exception as error:  # whatever another version of Spark does here
+    except Exception as error:  # other versions of Spark may differ here
         what = "tables and paths of journals cannot be used in SQL (views can), and filters are not pushed down"
         LOG.warning("with Spark %s %s: %s", version, what, _reason(error))
 
@@ -107,7 +107,7 @@ def separated(frame: DataFrame) -> DataFrame:
     more = {"pushdown": "true", "ends": ends_of(given, frame.schema)}
     try:
         return _with_own_sources(frame, relation, given | more)
-    except Exception as error:  # whatever another version of Spark does here: correct, only without push-down
+    except Exception as error:  # other versions of Spark may differ here: results stay correct, without push-down
         text = "with Spark %s filters are not pushed down to journals, which are read whole: %s"
         LOG.warning(text, frame.sparkSession.version, _reason(error))
         return frame

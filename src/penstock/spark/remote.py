@@ -219,7 +219,7 @@ class BrokerStaging:
                     for block in blocks.encode(batch, own=OWN_PROPERTIES):
                         count += client.load(name, block.topics, block.index, block.data)
         except BaseException:
-            with contextlib.suppress(PenstockError):  # where it fails too, the commit or the idle time sweeps
+            with contextlib.suppress(PenstockError):  # else the commit or the broker removes it later
                 self._forget(name)
             raise
         return (name, count) if count else ("", 0)

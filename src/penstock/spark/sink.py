@@ -4,7 +4,7 @@ replayed.
 Executors stage: each task writes its rows to a file of its own (for a journal) or to a transaction of the broker. The
 driver publishes all of them in one atomic commit that also holds the mark "this query, this batch". A batch that
 Spark runs again after a crash finds the mark and publishes nothing. Row ids could not do that: a replay may order
-rows anew.
+rows differently.
 
 A journal is written by the driver, unless another process has it open: then name its broker instead.
 """
@@ -126,6 +126,7 @@ class _Writer:
 
     def publish(self, messages: Sequence[Any], transaction: str, *, once: bool, batch: int | None = None) -> None:
         """On the driver: one atomic commit of what all tasks staged, in the order of partitions."""
+        # By partition, not by completion: a frame that was sorted keeps its order in the journal.
         staged = sorted((message for message in messages if message is not None), key=lambda message: message.partition)
         self._staging(transaction).commit([message.name for message in staged], once=once, batch=batch)
 
