@@ -252,6 +252,47 @@ PyObject *to_frame(PyObject *self, PyObject *) {
     return bytes;
 }
 
+// The frames of messages, and the size of the largest.
+PyObject *to_frames(PyObject *, PyObject *messages) {
+    PyObject *list = PySequence_List(messages);
+    if (!list) return nullptr;
+    Py_ssize_t largest = 0;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+        PyObject *message = PyList_GET_ITEM(list, i);
+        PyObject *frame = PyObject_TypeCheck(message, message_type) ? to_frame(message, nullptr) : nullptr;
+        if (!frame) {
+            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "frames are made of GatewayMessages");
+            Py_DECREF(list);
+            return nullptr;
+        }
+        if (PyBytes_GET_SIZE(frame) > largest) largest = PyBytes_GET_SIZE(frame);
+        PyList_SetItem(list, i, frame);
+    }
+    return Py_BuildValue("(Nn)", list, largest);
+}
+
+// The messages of frames; what is no whole frame stands in the list as it came. And whether all of them were frames.
+PyObject *from_frames(PyObject *type, PyObject *frames) {
+    PyObject *iterator = PyObject_GetIter(frames);
+    if (!iterator) return nullptr;
+    PyObject *list = PyList_New(0);
+    bool whole = true;
+    while (PyObject *data = list ? PyIter_Next(iterator) : nullptr) {
+        PyObject *message = from_frame(type, data);
+        if (!message && !PyErr_ExceptionMatches(PyExc_MemoryError)) {
+            PyErr_Clear();  // whoever looks at it alone is told what it is
+            whole = false;
+            message = Py_NewRef(data);
+        }
+        Py_DECREF(data);
+        if (!message || PyList_Append(list, message) != 0) Py_CLEAR(list);
+        Py_XDECREF(message);
+    }
+    Py_DECREF(iterator);
+    if (PyErr_Occurred()) Py_CLEAR(list);
+    return list ? Py_BuildValue("(NO)", list, whole ? Py_True : Py_False) : nullptr;
+}
+
 PyObject *encode_into(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count < 1 || count > 2) return PyErr_Format(PyExc_TypeError, "encode_into takes a buffer and an offset");
     const Py_ssize_t offset = count > 1 ? PyNumber_AsSsize_t(arguments[1], PyExc_OverflowError) : 0;
@@ -298,6 +339,10 @@ PyMethodDef methods[] = {
      "from_bytes(data)\n--\n\nThe message that `data` is the byte form of; ProtocolError says what is wrong with it."},
     {"from_frame", from_frame, METH_O | METH_CLASS,
      "from_frame(data)\n--\n\nThe message of a frame; its source's number becomes its id."},
+    {"from_frames", from_frames, METH_O | METH_CLASS,
+     "from_frames(frames)\n--\n\nThe messages of frames, and whether all were frames: others stand in the list as they came."},
+    {"to_frames", to_frames, METH_O | METH_STATIC,
+     "to_frames(messages)\n--\n\nThe frames of messages, and the size of the largest."},
     {"to_frame", to_frame, METH_NOARGS,
      "to_frame()\n--\n\nIts source's number (u64, big-endian), then its byte form."},
     {"to_bytes", to_bytes, METH_NOARGS, "to_bytes()\n--\n\nIts byte form."},

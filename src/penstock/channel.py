@@ -386,6 +386,10 @@ class Subscriber(Handle, Generic[T]):
     def fileno(self) -> int:
         """A descriptor that is readable when a message may be there (see the rule at the top)."""
 
+    def schema_of(self, topic: str | None) -> str | None:
+        """``schema`` of one of its topics, as ``message.channel`` names it; a reach of one topic has one schema."""
+        return self.schema
+
     def receive(self, timeout: float | None = None) -> Message[T]:
         """``read`` that raises ``TimeoutError`` instead of giving None."""
         message = self.read(timeout)

@@ -402,7 +402,7 @@ class FilterExpression(Target):
         self.message = Message(b'{"a": {"b": [1, "x", null]}, "n": 1e300}', ordinal=1, channel="c", properties={"x": "1"})
 
     def decode(self, data: bytes) -> None:
-        from penstock.observe.filter import compile_filter
+        from penstock.filter import compile_filter
 
         compile_filter(data.decode("utf-8", "replace"))(self.message)
 

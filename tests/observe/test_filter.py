@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import InvalidArgument, Message
-from penstock.observe.filter import MAX_DEPTH, MAX_TEXT, FilterError, compile_filter
+from penstock.filter import MAX_DEPTH, MAX_TEXT, FilterError, compile_filter
 
 BODY = json.dumps({"celsius": 21.5, "unit": "C", "tags": ["hot", "wet"], "deep": {"list": [{"x": 3}]}, "n": None})
 

@@ -18,8 +18,8 @@ from penstock._core import Message, counters_read
 from penstock.address import parse
 from penstock.broker import Server
 from penstock.errors import PenstockError
+from penstock.filter import compile_filter
 from penstock.gateway import configuration
-from penstock.observe.filter import compile_filter
 
 SECRET = "hush-5d1c0f7e"
 

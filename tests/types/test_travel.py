@@ -206,7 +206,7 @@ def test_recordings_and_mcap_files_have_the_schema(tmp_path: Path) -> None:
     }
     encoding, schema = told["pose"]
     assert encoding == "json" and schema is not None and (schema.name, schema.encoding) == ("Pose", "jsonschema")
-    assert json.loads(schema.data)["$defs"]["Pose"]["properties"]["x"] == {"type": "number"}
+    assert json.loads(schema.data)["properties"]["x"] == {"type": "number"}
     encoding, schema = told["times"]
     assert encoding == "protobuf" and schema is not None and schema.encoding == "protobuf"
     assert schema.name == "google.protobuf.Timestamp" and b"timestamp.proto" in schema.data
@@ -268,3 +268,33 @@ def test_the_command_shows_schemas(tmp_path: Path) -> None:
     done = command("schema", "shm:/types-nobody")
     assert done.returncode == 1 and "nobody has said" in done.stderr
     assert command("schema", "bus:x").returncode == 2
+
+
+# --- bridges
+
+
+def test_a_bridge_says_at_the_sink_what_the_source_has(tmp_path: Path) -> None:
+    from penstock.bridge import Bridge
+
+    sink = f"journal:{tmp_path / 'j'}#poses"
+    with penstock.publisher("shm:/types-bridge", type=Pose) as publisher, Bridge("shm:/types-bridge", sink).start():
+        publisher.publish(Pose(1.5))
+        with penstock.subscriber(sink, start="first") as subscriber:
+            subscriber.receive(60)
+            assert subscriber.schema == text(Pose)
+
+
+def test_a_bridge_carries_on_where_the_sink_has_another_type(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.bridge import Bridge
+
+    sink = f"journal:{tmp_path / 'j'}#poses"
+    with penstock.publisher(sink, type=Angle):
+        pass
+    with penstock.publisher("shm:/types-bridge", type=Pose) as publisher, Bridge("shm:/types-bridge", sink).start():
+        publisher.publish(Pose(1.5))
+        with penstock.subscriber(sink, start="first") as subscriber:
+            assert bytes(subscriber.receive(60)) == b'{"x":1.5}'
+            assert subscriber.schema == text(Angle)
+    assert "without their type" in caplog.text

@@ -33,7 +33,8 @@ from penstock.bridge.carrier import Carrier
 from penstock.bridge.multiplexer import Multiplexer
 from penstock.carry import not_held
 from penstock.channel import Ledger, Publisher, Subscriber
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, PenstockError, RefusedError
+from penstock.types import Schema, Terms
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
 CLOSE_S = 5.0  # how long `close` waits for a sink that is full
@@ -167,6 +168,7 @@ class Bridge:
             self._record_latency(batch)
             try:
                 if carrier is None:
+                    self._announce_schema()
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
                 carried += len(batch)
@@ -186,6 +188,18 @@ class Bridge:
     def _refuse_local(self) -> None:
         if self._leaves_machine and getattr(self.subscriber, "local", False):
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
+
+    def _announce_schema(self) -> None:
+        """Announce the schema of the source's messages at the sink; log a warning if the sink has another type."""
+        parts = addresses.parse(self.source)
+        if parts.scheme in ("journal", "broker") and (not parts.topic or set(parts.topic) & set("*>,")):
+            return  # several topics, each with a schema of its own
+        try:
+            text = self.subscriber.schema
+            if text:
+                self.publisher.agree(Terms(Schema.parse(text), writes=True))
+        except PenstockError as error:
+            logger.warning("%r carries the messages without their type: %s", self, error)
 
     def _run_and_log(self) -> None:
         try:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import csv
 import enum
 import io
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -19,13 +18,16 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
-from penstock.recording.span import Span, messages, reader
+from penstock.recording.span import Span, messages, reader, topic_names
 from penstock.recording.story import STORY, parts, read_story
+from penstock.recording.tables import Columns, newest_schemas
 from penstock.types import Schema
+from penstock.types.fields import at as value_at
+from penstock.types.fields import json_text
+from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
-    from penstock.journal import Journal
 
 app = typer.Typer()
 
@@ -58,7 +60,9 @@ def export(
 ) -> None:
     """Turn a recording into MCAP, Parquet, CSV or JSON lines.
 
-    Bodies stay bytes in MCAP and Parquet; in CSV and JSON lines they are JSON or text where they are, else hexadecimal.
+    Topics that a typed publisher has described have a column for each field in CSV and Parquet (named TOPIC.FIELD where
+    there are several such topics), and their fields in JSON lines. Other bodies stay bytes in Parquet; in CSV and JSON
+    lines they are JSON or text where they are, else hexadecimal. MCAP has all as bytes, with their schemas.
 
     Example: [green]penstock export run1 --to parquet -o run1.parquet --topic 'camera.>'[/]
     """
@@ -70,10 +74,17 @@ def export(
     journals = [reader(folder) for folder in parts(directory)]
     try:
         chosen = messages(journals, topic, Span.of(journals, start, length))
-        count = _mcap(chosen, target, _schemas(journals)) if to is Kind.MCAP else _WRITERS[to](chosen, target)
+        described = newest_schemas(journals)
+        topics = {name for journal in journals for name in topic_names(journal, topic)}
+        shown = [] if to is Kind.MCAP else sorted(topics & described.keys())
+        fields = Fields({name: described[name] for name in shown})
+        count = _mcap(chosen, target, described) if to is Kind.MCAP else _WRITERS[to](chosen, target, fields)
     finally:
         for journal in journals:
             journal.close()
+    for name, number in fields.failed.items():
+        told = f"{name}: {show.number_of(number, 'message')} not of the topic's type"
+        exits.told(f"{told}; the bytes are kept as payload")
     if as_json:  # beside the data, not in it
         show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
@@ -89,80 +100,164 @@ def _open(target: Path) -> IO[str]:
     return sys.stdout
 
 
-def _jsonl(chosen: Iterator[Message], target: Path) -> int:
+class Fields:
+    """The columns of the described topics, side by side, and what stands in them."""
+
+    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+        self._columns: dict[str, Columns] = {}
+        for name, schema in schemas.items():
+            try:
+                self._columns[name] = Columns(schema)
+            except (PenstockError, ModuleNotFoundError) as error:  # somebody's own codec, a package that is missing
+                exits.told(f"{name}: its fields are not read, the bytes are kept as payload: {error}")
+        self.failed: dict[str, int] = {}  #: how many messages were not of their topic's type
+        self._first: dict[str, int] = {}  # of each topic, the place of its first column
+        self.all: list[tuple[str, Shape]] = []  #: every column
+        for name, columns in self._columns.items():
+            self._first[name] = len(self.all)
+            head = f"{name}." if len(self._columns) > 1 else ""
+            self.all += [(f"{head}{field}", shape) for field, shape in columns.fields]
+
+    def rows(self, message: Message) -> list[list[Any]] | None:
+        """What the message puts into all columns, a row or several; None where it has none and its bytes are kept."""
+        name = message.channel or ""
+        columns = self._columns.get(name)
+        if columns is None:
+            return None
+        try:
+            found = columns.rows(message)
+        except ValueError:
+            self.failed[name] = self.failed.get(name, 0) + 1
+            return None
+        before = [None] * self._first[name]
+        after = [None] * (len(self.all) - len(before) - len(columns.fields))
+        return [[*before, *row, *after] for row in found]
+
+    def value(self, message: Message) -> Any:
+        """The whole of it, as far as its topic is described and it is of that type; else None."""
+        columns = self._columns.get(message.channel or "")
+        try:
+            return None if columns is None else columns.read(message)
+        except ValueError:
+            self.failed[message.channel or ""] = self.failed.get(message.channel or "", 0) + 1
+            return None
+
+    def labels(self, taken: Sequence[str]) -> list[str]:
+        """Their names; one that the table has already is ``value.NAME``."""
+        return [f"value.{name}" if name in taken else name for name, _ in self.all]
+
+
+def _jsonl(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
     count = 0
     stream = _open(target)
     try:
         for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
-            stream.write(json.dumps(decode.record(message)) + "\n")
+            value = fields.value(message)
+            record = decode.record(message) if value is None else decode.record(message, b"")
+            if value is not None:
+                record |= {"size": message.size, "payload": value}
+            stream.write(json_text(record) + "\n")
     finally:
         if stream is not sys.stdout:
             stream.close()
     return count
 
 
-def _csv(chosen: Iterator[Message], target: Path) -> int:
+CSV_COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "payload")
+
+
+def _csv(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
     count = 0
     stream = _open(target)
     try:
         writer = csv.writer(stream)
         plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
-        writer.writerow(("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "payload"))
+        leaves = [
+            (at, label, path)
+            for at, (name, (_, shape)) in enumerate(zip(fields.labels(CSV_COLUMNS), fields.all, strict=True))
+            for label, path in _leaves(name, shape, ())
+        ]
+        writer.writerow((*CSV_COLUMNS, *(label for _, label, _ in leaves)))
         for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
-            value = decode.body_value(bytes(message))
-            body = plain(value) if isinstance(value, str) else json.dumps(value)
+            rows = fields.rows(message)
+            body = ""
+            if rows is None:
+                value = decode.body_value(bytes(message))
+                body = plain(value) if isinstance(value, str) else json.dumps(value)
             properties = json.dumps(dict(message.properties)) if message.properties else ""
-            row = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
-            writer.writerow((*row, properties, body))
+            head = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
+            for row in [None] if rows is None else rows:
+                cells = [] if row is None else [_cell(value_at(row[at], path), plain) for at, _, path in leaves]
+                writer.writerow((*head, properties, body, *(cells or [""] * len(leaves))))
     finally:
         if stream is not sys.stdout:
             stream.close()
     return count
 
 
-def _parquet(chosen: Iterator[Message], target: Path) -> int:
+def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """A struct's fields are columns of their own, all the way down."""
+    if shape.kind != "struct":
+        yield label, path
+    for name, part in shape.fields:
+        yield from _leaves(f"{label}.{name}", part, (*path, name))
+
+
+def _cell(value: Any, plain: Callable[[str], str]) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return plain(value)
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
+
+
+PARQUET_COLUMNS = ("position", "topic", "ordinal", "timestamp", "payload", "properties")
+
+
+def _parquet(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
     import pyarrow
     import pyarrow.parquet
 
-    schema = pyarrow.schema(
-        [("position", pyarrow.int64()), ("topic", pyarrow.dictionary(pyarrow.int32(), pyarrow.string())),
-         ("ordinal", pyarrow.int64()), ("timestamp", pyarrow.timestamp("ns", "UTC")), ("payload", pyarrow.binary()),
-         ("properties", pyarrow.map_(pyarrow.string(), pyarrow.string()))]
+    text = pyarrow.string()
+    kinds = (
+        pyarrow.int64(), pyarrow.dictionary(pyarrow.int32(), text), pyarrow.int64(), pyarrow.timestamp("ns", "UTC"),
+        pyarrow.binary(), pyarrow.map_(text, text),
     )  # fmt: skip
+    named = zip(fields.labels(PARQUET_COLUMNS), fields.all, strict=True)
+    typed = [(name, arrow_type(shape)) for name, (_, shape) in named]
+    schema = pyarrow.schema([*zip(PARQUET_COLUMNS, kinds, strict=True), *typed])
     count = 0
     with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
-        for rows in _chunks(chosen):
+        for read, rows in _chunks(chosen, fields):
+            count += read
+            if not rows:  # messages of no rows at all
+                continue
             columns = [list(column) for column in zip(*rows, strict=True)]
             arrays = [pyarrow.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
             writer.write_batch(pyarrow.record_batch(arrays, schema=schema))
-            count += len(rows)
     return count
 
 
-def _chunks(chosen: Iterator[Message], most: int = 20_000, most_bytes: int = 32 << 20) -> Iterator[list[Any]]:
+def _chunks(
+    chosen: Iterator[Message], fields: Fields, most: int = 20_000, most_bytes: int = 32 << 20
+) -> Iterator[tuple[int, list[Any]]]:
+    """Rows, and of how many messages they are."""
     rows: list[Any] = []
-    size = 0
+    size = read = 0
+    nothing = [None] * len(fields.all)
     for message in chosen:
-        body = bytes(message)
+        found = fields.rows(message)
+        body = bytes(message) if found is None else None
         properties = list(message.properties.items())
-        rows.append((message.position, message.channel, message.ordinal, message.timestamp_ns, body, properties))
-        size += len(body)
+        head = (message.position, message.channel, message.ordinal, message.timestamp_ns, body, properties)
+        rows += [(*head, *row) for row in ([nothing] if found is None else found)]
+        read += 1
+        size += message.size
         if len(rows) >= most or size >= most_bytes:
-            yield rows
-            rows, size = [], 0
-    if rows:
-        yield rows
-
-
-def _schemas(journals: list[Journal]) -> dict[str, Schema]:
-    """The newest of each topic, in the last part that has one."""
-    found: dict[str, Schema] = {}
-    for journal in journals:
-        schemas = journal.schemas
-        for topic in schemas.topics:
-            with contextlib.suppress(PenstockError):
-                found[topic] = Schema.parse(schemas.newest(topic)[1])
-    return found
+            yield read, rows
+            rows, size, read = [], 0, 0
+    if read:
+        yield read, rows
 
 
 def _mcap(chosen: Iterator[Message], target: Path, schemas: dict[str, Schema]) -> int:
@@ -200,7 +295,9 @@ def _mcap_schema(described: Schema) -> dict[str, Any]:
     """What other programs understand: JSON Schema and protobuf's descriptors; else the text itself under our name."""
     definition: Any = described.definition.get(described.language)
     if described.language == "jsonschema" and described.encoding == "json":
-        return {"name": described.name, "encoding": "jsonschema", "data": json.dumps(definition).encode()}
+        shape = shape_of(described)  # without references, which viewers do not follow
+        plain = json_schema(shape) if shape.kind in ("struct", "map") else definition
+        return {"name": described.name, "encoding": "jsonschema", "data": json.dumps(plain).encode()}
     if described.language == "protobuf":
         return {"name": described.name, "encoding": "protobuf", "data": base64.b64decode(definition["files"])}
     return {"name": described.name, "encoding": "x-penstock", "data": described.text.encode()}

@@ -20,15 +20,17 @@ from penstock.cli import exits, silence
 from penstock.cli.start import start_options
 from penstock.cli.target import AddressesArgument, OptionList, answer_within, expanded, with_options
 from penstock.errors import InvalidArgument
+from penstock.filter import compile_filter
 from penstock.observe import decode
-from penstock.observe.filter import compile_filter
+from penstock.printable import printable
+from penstock.types.fields import Step, Values, at, check_path, json_text, parse_path
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
 app = typer.Typer()
 
-Write = Callable[["Message"], bytes]
+Write = Callable[["Message", Values], bytes]
 #: How long a reach that keeps nothing may be silent before --exit-at-end takes it for the end.
 QUIET_AT_END_S = 1.0
 
@@ -43,6 +45,10 @@ def sub(
     template: Annotated[
         str | None,
         typer.Option("--template", "-t", help="A line of your own, such as '{ordinal} {time} {channel} {payload}'."),
+    ] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option("--fields", metavar="FIELD,...", help="Only these of the value, such as 'pose.x,joints[2]'."),
     ] = None,
     expression: Annotated[
         str | None,
@@ -69,14 +75,17 @@ def sub(
     """Read messages from any addresses; '*' in one stands for any characters ('shm:/cam/*').
 
     What was lost is printed on standard error as it happens, and after a second of silence why nothing comes. Filters
-    know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of a JSON
-    payload as .name; and, or, not, in, contains, startswith, endswith, like.
+    know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of the
+    value as .name; and, or, not, in, contains, startswith, endswith, like. Where a typed publisher has said what its
+    messages are made of, fields of every encoding are known, and what is no text is printed as JSON; --fields prints
+    one line of values, parted by tabs.
 
     Example: [green]penstock sub shm:/room --filter '.celsius > 20.5' --count 10[/]
     """
     exits.need_output()
     passes = compile_filter(expression) if expression else None
-    write = _writer(form, template, as_json)
+    paths = [name.strip() for given_fields in fields or [] for name in given_fields.split(",")]
+    write = _writer(form, template, as_json, paths)
     addresses = expanded(given)
     with contextlib.ExitStack() as stack:
         sources = []
@@ -92,7 +101,12 @@ def sub(
             if not wait:
                 silence.refuse_unreachable(address, subscriber, timeout)
             head = "" if len(addresses) == 1 or as_json or template or form is decode.Format.RAW else f"{address}: "
-            sources.append(Source(without_secrets(address), subscriber, _Losses(subscriber, as_json), head.encode()))
+            values = Values(subscriber)
+            if paths and (known := values.schema(parse(where).topic or None)) is not None:
+                for path in paths:
+                    check_path(known, path)
+            losses = _Losses(subscriber, as_json)
+            sources.append(Source(without_secrets(address), subscriber, values, losses, head.encode()))
         reader = Reader(sources, write, passes, expression or "")
         try:
             complete = reader.run(count, timeout, exit_at_end)
@@ -117,31 +131,61 @@ def _credit(where: str, count: int) -> dict[str, int]:
     return {"credit": min(count, 2048)} if parts.scheme == "broker" and "credit" not in parts.options else {}
 
 
-def _writer(form: decode.Format, template: str | None, as_json: bool) -> Write:
+def _writer(form: decode.Format, template: str | None, as_json: bool, paths: list[str]) -> Write:
+    if template is not None and (as_json or paths):
+        raise InvalidArgument(f"give {'--json' if as_json else '--fields'} or --template, not both")
+    if paths:
+        steps = {path: parse_path(path) for path in paths}
+        return lambda message, values: _fields(message, values, steps, as_json)
     if as_json:
-        if template:
-            raise InvalidArgument("give --json or --template, not both")
-        return lambda message: json.dumps(decode.record(message)).encode() + b"\n"
+        return _record
     if template is not None:
         fill = decode.formatter(template)
-        return lambda message: fill(message).encode() + b"\n"
+        return lambda message, values: fill(message).encode() + b"\n"
     return _WRITERS[form]
 
 
-def _one_json(message: Message) -> bytes:
-    return json.dumps(decode.body_value(bytes(message))).encode() + b"\n"
+def _fields(message: Message, values: Values, steps: dict[str, list[Step]], as_json: bool) -> bytes:
+    """What is missing is null, as in filters; a text stands as it is unless it is part of something."""
+    try:
+        value = values(message)
+    except ValueError:
+        value = None
+    found = {path: at(value, way) for path, way in steps.items()}
+    if as_json:
+        return json_text(found).encode() + b"\n"
+    shown = [printable(one, keep="") if isinstance(one, str) else json_text(one) for one in found.values()]
+    return "\t".join(shown).encode() + b"\n"
 
 
-def _one_hex(message: Message) -> bytes:
+def _record(message: Message, values: Values) -> bytes:
+    shown = decode.described(message, values)
+    if shown is None:
+        return json.dumps(decode.record(message)).encode() + b"\n"
+    whole = {**decode.record(message, b""), "size": message.size, "payload": json.loads(shown)}
+    return json.dumps(whole).encode() + b"\n"
+
+
+def _one_json(message: Message, values: Values) -> bytes:
+    shown = decode.described(message, values)
+    return (json.dumps(decode.body_value(bytes(message))) if shown is None else shown).encode() + b"\n"
+
+
+def _one_text(message: Message, values: Values) -> bytes:
+    shown = decode.described(message, values)
+    return (decode.body_text(bytes(message)) if shown is None else shown).encode() + b"\n"
+
+
+def _one_hex(message: Message, values: Values) -> bytes:
     head = f"# ordinal {message.ordinal}, {message.size} bytes, {decode.iso_time(message.timestamp_ns)}\n"
     return head.encode() + decode.hexadecimal(bytes(message)).encode() + b"\n"
 
 
 _WRITERS: dict[decode.Format, Write] = {
-    decode.Format.TEXT: lambda message: decode.body_text(bytes(message)).encode() + b"\n",
+    decode.Format.TEXT: _one_text,
     decode.Format.HEX: _one_hex,
     decode.Format.JSON: _one_json,
-    decode.Format.RAW: bytes,
+    decode.Format.RAW: lambda message, values: bytes(message),
 }
 
 
@@ -178,6 +222,7 @@ class Source:
 
     address: str
     subscriber: Subscriber
+    values: Values
     losses: _Losses
     head: bytes
     seen: int = 0
@@ -189,7 +234,7 @@ class Reader:
 
     sources: list[Source]
     write: Write
-    passes: Callable[[Message], bool] | None
+    passes: Callable[..., bool] | None
     expression: str
     printed: int = 0
     silence_told: bool = False
@@ -235,8 +280,8 @@ class Reader:
         batch = source.subscriber.read_many(min(256, most or 256), wait_s)
         before = self.printed
         for message in batch:
-            if self.passes is None or self.passes(message):
-                out.write(source.head + self.write(message))
+            if self.passes is None or self.passes(message, source.values):
+                out.write(source.head + self.write(message, source.values))
                 self.printed += 1
         if self.printed > before:
             out.flush()

@@ -420,9 +420,7 @@ class ModuleBroker(Router):
             self._join(self._output(worker, output), other, self._joint(worker, accepts, options))
 
     def _joint(self, source: Worker, accepts: Predicate | None, options: LinkOptions) -> Joint:
-        if options.delivery is None:
-            again = source.is_durable or options.tries_again
-            options = replace(options, delivery=Delivery.AT_LEAST_ONCE if again else Delivery.AT_MOST_ONCE)
+        options = options.chosen(source.is_durable)
         return Joint(accepts, options, Bound(options) if options.bounded else None)
 
     def _output(self, worker: Worker, name: str) -> Output:

@@ -13,7 +13,7 @@ that a large message costs its size and the channel never grows::
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock._core import Message
@@ -57,8 +57,8 @@ def arrived(message: Message) -> GatewayMessage:
 
 def framed(messages: Sequence[GatewayMessage], slot_bytes: int) -> list[Any]:
     """The frames of ``messages``, in pieces where they do not fit a slot."""
-    frames = [message.to_frame() for message in messages]
-    if max(map(len, frames), default=0) <= slot_bytes:
+    frames, largest = GatewayMessage.to_frames(messages)
+    if largest <= slot_bytes:
         return frames
     return [piece for frame in frames for piece in _pieces(frame, slot_bytes)]
 
@@ -76,6 +76,25 @@ class Unframer:
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._left = 0
+
+    def messages(self, batch: Sequence[Any], on_error: Callable[[ProtocolError], object]) -> list[GatewayMessage]:
+        """The messages of what one read gave; ``on_error`` is told of each that is neither a frame nor a piece."""
+        found, whole = GatewayMessage.from_frames(batch)
+        if whole and not self._parts:
+            return found
+        messages = []
+        for one in found:
+            if isinstance(one, GatewayMessage):
+                self._parts, self._left = [], 0
+                messages.append(one)
+                continue
+            try:
+                message = self.message(one)
+            except ProtocolError as error:
+                on_error(error)
+            else:
+                messages += [message] if message is not None else []
+        return messages
 
     def message(self, data: Any) -> GatewayMessage | None:
         """The message of a frame, or of the pieces that this one completes; None: more pieces are to come.

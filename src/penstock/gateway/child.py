@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock import address
@@ -172,33 +173,36 @@ class Child:
             return False
         if not len(batch):
             return False
-        messages = [message for message in map(self.decoded, batch) if message is not None]
+        messages = self.unframer.messages(batch, self.skipped)
         del batch  # its slots are free again
-        many = hasattr(self.module, "receive_many")
-        receive = self.module.receive_many if many else self.module.receive
-        handled, step = self.handled, len(messages) if many else 1
-        for what in (messages,) if many else messages:
-            handled[1] = handled[0] + 1  # in hand from here on
-            try:
-                self.call(receive, what)
-            except Exception as error:
-                reason = f"{type(error).__name__}: {error}"
-                self.failed(control.Reply(control.Status.ERROR, handled[0], step, reason, control.Step.RECEIVE))
-                handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
-                handled[0] += step
-                if self.exit_on_failure:
-                    os._exit(70)
-            else:
-                handled[0] += step
+        if hasattr(self.module, "receive_many"):
+            self.receive_all([messages], self.module.receive_many, len(messages))
+        else:
+            self.receive_all(messages, self.module.receive, 1)
         return True
 
-    def decoded(self, data: Any) -> GatewayMessage | None:
-        """The message of a frame or of its last piece; what is neither is told of and skipped."""
-        try:
-            return self.unframer.message(data)
-        except ProtocolError as error:
-            log.error("module %r: skipped: %s", self.name, error)
-            return None
+    def receive_all(self, all_: Sequence[Any], receive: Callable[[Any], Any], step: int) -> None:
+        """Hand over each of them, which stands for ``step`` messages."""
+        handled, count = self.handled, self.handled[0]
+        for what in all_:
+            handled[1] = count + 1  # in hand from here on
+            try:
+                result = receive(what)
+                if result is not None:
+                    self.finish(result)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+                self.failed(control.Reply(control.Status.ERROR, count, step, reason, control.Step.RECEIVE))
+                handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
+                handled[0] = count + step
+                if self.exit_on_failure:
+                    os._exit(70)
+            count += step
+            handled[0] = count
+
+    def skipped(self, error: ProtocolError) -> None:
+        """Something came that is no message."""
+        log.error("module %r: skipped: %s", self.name, error)
 
     def failed(self, reply: control.Reply) -> None:
         """Tell of a failure in receive."""
@@ -207,7 +211,10 @@ class Child:
 
     def call(self, function: Any, *arguments: Any) -> None:
         """Call a step; what it gives to await is awaited in the process's event loop."""
-        result = function(*arguments)
+        self.finish(function(*arguments))
+
+    def finish(self, result: Any) -> None:
+        """What a step has given is awaited, where it can be."""
         if inspect.isawaitable(result):
             if self.loop is None:
                 self.loop = asyncio.new_event_loop()

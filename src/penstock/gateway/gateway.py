@@ -450,12 +450,15 @@ class Gateway:
         self._buffered[link.ends] = link, name
 
     def _add_plain(self, link: Link) -> None:
-        with self._lock:
-            self._check()
-            self._check_link(link)
-        opened = self._open_endpoints(link)
+        opened: list[str] = []
+        if any(is_address(end) for end in link.ends):  # what cannot be linked opens nothing
+            with self._lock:
+                self._check()
+                self._check_link(link)
+            opened = self._open_endpoints(link)
         try:
             with self._lock:
+                self._check()
                 self._check_link(link)
                 self._table.add(link)
                 self._sync([*self._table.names] if link.source == STAR else (link.source,))

@@ -8,8 +8,9 @@ once, and removing either leaves the other.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from penstock.address import without_secrets
@@ -71,6 +72,10 @@ class LinkOptions:
         """Whether it says how a message is tried again."""
         return self.max_tries is not None or self.ordered or (self.backoff_s, self.max_backoff_s) != (0.1, 30.0)
 
+    def chosen(self, durable: bool) -> LinkOptions:
+        """The same with a ``delivery``, for a source that is ``durable`` or not."""
+        return _chosen(self, durable) if self.delivery is None else self
+
     @property
     def bounded(self) -> bool:
         """Whether it bounds what waits of the link."""
@@ -78,6 +83,12 @@ class LinkOptions:
 
 
 DEFAULT = LinkOptions()
+
+
+@functools.lru_cache(64)  # most links of a gateway have the same
+def _chosen(options: LinkOptions, durable: bool) -> LinkOptions:
+    again = durable or options.tries_again
+    return replace(options, delivery=Delivery.AT_LEAST_ONCE if again else Delivery.AT_MOST_ONCE)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -27,7 +27,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,7 +131,7 @@ class ProcessModule(Module):
         self._unframer = carriage.Unframer()
         self._throttle = Throttle(log)
         self.sent = 0
-        self._window: deque[tuple[GatewayMessage, int]] = deque()  # what was sent, with the times it was tried
+        self._window: deque[tuple[Sequence[GatewayMessage], int]] = deque()  # sent together, and how often it was tried
         self._first = 0  # how many were sent before those in the window
         self._window_lock = threading.Lock()
         self._failures_told = self._failures_heard = 0
@@ -222,10 +222,9 @@ class ProcessModule(Module):
         handled = self.handled
         with self._window_lock:
             if self._failures_heard >= self._failures_told:  # else one of them is still to be given back
-                while self._window and self._first < handled:
-                    self._window.popleft()
-                    self._first += 1
-            self._window.extend((message, tries) for message in messages)
+                while self._window and self._first + len(self._window[0][0]) <= handled:
+                    self._first += len(self._window.popleft()[0])
+            self._window.append((messages, tries))
             self.sent += len(messages)
         if self.dead is not None:
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
@@ -251,8 +250,12 @@ class ProcessModule(Module):
         done = self.handled
         in_hand = 1 if self._begun > done else 0
         with self._window_lock:
-            left = itertools.islice(self._window, max(0, done + in_hand - self._first), None)
-            return [message for message, _ in left]
+            return [message for message, _ in self._sent_from(done + in_hand)]
+
+    def _sent_from(self, number: int) -> Iterator[tuple[GatewayMessage, int]]:
+        """Those of the window from a number on, with the times that each was tried. Under its lock."""
+        each = ((message, tries) for messages, tries in self._window for message in messages)
+        return itertools.islice(each, max(0, number - self._first), None)
 
     def mark_sent(self) -> Callable[[], bool]:
         """A function that says whether what was sent so far was handled, and what the process said to it published."""
@@ -479,22 +482,27 @@ class ProcessModule(Module):
             batch: Any = self._subscriber.read_many(BATCH, 0)
         except ClosedError:
             return False
-        for data in batch:
+        if not len(batch):
+            return False
+        messages = self._unframer.messages(batch, self._refused)
+        del batch
+        for message in messages:
             if self._closed:
                 return False  # it is no module of the gateway any more
+            self._publishing = True
             try:
-                message = self._unframer.message(data)
-                if message is not None:
-                    self._publishing = True
-                    self._publish(message)
+                self._publish(message)
             except (PenstockError, TimeoutError) as error:
-                self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
-                if isinstance(error, TimeoutError):  # the process has handled what it came from, and cannot know
-                    with contextlib.suppress(BrokerError):
-                        self.broker.note_refused(self)
+                self._refused(error)
             self._publishing = False
             self._published += 1
-        return len(batch) > 0
+        return True
+
+    def _refused(self, error: Exception) -> None:
+        self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
+        if isinstance(error, TimeoutError):  # the process has handled what it came from, and cannot know
+            with contextlib.suppress(BrokerError):
+                self.broker.note_refused(self)
 
     def _publish(self, message: GatewayMessage) -> None:
         named = carriage.OUTPUT_BYTES in message.encoded_properties
@@ -546,10 +554,9 @@ class ProcessModule(Module):
     def _give_back(self, reply: control.Reply) -> None:
         """The process failed at these messages: they are not handled."""
         with self._window_lock:
-            most = len(self._window)
-            begin = min(max(0, reply.first - self._first), most)
-            end = min(max(0, reply.first + reply.count - self._first), most)
-            failed = list(itertools.islice(self._window, begin, end))
+            begin = min(max(reply.first, self._first), self.sent)
+            end = min(max(reply.first + reply.count, begin), self.sent)
+            failed = list(itertools.islice(self._sent_from(begin), end - begin))
         self._tell(MessageFailed(reply.reason or "receive raised in its process", given_back=failed))
         self._failures_heard += reply.count > 0
 

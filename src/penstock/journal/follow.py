@@ -69,6 +69,10 @@ class Follower(Subscriber):
         """What the messages of its first topic that is described are made of, or None."""
         return next((text for _, text in self._described()), None)
 
+    def schema_of(self, topic: str | None) -> str | None:
+        """What the messages of one of its topics are made of, or None."""
+        return self._journal.schemas.newest(topic or "")[1] or None
+
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
         batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread

@@ -6,6 +6,7 @@ run at a time.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,9 +15,10 @@ from typing import Any
 import penstock
 from penstock import address as addresses
 from penstock.errors import CapacityError, InvalidArgument, RefusedError
+from penstock.filter import compile_filter
 from penstock.observe import decode
-from penstock.observe.filter import compile_filter
 from penstock.observe.snapshot import live
+from penstock.types.fields import Values
 
 __all__ = ["follow", "tail_address"]
 
@@ -47,16 +49,16 @@ def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
     try:
         with penstock.subscriber(where) as subscriber:
             yield {"opened": where}
-            yield from _limited_records(subscriber, passes)
+            yield from _limited_records(subscriber, Values(subscriber), passes)
     finally:
         _tail_slots.release()
 
 
-def _limited_records(subscriber: penstock.Subscriber, passes: Any) -> Iterator[dict[str, Any]]:
+def _limited_records(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iterator[dict[str, Any]]:
     second, shown, skipped = int(time.monotonic()), 0, 0
     lost = dict(subscriber.ledger.dropped)
     while True:
-        records, hidden = _read_records(subscriber, passes, MAX_SHOWN_HZ - shown)
+        records, hidden = _read_records(subscriber, values, passes, MAX_SHOWN_HZ - shown)
         now = int(time.monotonic())
         if now != second:
             yield {"skipped": skipped, "lost": _new_losses(lost, dict(subscriber.ledger.dropped))}
@@ -67,15 +69,17 @@ def _limited_records(subscriber: penstock.Subscriber, passes: Any) -> Iterator[d
         yield from records
 
 
-def _read_records(subscriber: penstock.Subscriber, passes: Any, most: int) -> tuple[list[dict[str, Any]], int]:
+def _read_records(
+    subscriber: penstock.Subscriber, values: Values, passes: Any, most: int
+) -> tuple[list[dict[str, Any]], int]:
     """Records of what came, and how many were not shown. All messages are released when this returns."""
     records: list[dict[str, Any]] = []
     hidden = 0
     for message in subscriber.read_many(64, 0.5):
-        if passes is not None and not passes(message):
+        if passes is not None and not passes(message, values):
             continue
         if len(records) < most:
-            records.append(_record(message))
+            records.append(_record(message, values))
         else:
             hidden += 1
     return records, hidden
@@ -86,7 +90,10 @@ def _new_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]
     return {reason: n for reason, n in lost.items() if n > 0}
 
 
-def _record(message: penstock.Message) -> dict[str, Any]:
+def _record(message: penstock.Message, values: Values) -> dict[str, Any]:
+    shown = decode.described(message, values)
+    if shown is not None and len(shown) <= MAX_BODY_BYTES:
+        return {**decode.record(message, b""), "size": message.size, "payload": json.loads(shown), "cut": False}
     body = bytes(memoryview(message)[:MAX_BODY_BYTES])
     record = decode.record(message, body)
     record["size"] = message.size

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 from penstock.errors import InvalidArgument, nearest
 from penstock.printable import printable
 from penstock.quantities import iso_time
+from penstock.types.fields import Values, json_text
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
 __all__ = [
-    "Format", "body_text", "body_value", "formatter", "hexadecimal", "iso_time", "json_value", "printable", "record",
+    "Format", "body_text", "body_value", "described", "formatter", "hexadecimal", "iso_time", "json_value", "printable",
+    "record",
 ]  # fmt: skip
 
 MAX_SHOWN_BYTES = 64 << 10
+MAX_SHOWN_FIELD_BYTES = 4096
+READABLE = ("json", "utf-8")  # encodings that are text
 
 
 class Format(enum.StrEnum):
@@ -102,6 +106,18 @@ def record(message: Message, body: bytes | None = None) -> dict[str, Any]:
         out["properties"] = dict(message.properties)
     out["payload"] = body_value(body)
     return out
+
+
+def described(message: Message, values: Values) -> str | None:
+    """The value as JSON, of a message that people cannot read as it is; None where they can, or where nobody said what
+    it is, or it is not that."""
+    schema = values.schema(message.channel)
+    if schema is None or schema.encoding in READABLE:
+        return None
+    try:
+        return json_text(values(message), MAX_SHOWN_FIELD_BYTES)
+    except ValueError:
+        return None
 
 
 _FIELDS: dict[str, Callable[[Message], str]] = {

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import penstock
 from penstock import address as addresses
+from penstock.filter import compile_filter
 from penstock.finding import QUIET_S, Finding
-from penstock.observe.filter import compile_filter
 from penstock.observe.health import STANDSTILL
 from penstock.observe.memory import seen
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
+from penstock.types.fields import Values
 
 __all__ = ["Finding", "explain", "explain_filter"]
 
@@ -60,8 +61,9 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     example = ""
     deadline = time.monotonic() + seconds
     with penstock.subscriber(text) as subscriber:
+        values = Values(subscriber)
         while (left := deadline - time.monotonic()) > 0:
-            came, through, first = _count_passing(subscriber, passes, min(left, 0.5))
+            came, through, first = _count_passing(subscriber, values, passes, min(left, 0.5))
             seen, passed, example = seen + came, passed + through, example or first
     if not seen:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
@@ -73,12 +75,12 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
 
 
 def _count_passing(
-    subscriber: penstock.Subscriber, passes: Callable[..., bool], timeout: float
+    subscriber: penstock.Subscriber, values: Values, passes: Callable[..., bool], timeout: float
 ) -> tuple[int, int, str]:
     """How many messages came, how many pass, and the first one's text. All are released when this returns."""
     batch = subscriber.read_many(256, timeout)
     example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
-    return len(batch), sum(passes(message) for message in batch), example
+    return len(batch), sum(passes(message, values) for message in batch), example
 
 
 def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:

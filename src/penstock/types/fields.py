@@ -1,31 +1,43 @@
 """Values of messages whose type this program does not have: read by the schema that travels with them.
 
 A value is made of dict, list, str, bytes, numbers, bool and None. A message that holds rows (a numpy array, an Arrow
-batch) is a ``Rows``: a list in which a field's name stands for that field of every row, or of the only one.
+batch) is a ``Rows``.
 """
 
 from __future__ import annotations
 
 import base64
 import json
+import logging
 import math
 import re
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from penstock.channel import Subscriber
 from penstock.errors import InvalidArgument, PenstockError, ProtocolError, nearest
 from penstock.types.schema import Schema
 from penstock.types.shape import Shape, dtype_of, shape_of
 
-__all__ = ["Reader", "Rows", "Step", "at", "check_path", "fitted", "json_text", "parse_path", "reader_of"]
+__all__ = ["Reader", "Rows", "Step", "Values", "at", "check_path", "fitted", "json_text", "parse_path", "reader_of"]
 
 Reader = Callable[[Any], Any]
 Step = str | int
 MAX_SHOWN_BYTES = 4096
+MAX_TOPICS = 10_000
+LOOK_AGAIN_S = 1.0
+logger = logging.getLogger("penstock")
 
 
 class Rows(list[Any]):
-    """The rows of one message."""
+    """The rows of one message; a name stands for that field of every row, or of the only one."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        found = [row[key] for row in self]
+        return found[0] if len(found) == 1 else Rows(found)
 
 
 def reader_of(schema: Schema) -> Reader:
@@ -38,9 +50,9 @@ def reader_of(schema: Schema) -> Reader:
         raise ProtocolError(f"nothing here reads {schema.encoding!r}, which {schema.name} is encoded as")
     try:
         read = maker(schema)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, PenstockError):
-            raise
+    except (PenstockError, ModuleNotFoundError):
+        raise
+    except Exception as error:  # each library has its own
         raise ProtocolError(f"the schema of {schema.name} cannot be read: {error}") from None
 
     def value_of(message: Any) -> Any:
@@ -54,8 +66,52 @@ def reader_of(schema: Schema) -> Reader:
     return value_of
 
 
+class Values:
+    """The values of what one subscriber gives, by what is said there of its topics; without that, of JSON.
+
+    Used by one thread. What nobody has said is looked for again now and then.
+    """
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        self._subscriber = subscriber
+        self._known: dict[str | None, tuple[float, Schema | None, Reader]] = {}
+
+    def schema(self, topic: str | None) -> Schema | None:
+        """What is said of the topic, where this program can read it."""
+        return self._look(topic)[1]
+
+    def __call__(self, message: Any) -> Any:
+        """The value; ``ValueError`` where the message is not what is said of it."""
+        return self._look(message.channel)[2](message)
+
+    def _look(self, topic: str | None) -> tuple[float, Schema | None, Reader]:
+        found = self._known.get(topic)
+        now = time.monotonic()
+        if found is None or (found[1] is None and now - found[0] > LOOK_AGAIN_S):
+            if len(self._known) >= MAX_TOPICS:
+                self._known.clear()
+            found = self._known[topic] = (now, *self._read(topic))
+        return found
+
+    def _read(self, topic: str | None) -> tuple[Schema | None, Reader]:
+        try:
+            text = self._subscriber.schema_of(topic)
+            schema = Schema.parse(text) if text else None
+            return (None, _plain_json) if schema is None else (schema, reader_of(schema))
+        except (PenstockError, ModuleNotFoundError) as error:
+            logger.warning("%s: its fields are not read: %s", topic, error)
+            return None, _plain_json
+
+
+def _plain_json(message: Any) -> Any:
+    try:
+        return json.loads(bytes(message))
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def _json(schema: Schema) -> Reader:
-    return lambda message: json.loads(bytes(message))
+    return _plain_json
 
 
 def _msgpack(schema: Schema) -> Reader:
@@ -182,10 +238,6 @@ def parse_path(text: str) -> list[Step]:
 def at(value: Any, steps: Iterable[Step]) -> Any:
     """What stands there; None where nothing does."""
     for step in steps:
-        if isinstance(value, Rows) and isinstance(step, str):
-            found = [at(row, [step]) for row in value]
-            value = found[0] if len(found) == 1 else Rows(found)
-            continue
         try:
             value = value[step]
         except (KeyError, IndexError, TypeError):

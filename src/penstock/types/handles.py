@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.channel import LOG_FAILURES_S, Ledger, Publisher, Subscriber
+from penstock.channel import LOG_FAILURES_S, Handle, Ledger, Publisher, Subscriber
 from penstock.errors import ClosedError, DecodeError, InvalidArgument
 from penstock.types.codec import Codec, codec_of
 from penstock.types.schema import Terms
@@ -23,8 +23,46 @@ T = TypeVar("T")
 logger = logging.getLogger("penstock")
 
 
-class TypedPublisher(Publisher[T]):
+class _Wrapper(Handle):
+    """What both have of the handle within."""
+
+    inner: Any
+    codec: Codec[Any]
+
+    @property
+    def schema(self) -> str | None:
+        """What is said at the channel of its messages, or None."""
+        return self.inner.schema  # type: ignore[no-any-return]
+
+    @property
+    def ledger(self) -> Ledger:
+        """A snapshot of the counts."""
+        return self.inner.ledger  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        """Give everything back. Closing twice does nothing."""
+        self.inner.close()
+
+    def __exit__(self, *error: Any) -> None:
+        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
+        self.close()
+
+    async def __aexit__(self, *error: Any) -> None:
+        self.__exit__(*error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self.inner.closed  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_inner(self, name), name)
+
+
+class TypedPublisher(_Wrapper, Publisher[T]):
     """A publisher of objects."""
+
+    inner: Publisher
 
     def __init__(self, inner: Publisher, codec: Codec[T]) -> None:
         self.inner = inner
@@ -67,35 +105,6 @@ class TypedPublisher(Publisher[T]):
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int | None:
         return self.inner._publish_now(self._encode(data), options)
-
-    @property
-    def schema(self) -> str | None:
-        """What is said at the channel of its messages, or None."""
-        return self.inner.schema
-
-    @property
-    def ledger(self) -> Ledger:
-        """A snapshot of the counts."""
-        return self.inner.ledger
-
-    def close(self) -> None:
-        """Give everything back. Closing twice does nothing."""
-        self.inner.close()
-
-    def __exit__(self, *error: Any) -> None:
-        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
-        self.close()
-
-    async def __aexit__(self, *error: Any) -> None:
-        self.__exit__(*error)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self.inner.closed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_inner(self, name), name)
 
     def __repr__(self) -> str:
         return f"<{self.codec.name} to {self.inner!r}>"
@@ -156,8 +165,10 @@ def _undecodable(name: str, message: Any, error: Exception) -> DecodeError:
     return DecodeError(f"{place}, {message.size} bytes, is not {name}: {reason}", message)
 
 
-class TypedSubscriber(Subscriber[T]):
+class TypedSubscriber(_Wrapper, Subscriber[T]):
     """A subscriber whose messages have a ``value``."""
+
+    inner: Subscriber
 
     def __init__(self, inner: Subscriber, codec: Codec[T]) -> None:
         self.inner = inner
@@ -271,34 +282,9 @@ class TypedSubscriber(Subscriber[T]):
     def _end_wait(self) -> None:
         self.inner._end_wait()
 
-    @property
-    def schema(self) -> str | None:
-        """What is said at the channel of its messages, or None."""
-        return self.inner.schema
-
-    @property
-    def ledger(self) -> Ledger:
-        """A snapshot of the counts."""
-        return self.inner.ledger
-
-    def close(self) -> None:
-        """Give everything back. Closing twice does nothing."""
-        self.inner.close()
-
-    def __exit__(self, *error: Any) -> None:
-        self.inner.__exit__(*error)  # what a reach does after an error is its own: a queue's message comes again
-        self.close()
-
-    async def __aexit__(self, *error: Any) -> None:
-        self.__exit__(*error)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self.inner.closed
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(_inner(self, name), name)
+    def schema_of(self, topic: str | None) -> str | None:
+        """What is said there of one of its topics, or None."""
+        return self.inner.schema_of(topic)
 
     def __repr__(self) -> str:
         return f"<{self.codec.name} of {self.inner!r}>"

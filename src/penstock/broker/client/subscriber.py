@@ -161,7 +161,10 @@ class Subscriber(channel.Subscriber):
     @property
     def schema(self) -> str | None:
         """What the messages of its one topic are made of; None for patterns, and where nobody has said it."""
-        topic = str(self._topics or "")
+        return self.schema_of(str(self._topics or ""))
+
+    def schema_of(self, topic: str | None) -> str | None:
+        """What the messages of one of its topics are made of, as the broker has it now."""
         if not topic or set(topic) & set("*>,"):
             return None
         self._check()

@@ -3,13 +3,14 @@
 ::
 
     size > 1000 and channel like "sensors.*"
-    .temperature >= 21.5 or .unit in ["F", "K"]        a field of a JSON payload: .a.b[0]
+    .temperature >= 21.5 or .unit in ["F", "K"]        a field of the message's value: .a.b[0]
     properties.source == "press 4" and not (payload contains "debug")
 
 ================  ======================================================================================
 values            numbers, "text" or 'text', true, false, null, lists in brackets
 fields            ordinal, timestamp (seconds), age (seconds), size, channel, position, id, vchan_id, payload
-paths             ``.name``, ``.list[0].name`` in the JSON payload; ``properties.name`` of the message
+paths             ``.name``, ``.list[0].name`` in the value, which is JSON where the caller knows nothing else of it;
+                  ``properties.name`` of the message
 operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``contains``, ``startswith``,
                   ``endswith``, ``like`` (``*`` and ``?``), ``+ - * / %``
 ================  ======================================================================================
@@ -42,6 +43,7 @@ MAX_DEPTH = 64
 MAX_WORDS = 1000  # a sum of n terms is evaluated n calls deep, so this bounds the stack
 
 Evaluate = Callable[["Subject"], Any]
+Read = Callable[[Any], Any]
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)"
@@ -63,12 +65,13 @@ class FilterError(InvalidArgument):
 class Subject:
     """One message as an expression sees it; the payload is decoded when it is first used."""
 
-    __slots__ = ("_json", "_payload", "message")
+    __slots__ = ("_payload", "_read", "_value", "message")
 
-    def __init__(self, message: Message) -> None:
+    def __init__(self, message: Message, read: Read | None = None) -> None:
         self.message = message
+        self._read = read
         self._payload: str | None = None
-        self._json: Any = _UNSET
+        self._value: Any = _UNSET
 
     @property
     def payload(self) -> str:
@@ -77,13 +80,13 @@ class Subject:
         return self._payload
 
     @property
-    def json(self) -> Any:
-        if self._json is _UNSET:
+    def value(self) -> Any:
+        if self._value is _UNSET:
             try:
-                self._json = json.loads(self.payload)
+                self._value = json.loads(self.payload) if self._read is None else self._read(self.message)
             except (ValueError, RecursionError):
-                self._json = None
-        return self._json
+                self._value = None
+        return self._value
 
 
 _UNSET = object()
@@ -102,12 +105,15 @@ _FIELDS: dict[str, Evaluate] = {
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
-def compile_filter(expression: str) -> Callable[[Message], bool]:
-    """A function that says whether a message passes ``expression``; ``FilterError`` points at a mistake."""
+def compile_filter(expression: str) -> Callable[..., bool]:
+    """A function that says whether a message passes ``expression``; ``FilterError`` points at a mistake.
+
+    It takes the message and, if known, the function that gives its value (``penstock.types.fields``).
+    """
     parser = _Parser(expression)
     evaluate = parser.expression()
     parser.end()
-    return lambda message: bool(evaluate(Subject(message)))
+    return lambda message, read=None: bool(evaluate(Subject(message, read)))
 
 
 class _Parser:
@@ -216,7 +222,7 @@ class _Parser:
             return _constant(re.sub(r"\\(.)", _unescape, text[1:-1]))
         if kind == "path":
             self.at -= 1
-            return self.path(lambda s: s.json)
+            return self.path(lambda s: s.value)
         if kind == "sign" and text == "(":
             inner = self.expression()
             self.expect(")")

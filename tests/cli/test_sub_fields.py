@@ -1,0 +1,87 @@
+"""``penstock sub`` of typed channels: what it prints, fields by name, filters over fields of every encoding."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from google.protobuf import timestamp_pb2
+
+import penstock
+from penstock import types
+
+from .command import run
+
+
+class Point(msgspec.Struct):
+    x: float
+    name: str = ""
+
+
+class Pose(msgspec.Struct):
+    at: Point
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> str:
+    where = f"journal:{tmp_path / 'j'}"
+    published: dict[str, tuple[Any, list[Any]]] = {
+        "json": (Pose, [Pose(Point(1.5, "a")), Pose(Point(2.5, "b\tc"))]),
+        "packed": (types.plain(Pose, "msgpack"), [Pose(Point(1.5, "a")), Pose(Point(2.5))]),
+        "time": (timestamp_pb2.Timestamp, [timestamp_pb2.Timestamp(seconds=n) for n in (1, 2)]),
+        "record": (numpy.dtype([("x", "<f8")]), [numpy.array([(n,)], [("x", "<f8")]) for n in (1.5, 2.5)]),
+        "image": (penstock.Image, [numpy.zeros((100, 100), "u1")]),
+    }
+    for topic, (kind, values) in published.items():
+        with penstock.publisher(f"{where}#{topic}", type=kind) as publisher:
+            publisher.publish_many(values)
+    return where
+
+
+def sub(address: str, *options: str) -> list[str]:
+    done = run("sub", address, "--from", "start", "--exit-at-end", *options)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_fields_are_printed_by_name(journal: str) -> None:
+    assert sub(f"{journal}#json", "--fields", "at.x,at.name") == ["1.5\ta", "2.5\tb\\tc"]
+    assert sub(f"{journal}#packed", "--fields", "at.x", "--fields", "at") == [
+        '1.5\t{"x": 1.5, "name": "a"}', '2.5\t{"x": 2.5, "name": ""}',
+    ]  # fmt: skip
+    assert sub(f"{journal}#time", "--fields", "seconds") == ["1", "2"]
+    assert sub(f"{journal}#record", "--fields", "x") == ["1.5", "2.5"]
+    assert sub(f"{journal}#image", "--fields", "shape[1]") == ["100"]
+    assert [json.loads(line) for line in sub(f"{journal}#time", "--fields", "nanos", "--json")] == [{"nanos": 0}] * 2
+
+
+def test_what_is_no_text_is_printed_as_json(journal: str) -> None:
+    assert sub(f"{journal}#packed")[0] == '{"at": {"x": 1.5, "name": "a"}}'
+    assert sub(f"{journal}#packed", "--format", "json")[0] == '{"at": {"x": 1.5, "name": "a"}}'
+    assert json.loads(sub(f"{journal}#image")[0])["data"] == "10000 bytes"
+    record = json.loads(sub(f"{journal}#time", "--json")[1])
+    assert (record["payload"], record["size"]) == ({"seconds": 2, "nanos": 0}, 2)
+    assert sub(f"{journal}#json")[0] == '{"at":{"x":1.5,"name":"a"}}'  # as it was published
+
+
+@pytest.mark.parametrize(
+    ("topic", "expression"), [("json", ".at.x > 2"), ("packed", ".at.x > 2"), ("time", ".seconds == 2"), ("record", ".x > 2")]
+)
+def test_filters_see_fields_of_every_encoding(journal: str, topic: str, expression: str) -> None:
+    assert len(sub(f"{journal}#{topic}", "--filter", expression)) == 1
+    found = sub(f"{journal}#>", "--filter", f"channel == '{topic}' and {expression}", "--template", "{channel}")
+    assert found == [topic]
+
+
+def test_a_field_that_is_not_there_is_told(journal: str) -> None:
+    done = run("sub", f"{journal}#json", "--from", "start", "--exit-at-end", "--fields", "at.z")
+    assert done.returncode == 2 and "Pose has no field 'z'" in done.stderr
+    done = run("sub", f"{journal}#json", "--fields", "a..b")
+    assert done.returncode == 2 and "is no field" in done.stderr
+    done = run("sub", f"{journal}#json", "--fields", "at", "--template", "{payload}")
+    assert done.returncode == 2 and "not both" in done.stderr
+    assert sub(f"{journal}#>", "--fields", "nothing") == ["null"] * 9
