@@ -1,0 +1,145 @@
+"""OpcUaIn and OpcUaOut: values of an OPC UA server (``pip install 'penstock[industrial]'``).
+
+args: of both ``url`` ("opc.tcp://127.0.0.1:4840"), ``username`` and ``password`` (null), ``security`` (null; as
+"Basic256Sha256,SignAndEncrypt,CERTIFICATE,KEY"), ``timeout_s`` (4.0).
+OpcUaIn: ``nodes`` (required; names to node ids, as {"volts": "ns=2;i=3"}), ``period_s`` (0.5, how often the server
+looks; of several changes in between the last one counts). Publishes a value as JSON when it has changed. Properties:
+``name``, ``node``, ``status`` ("Good" or what is wrong), ``source_time`` (ISO, where the server says it). A server
+that goes away is a failure of the module, which is then made anew with a back-off; changes are noticed again from
+then on, the first value of each node included.
+OpcUaOut: ``node`` (required), ``field`` (null: the content is the value as JSON; else the content is a JSON object
+that has it there). The value takes the node's own type. A message is handled when the server has confirmed it; one
+that it has not is a failure, for the link to try again.
+
+Example: {"name": "plc", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules.opcua:OpcUaIn"}, "args":
+{"url": "opc.tcp://10.0.0.9:4840", "nodes": {"volts": "ns=2;i=3", "door": "ns=2;s=Door.Open"}}}
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from typing import Any
+
+from penstock._core.gateway import GatewayMessage
+from penstock.gateway.module import Module, Outlet, Source, options
+
+COMMON = {"url": "opc.tcp://127.0.0.1:4840", "username": None, "password": None, "security": None, "timeout_s": 4.0}
+LOOK_S = 0.1  # how often the end is looked for
+CHECK_S = 1.0  # how often the connection is
+
+
+async def _connected(configuration: Any) -> Any:
+    from asyncua import Client
+
+    c = configuration
+    client = Client(c["url"], timeout=c["timeout_s"])
+    if c["username"] is not None:
+        client.set_user(c["username"])
+        client.set_password(c["password"] or "")
+    if c["security"] is not None:
+        await client.set_security_string(c["security"])
+    await client.connect()
+    return client
+
+
+async def _left(client: Any) -> None:
+    """A server that is gone need not be told."""
+    with contextlib.suppress(Exception):
+        await client.disconnect()
+
+
+def _checked(args: Any, **more: Any) -> dict[str, Any]:
+    given = options(args, **COMMON, **more)
+    if not given["url"].startswith("opc.tcp://"):
+        raise ValueError(f"url begins with opc.tcp://, unlike {given['url']!r}")
+    for name in ("timeout_s", "period_s"):
+        if name in given and not given[name] > 0:
+            raise ValueError(f"{name} is above 0, not {given[name]!r}")
+    return given
+
+
+class OpcUaIn(Source):
+    """Publishes what changes."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = _checked(args, nodes={}, period_s=0.5)
+        if not given["nodes"]:
+            raise ValueError("nodes is missing")
+        for name, node in given["nodes"].items():
+            if not isinstance(node, str):
+                raise ValueError(f"nodes.{name} is a node id such as 'ns=2;i=3', not {node!r}")
+        return given
+
+    async def run(self) -> None:  # type: ignore[override]
+        """Subscribe, and publish until the end."""
+        c = self.configuration
+        client = await _connected(c)
+        try:
+            names = {client.get_node(node): name for name, node in c["nodes"].items()}
+            subscription = await client.create_subscription(c["period_s"] * 1000, _Changes(self, names))
+            await subscription.subscribe_data_change(list(names))
+            looks = 0
+            while not self.stopping.is_set():
+                await asyncio.sleep(LOOK_S)
+                looks += 1
+                if looks % round(CHECK_S / LOOK_S) == 0:
+                    await client.check_connection()  # raises where there is none
+        finally:
+            await _left(client)
+
+
+class _Changes:
+    """What the client calls."""
+
+    def __init__(self, module: OpcUaIn, names: dict[Any, str]) -> None:
+        self._module, self._names = module, names
+
+    def datachange_notification(self, node: Any, value: Any, data: Any) -> None:
+        """A node has another value."""
+        found = data.monitored_item.Value
+        properties = {"name": self._names[node], "node": node.nodeid.to_string(), "status": found.StatusCode.name}
+        if found.SourceTimestamp is not None:
+            properties["source_time"] = found.SourceTimestamp.isoformat()
+        self._module.publish(json.dumps(value, default=str).encode(), properties)
+
+
+class OpcUaOut(Module):
+    """Sets a node."""
+
+    @classmethod
+    def parse(cls, args: Any) -> Any:
+        """Check args."""
+        given = _checked(args, node="", field=None)
+        if not given["node"]:
+            raise ValueError("node is missing")
+        return given
+
+    def create(self, broker: Outlet, configuration: Any) -> None:
+        """Nothing is connected yet; the first message does it."""
+        super().create(broker, configuration)
+        self._client: Any = None
+
+    async def receive(self, message: GatewayMessage) -> None:  # type: ignore[override]
+        """Write one value."""
+        value = json.loads(bytes(message))
+        if self.configuration["field"] is not None:
+            value = value[self.configuration["field"]]
+        try:
+            if self._client is None:
+                self._client = await _connected(self.configuration)
+            node = self._client.get_node(self.configuration["node"])
+            await node.write_value(value, await node.read_data_type_as_variant_type())
+        except BaseException:
+            client, self._client = self._client, None
+            if client is not None:
+                await _left(client)
+            raise
+
+    async def destroy(self) -> None:  # type: ignore[override]
+        """Leave the server."""
+        if self._client is not None:
+            await _left(self._client)
