@@ -213,4 +213,4 @@ def test_a_stream_tells_of_a_missing_segment_or_jumps_over_it_in_one_step(tmp_pa
         offset = following
     assert all(batches), "no batch is empty"
     assert [number for batch in batches for number in batch] == [*range(gone, lost[0]), *range(lost[-1] + 1, 5001)]
-    assert f"positions 1 to {gone - 1} of journal {uuid} are gone" in caplog.text
+    assert f"positions 1 to {gone - 1} of journal {uuid} were deleted" in caplog.text
