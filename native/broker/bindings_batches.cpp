@@ -79,11 +79,9 @@ std::size_t batch_bytes(nb::handle batch) {
     return total;
 }
 
-nb::object kept(nb::handle batch) {
-    const std::vector<Envelope> &entries = entries_of(batch);
-    auto *owner = new CopyOwner(batch_bytes(batch));
+nb::object kept_part(std::vector<Envelope> &&copies, std::size_t bytes, PyObject *channels) {
+    auto *owner = new CopyOwner(bytes);
     std::uint8_t *at = owner->memory.get();
-    std::vector<Envelope> copies(entries);
     for (Envelope &entry : copies) {
         if (entry.size) std::memcpy(at, entry.data, static_cast<std::size_t>(entry.size));
         entry.data = at;
@@ -94,12 +92,52 @@ nb::object kept(nb::handle batch) {
             at += details;
         }
     }
-    PyObject *made = batch_new(std::move(copies), owner, batch_channels(batch.ptr()));
+    PyObject *made = batch_new(std::move(copies), owner, channels);
     if (!made) {
         delete owner;
         throw nb::python_error();
     }
     return nb::steal(made);
+}
+
+// Copies of a batch, in parts of so many messages and bytes at most (or one message).
+nb::list kept(nb::handle batch, std::size_t most_messages, std::size_t most_bytes) {
+    const std::vector<Envelope> &entries = entries_of(batch);
+    nb::list parts;
+    for (auto at = entries.begin(); at != entries.end();) {
+        const auto begin = at;
+        std::size_t bytes = 0;
+        do bytes += static_cast<std::size_t>(at->size) + at->details_size();
+        while (++at != entries.end() && static_cast<std::size_t>(at - begin) < most_messages && bytes < most_bytes);
+        parts.append(kept_part({begin, at}, bytes, batch_channels(batch.ptr())));
+    }
+    return parts;
+}
+
+// One batch of the messages of several, in their order, over the same memory.
+nb::object joined(nb::list batches) {
+    std::vector<Envelope> entries;
+    nb::list channels;
+    nb::dict known;
+    for (nb::handle batch : batches) {
+        nb::object names = batch_names(batch);
+        std::vector<std::int64_t> numbers(std::max<std::size_t>(1, nb::len(names)), -1);
+        for (const Envelope &entry : entries_of(batch)) {
+            std::int64_t &number = numbers[nb::len(names) > 1 ? entry.channel : 0];
+            if (number < 0) {
+                nb::object name = nb::len(names) ? nb::object(names[nb::len(names) > 1 ? entry.channel : 0]) : nb::none();
+                if (!known.contains(name)) {
+                    known[name] = nb::int_(nb::len(channels));
+                    channels.append(name);
+                }
+                number = nb::cast<std::int64_t>(known[name]);
+            }
+            entries.push_back(entry);
+            entries.back().channel = static_cast<std::uint32_t>(number);
+        }
+    }
+    if (!nb::len(channels)) channels.append(nb::none());
+    return batch_over(std::move(entries), batches.ptr(), nb::tuple(channels).ptr());
 }
 
 // A batch of messages that are at hand one by one.
@@ -220,6 +258,7 @@ void bind_batches(nb::module_ &module) {
     module.def("ack_words", &ack_words);
     module.def("delivery_count", &delivery_count);
     module.def("kept", &kept);
+    module.def("joined", &joined);
     module.def("batch_bytes", &batch_bytes);
     module.def("batch_names", &batch_names);
 }

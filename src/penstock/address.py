@@ -19,7 +19,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
 from penstock.channel import Publisher, Subscriber
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Options = ParamSpec("Options")
 Handle = TypeVar("Handle")
+APublisher_co = TypeVar("APublisher_co", bound=Publisher[Any], covariant=True)
+ASubscriber_co = TypeVar("ASubscriber_co", bound=Subscriber[Any], covariant=True)
 
 ROOMS: Mapping[str, str] = {
     "bus": "penstock.bus",
@@ -195,17 +197,52 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
     return function(address, **given)
 
 
+class PublisherOpener(Protocol[Options, APublisher_co]):
+    """A room's ``publisher``: its options are the room's; with a type it gives a ``TypedPublisher``."""
+
+    @overload
+    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
+    @overload
+    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
+    @overload
+    def __call__(
+        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
+    ) -> TypedPublisher[ndarray]: ...
+    @overload
+    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> APublisher_co: ...
+
+
+class SubscriberOpener(Protocol[Options, ASubscriber_co]):
+    """A room's ``subscriber``: its options are the room's; with a type it gives a ``TypedSubscriber``."""
+
+    @overload
+    def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
+    @overload
+    def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
+    @overload
+    def __call__(
+        self, name: str, /, *, type: dtype[Any], evolve: str = ..., **options: Any
+    ) -> TypedSubscriber[ndarray]: ...
+    @overload
+    def __call__(self, name: str, /, *_: Options.args, **options: Options.kwargs) -> ASubscriber_co: ...
+
+
+@overload
 def opener(
-    scheme: str, function: Callable[Concatenate[Address, Options], Handle]
-) -> Callable[Concatenate[str, Options], Handle]:
+    scheme: str, function: Callable[Concatenate[Address, Options], APublisher_co]
+) -> PublisherOpener[Options, APublisher_co]: ...
+@overload
+def opener(
+    scheme: str, function: Callable[Concatenate[Address, Options], ASubscriber_co]
+) -> SubscriberOpener[Options, ASubscriber_co]: ...
+def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme; typed as ``function``."""
     kind = function.__name__.removeprefix("open_")
     begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
 
-    def open_named(name: str, /, *_: Options.args, **options: Options.kwargs) -> Handle:
+    def open_named(name: str, /, **options: Any) -> Any:
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
-        opened: Handle = _open_with(function, kind, parse(text), options)
-        return opened
+        return _open_any(kind, text, options)
 
     doc = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
     returned = inspect.signature(function).return_annotation

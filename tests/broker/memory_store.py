@@ -85,6 +85,12 @@ class MemoryStore:
         self.memory.commits += 1
         self._staged, self._recorded = [], []
 
+    def begin_parts(self) -> None:
+        pass
+
+    def write_part(self) -> None:
+        pass
+
     @property
     def topics(self) -> set[str]:
         return {stored.topic for stored in self.memory.messages}

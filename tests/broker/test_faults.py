@@ -151,7 +151,7 @@ def test_a_fault_in_the_loop_itself_is_survived(
         }[place]
         with monkeypatch.context() as patch:
             patch.setattr(owner, place, lambda *_: 1 / 0)
-            wire = Wire(server.port).hello().send(b"SUB q\n")
+            wire = Wire(server.port).hello().send(b"SUB q\nPUB unread 1 delay_ms=1\nx")
             until(lambda: server.internal_errors > 0)
         wire.close()
         client.publish("t", b"2")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock._core.broker import QueueState
-from penstock.broker import AsyncClient, Client, Server, Subscriber, broker
+from penstock.broker import AsyncClient, Client, Server, Subscriber
 from penstock.broker.queue import NO_DEADLINE
 from penstock.errors import ClosedError
 from tests.broker.conftest import LONG, Wire, until
@@ -122,21 +122,6 @@ def test_deadlines_in_any_order() -> None:
     assert state.expire(1000) == 1 and state.expire(3000) == 1
     assert [position for position, _ in state.due(3000, 10)] == [2, 4]
     assert state.acknowledge(0, 1, 9) == 3 and state.next_time_ns > 1 << 62
-
-
-def test_a_transaction_larger_than_a_commit_is_refused_whole(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = serve()
-    with Client(port=server.port) as client:
-        for _ in range(3):
-            client.stage("x", "t", [bytes(1000)])
-        with monkeypatch.context() as patch:
-            patch.setattr(broker, "MAX_COMMIT_BYTES", 2000)
-            with pytest.raises(Exception, match="one commit"):
-                client.commit("x")
-        assert client.statistics()["next"] == 1
-        assert client.commit("x") == (1, 3, False)
 
 
 def test_closing_ends_what_tasks_wait_for() -> None:

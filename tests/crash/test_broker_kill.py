@@ -30,7 +30,8 @@ LONG = 60.0
 TRANSACTION, POISON = 50, 400  # messages
 SERVE = """
 import signal, sys
-from penstock.broker import Server
+from penstock.broker import Server, broker, transactions
+broker.PART_BYTES, transactions.PIECE_MESSAGES = 2000, 10  # transactions are committed in parts
 server = Server(sys.argv[1], int(sys.argv[2]), segment_bytes=1 << 20)
 signal.signal(signal.SIGTERM, lambda *_: server.stop())
 print("ready", flush=True)

@@ -11,10 +11,12 @@ import pytest
 
 GOOD = """
 import asyncio
+import dataclasses
 
 import numpy
 
 import penstock
+import penstock.types
 
 
 def forward(source: penstock.Subscriber, sink: penstock.Publisher) -> int:
@@ -43,6 +45,18 @@ with any_one.reserve(10) as draft:
     draft.write(b"x")
 
 
+@dataclasses.dataclass
+class Pose:
+    x: float
+
+
+poses: penstock.types.TypedPublisher[Pose] = penstock.shm.publisher("/pose", type=Pose)
+poses.publish(Pose(1.0))
+x: float = penstock.tcp.subscriber("127.0.0.1:9", type=Pose, evolve="any").receive(1.0).value.x
+arrays = penstock.bus.subscriber("arrays", type=numpy.dtype("f4"))
+mean = arrays.receive(1.0).value.mean()
+
+
 async def main() -> None:
     await any_one.publish_async(b"x")
     async with any_one.reserve_async(4) as draft:
@@ -62,13 +76,14 @@ BAD = {
     'penstock.broker.publisher("h:1/t").publish("text")': "arg-type",
     'penstock.publisher("shm:/x").publish("text")': "arg-type",
     'penstock.publisher("shm:/x").publish(5)': "arg-type",
-    'penstock.shm.publisher("/x", slots="many")': "arg-type",
-    'penstock.shm.publisher("/x", slot=8)': "call-arg",
-    'penstock.tcp.publisher("h:1", depth="deep")': "arg-type",
-    'penstock.tcp.subscriber("h:1", tls="ca.pem")': "arg-type",
-    'penstock.broker.subscriber("h:1/t", credit="much")': "arg-type",
-    'penstock.journal.publisher("x", sync="yes")': "arg-type",
-    'penstock.bus.subscriber("x", depth="deep")': "arg-type",
+    'penstock.shm.publisher("/x", slots="many")': "call-overload",
+    'penstock.shm.publisher("/x", slot=8)': "call-overload",
+    'penstock.tcp.publisher("h:1", depth="deep")': "call-overload",
+    'penstock.tcp.subscriber("h:1", tls="ca.pem")': "call-overload",
+    'penstock.broker.subscriber("h:1/t", credit="much")': "call-overload",
+    'penstock.journal.publisher("x", sync="yes")': "call-overload",
+    'penstock.bus.subscriber("x", depth="deep")': "call-overload",
+    'penstock.shm.publisher("/x", type=int).publish("text")': "arg-type",
     'penstock.subscriber("shm:/x").read("soon")': "arg-type",
     'bytes(penstock.subscriber("shm:/x").read(1))': "arg-type",
 }

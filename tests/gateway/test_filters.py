@@ -1,10 +1,13 @@
 """Filters on links, by a clock of the test's own."""
 
+from typing import Any
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import InvalidArgument
+from penstock import InvalidArgument, types
 from penstock.gateway import GatewayMessage
 from penstock.gateway.filters import Filter, any_of
 
@@ -80,3 +83,25 @@ def test_two_links_let_through_what_either_does() -> None:
 def test_senseless_filters_are_refused(given_: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         Filter(**given_)  # type: ignore[arg-type]
+
+
+class Reading(msgspec.Struct):
+    celsius: float
+    unit: str = "C"
+
+
+@pytest.mark.parametrize("kind", [None, Reading, types.plain(Reading, "msgpack")])
+def test_by_fields_of_any_encoding(kind: Any) -> None:
+    codec = types.codec_of(kind or Reading)
+    accepts = Filter(where=".celsius > 20 and .unit == 'C'", type=kind).compile()
+    bodies = [bytes(codec.encode(Reading(celsius))) for celsius in (19.0, 21.0)]
+    assert [bool(accepts(GatewayMessage(body))) for body in (*bodies, b"\xff", b"")] == [False, True, False, False]
+
+
+def test_an_expression_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(InvalidArgument, match="where a value was expected"):
+        Filter(where=".celsius >")
+    with pytest.raises(InvalidArgument, match="where="):
+        Filter(type=Reading)
+    with pytest.raises(InvalidArgument, match="no codec"):
+        Filter(where=".x > 1", type=3)

@@ -15,7 +15,7 @@ import struct
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import Counters
@@ -24,7 +24,7 @@ from penstock.broker import dead_letters, delayed, words
 from penstock.broker.identifiers import Duplicate, Identifier, Identifiers
 from penstock.broker.limits import Limits
 from penstock.broker.producers import Producer
-from penstock.broker.queue import UNREADABLE_NS, Consumer, Queue, QueueOptions
+from penstock.broker.queue import UNREADABLE_NS, WAIT, Consumer, Queue, QueueOptions
 from penstock.broker.records import (
     KIND_ACCOUNT,
     KIND_CHANGE,
@@ -38,7 +38,7 @@ from penstock.broker.records import (
     named,
     unnamed,
 )
-from penstock.broker.transactions import Transactions
+from penstock.broker.transactions import LargeCommit, Transactions
 from penstock.broker.words import Refusal
 from penstock.errors import CorruptionError, PenstockError
 from penstock.journal.schemas import Schemas
@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("penstock.broker")
 Snapshot = Callable[[], Iterator[tuple[int, bytes]]]
 LAZY_S = 0.05
-MAX_COMMIT_BYTES, MESSAGE_BYTES = 768 << 20, 128  # of one commit at most, and what goes around a message
+MESSAGE_BYTES = 128  # what goes around a message
+PART_BYTES, PART_S = 1 << 20, 0.003  # of a transaction stored in one turn: a larger one is committed in parts
 OWN_PART, OWN_BYTES = 8, 4 << 20  # of the quota, and at least: what the broker's own copies may take beyond it
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
@@ -65,6 +66,8 @@ class Broker:
         self.transactions = Transactions(limits)
         self.expired = 0  # delayed messages that retention freed before they were due
         self.changes = 0  # counts what changes shared state, before it does
+        self.commits = 0
+        self.large: LargeCommit | None = None  # a transaction that is being committed in parts
         self.wants_room = False  # a publish was refused for want of room
         self.tripped = ""  # the queue at whose dead letters something failed that nobody had foreseen
         self.trusting = True  # whoever names a queue of dead letters may do so: there are no tokens
@@ -109,6 +112,7 @@ class Broker:
         """
         for queue in self.queues.values():
             queue.counters.close()
+        self._give_up_large()
         self.store.close()
         self._open()
         if self.tripped in self.queues:
@@ -421,59 +425,100 @@ class Broker:
 
     def commit_transaction(
         self, account: str, transaction: str, parts: list[str], least: int = 1
-    ) -> tuple[int, int, bool]:
+    ) -> Generator[str, None, tuple[int, int, bool]]:
         """Publish what was staged under the id (or its parts), in one commit; once per id. (first, last, again).
 
         Refused where fewer than ``least`` messages are staged here: the others went with a restart, or were given up.
         """
+        while self.large is not None:  # one at a time, and it may be this one
+            yield WAIT
         names = parts or [transaction]
         done = self.transactions.committed.get(transaction)
         if done is not None:
             self.transactions.take(names)
             return *done, True
-        first = last = 0
         batches = self.transactions.batches(names, all_there=True)
         count = sum(map(len, batches))
         if count < least:  # the rest is of no use to anybody: all of it is to be staged again
             self.transactions.take(names)
             raise Refusal("unknown_transaction", f"{count} of {least} messages are staged; stage all of them again")
         whole_bytes = sum(batch_bytes(batch) + MESSAGE_BYTES * len(batch) for batch in batches)
-        if self.staged_bytes + whole_bytes > MAX_COMMIT_BYTES:  # half of it must not be published
-            raise Refusal("limit", f"a transaction of {whole_bytes} bytes is more than one commit takes")
         if not self._fits(whole_bytes):
             raise self._no_room()
         self.check_topics({name for batch in batches for name in batch_names(batch) if name})
-        published: list[tuple[Batch, Sequence[int]]] = []
-        for batch in batches:
+        large = LargeCommit(account, transaction, batches)
+        if whole_bytes <= PART_BYTES:
+            self._publish_part(large)
+            large.taken = self.transactions.take(names)
+            self.on_failure(lambda: self.transactions.put_back(large.taken))
+            return large.first, large.last, False
+        large.taken = self.transactions.take(names)
+        self.transactions.hold(large.taken)
+        self.large = large
+        while not large.done:
+            yield WAIT
+        return large.first, large.last, False
+
+    def begin_large(self) -> None:
+        """Begin to store the large transaction. Everything else is on disk: its segment begins with the state."""
+        assert self.large is not None and not self.dirty
+        self.large.begun = True
+        self.store.begin_parts()
+
+    def write_part(self) -> None:
+        """Store the next part of the large transaction, and what others have staged; the last one waits for commit."""
+        assert self.large is not None
+        self._publish_part(self.large)
+        if self.large.left:
+            self.staged_bytes = 0
+            self.store.write_part()
+
+    def _publish_part(self, large: LargeCommit) -> None:
+        size, end = 0, time.monotonic() + PART_S
+        while large.left and size < PART_BYTES and (not size or not large.begun or time.monotonic() < end):
+            batch = large.left.popleft()
             positions = self.publish(batch)
-            published.append((batch, positions))
-            first, last = first or positions[0], positions[-1]
-        self._note_identifiers(account, published)
-        taken = self.transactions.take(names)
-        self.transactions.note(transaction, first, last)
-        record = (KIND_TRANSACTION, named(transaction, struct.pack("<QQ", first, last)))
+            self._note_identifiers(large.account, batch, positions)
+            large.first, large.last = large.first or positions[0], positions[-1]
+            size += batch_bytes(batch) + MESSAGE_BYTES * len(batch)
+        if large.left:
+            return
+        self.transactions.note(large.transaction, large.first, large.last)
+        record = (KIND_TRANSACTION, named(large.transaction, struct.pack("<QQ", large.first, large.last)))
         self._record(*record)
 
         def undo() -> None:
-            self.transactions.committed.pop(transaction, None)
-            self.transactions.put_back(taken)
+            self.transactions.committed.pop(large.transaction, None)
             self._records.remove(record)
 
         self.on_failure(undo)
-        return first, last, False
 
-    def _note_identifiers(self, account: str, published: list[tuple[Batch, Sequence[int]]]) -> None:
+    def _give_up_large(self) -> None:
+        """It is not stored: what was staged is staged again."""
+        if self.large is not None:
+            large, self.large = self.large, None
+            self.transactions.let_go(large.taken)
+            self.transactions.put_back(large.taken)
+
+    def _end_large(self) -> None:
+        if self.large is not None and self.large.begun:
+            large, self.large = self.large, None
+            self.transactions.let_go(large.taken)
+            large.taken.clear()
+            large.done = True
+
+    def _note_identifiers(self, account: str, batch: Batch, positions: Sequence[int]) -> None:
         """Ids of what a transaction stores. It stores all it has; who publishes one of them later sends a duplicate."""
-        room = self.limits.deduplication_ids
-        rows: list[tuple[Identifier, int]] = []
-        for batch, positions in reversed(published):  # the last ones, as many as are kept
-            found = message_ids(batch, room - len(rows), MAX_NAME_BYTES)
-            names = batch_names(batch)
-            for number, identifier in reversed(found):
-                topic = batch[number].channel or names[0]
-                rows.append((Identifier(account, topic, identifier), positions[number]))
-        fresh = self.identifiers.note_new(reversed(rows))
-        where = dict(rows)
+        found = message_ids(batch, len(batch), MAX_NAME_BYTES)
+        if not found:
+            return
+        names = batch_names(batch)
+        rows = [
+            (Identifier(account, batch[number].channel or names[0], identifier), positions[number])
+            for number, identifier in found
+        ]
+        fresh = self.identifiers.note_new(rows)
+        where = dict(reversed(rows))
         for key in fresh:
             self._note_account(account, where[key])
         if fresh:
@@ -498,7 +543,7 @@ class Broker:
     @property
     def busy(self) -> bool:
         """Whether the next turn has something to do already."""
-        return bool(self._first_staged or self._ready)
+        return bool(self._first_staged or self._ready or self.large is not None)
 
     def lazy_due(self) -> bool:
         """Whether state has waited long enough for a commit of its own."""
@@ -523,6 +568,8 @@ class Broker:
             self._not_stored(producers, undo)
             raise
         self._records.clear()
+        self.commits += 1
+        self._end_large()
         for topic in published:
             self._notify(topic, first)
         self.counters.set("delivered", self.counters.get("matched") - self.expired)
@@ -578,6 +625,11 @@ class Broker:
                 self._by_topic.clear()
             found = self._by_topic[topic] = [queue for queue in self.queues.values() if queue.wants(topic)]
         return found
+
+    @property
+    def may_hand_out(self) -> bool:
+        """Whether there may be something to hand out."""
+        return bool(self._ready or self._timed or self._stuck)
 
     def pump(self, now_ns: int, over: Callable[[], bool]) -> list[Queue]:
         """Hand out what can be handed out, until the turn is ``over``: the rest is the next turn's.
@@ -672,6 +724,8 @@ class Broker:
     def close(self) -> None:
         """Make state durable and let go of the store."""
         try:
+            while self.large is not None and self.large.begun and self.large.left:
+                self.write_part()
             if self._dirty or self._first_staged:
                 self.commit()
         finally:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock._core.broker import batch_names, fetch_index, gather, public_part, range_batch
+from penstock._core.broker import batch_names, fetch_index, gather, joined, public_part, range_batch
 from penstock.broker import dead_letters, words
 from penstock.broker.identifiers import Identifier
 from penstock.broker.producers import Producer
@@ -41,6 +41,7 @@ VERSIONS = (1, 2)
 RAW_CREDIT = 16_384
 MAX_SUBSCRIPTIONS = 1024
 MAX_FETCH_MESSAGES = 65_536
+FETCH_STEP = 8192  # messages read in one step
 LIST_STEP = 8  # queues that LIST tells of in one step
 MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
@@ -81,6 +82,7 @@ class Protocol(Session):
     work: Work | None = None  #: of the command under way, when it takes more than a turn
     published = False  #: in the compatible mode
     _work: tuple[str, int] = ("", 0)  # its verb and number of requests
+    _changed_at = -1  # after how many commits it has changed something last
 
     # --- events
 
@@ -115,21 +117,25 @@ class Protocol(Session):
         self._advance(step)
         return said[0] if said else ""
 
-    def cancel(self, text: str) -> None:
+    def cancel(self, code: str, text: str) -> None:
         """The command under way cannot go on."""
         if self.work is not None:
             self.work = None
-            self._refuse(*self._work, Refusal("unavailable", text))
+            self._refuse(*self._work, Refusal(code, text))
 
     def _advance(self, step: Callable[[], Answer | Work]) -> None:
         """Do a step of a command; when it is over, answer it: here, once."""
         verb, requests = self._work
+        before = self.broker.changes
         try:
             answer = step()
         except Refusal as refusal:
             self.work = None
             self._refuse(verb, requests, refusal)
             return
+        finally:
+            if self.broker.changes != before:
+                self._changed_at = self.broker.commits
         if isinstance(answer, Generator):
             self.work = answer
         elif self.hello:
@@ -145,7 +151,6 @@ class Protocol(Session):
         found = VERBS.get(verb)
         if found is None:
             raise Disconnect(f"unknown verb {verb[:40]!r}")
-        self.confirms = self.confirms or found.stores
         return found.method(self, *found.words(rest))
 
     def _finish(self, verb: str, requests: int, answer: Answer) -> None:
@@ -156,6 +161,7 @@ class Protocol(Session):
             self.confirms = True
             self.confirm(positions)
         elif answer is not None:
+            self.confirms = self.confirms or (verb in VERBS and VERBS[verb].stores)
             self.answer(requests, answer)  # type: ignore[arg-type]
         elif verb not in VERBS or VERBS[verb].answered:
             raise RuntimeError(f"{verb} has no answer")
@@ -207,7 +213,7 @@ class Protocol(Session):
             more = b" last=%d" % stored.count
             if self.hello > 1 and stored.runs:
                 more += b" positions=" + b",".join(b"%d-%d" % run for run in stored.runs)
-        self.confirms = True  # `last` counts what is on its way to the disk
+        self._wait_for_disk(stored=bool(self.producer))  # `last` counts what is on its way there
         limits = self.broker.limits
         return b"HELLO %d journal=%s max_message_bytes=%d%s\n" % (
             self.hello,
@@ -218,7 +224,12 @@ class Protocol(Session):
 
     def ping(self, *_: str) -> Answer:
         """PING: answered by PONG, after everything before it is on disk."""
+        self._wait_for_disk(stored=self._changed_at == self.broker.commits)
         return b"PONG\n"
+
+    def _wait_for_disk(self, *, stored: bool) -> None:
+        """The answer leaves after the next commit; while a large one takes long, only where something is stored."""
+        self.confirms = self.confirms or stored or self.broker.large is None
 
     def bye(self, *rest: str) -> Answer:
         """BYE [unread]: close; with unread what was not acknowledged goes back as never sent."""
@@ -342,7 +353,7 @@ class Protocol(Session):
         self.check_publish(words.check_topic(name) for name in batch_names(messages))
         return messages
 
-    def commit(self, transaction: str, *parts: str) -> Answer:
+    def commit(self, transaction: str, *parts: str) -> Work:
         """COMMIT <transaction> [part ...] [staged=]: publish what was staged (so many at least), once per id."""
         name = self.own(transaction, "transaction")
         told = [part for part in parts if part.startswith("staged=")]
@@ -352,7 +363,8 @@ class Protocol(Session):
         owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
         staged = self.broker.transactions.batches(owned or [name], all_there=False)
         self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
-        first, last, again = self.broker.commit_transaction(self.rights.owner, name, owned, count)
+        owner = self.rights.owner
+        first, last, again = yield from self.broker.commit_transaction(owner, name, owned, count)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
 
     def abort(self, transaction: str) -> Answer:
@@ -403,7 +415,9 @@ class Protocol(Session):
         if found is not None and not self.may_read(found):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
         free = yield from self._free(name)
+        stores = name not in self.broker.queues or not _START_OPTIONS.keys().isdisjoint(options)
         queue = self._declare(name, options, change=False)
+        self._wait_for_disk(stored=stores)
         if not free or (queue.consumers and (queue.raw or queue.options.exclusive)):
             raise Refusal("busy", f"queue {name} has a client and is exclusive")
         self._subscribe(queue, credit, automatic=options.get("ack") == "none", raw=False)
@@ -611,7 +625,6 @@ class Protocol(Session):
     def redrive(self, name: str) -> Work:
         """REDRIVE <queue>: send its dead letters back to it."""
         count = yield from dead_letters.redrive(self.broker, self.managed(name))
-        self.confirms = True
         return b"OK %d\n" % count
 
     # --- looking
@@ -663,7 +676,7 @@ class Protocol(Session):
             self.broker.declare_schema(name, given)
         return OK
 
-    def fetch(self, first: str, most: str, *rest: str) -> Answer:
+    def fetch(self, first: str, most: str, *rest: str) -> Work:
         """FETCH <first> <most> [bytes=] [topics=|queue=]: messages by position, index first, for readers in bulk."""
         options = words.split_options(rest, {"bytes": int, "topics": str, "queue": str})
         of_queue = "queue" in options
@@ -675,7 +688,20 @@ class Protocol(Session):
                 self.check_pattern(pattern)
         most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
         start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
-        return lambda: self._put_range(start, max(1, count), most_bytes, patterns, of_queue)
+        while self.confirms:  # what this connection has published before is in it
+            yield BUSY if self.broker.large is None else WAIT
+        found: list[Batch] = []
+        count, left_bytes = max(1, count), most_bytes
+        while True:
+            batch, start, _ = self.broker.store.read(start, min(count, FETCH_STEP), left_bytes, tuple(patterns))
+            found.append(batch)
+            count -= len(batch)
+            left_bytes -= batch.total_bytes
+            if len(batch) < FETCH_STEP or count <= 0 or left_bytes <= 0:
+                break
+            yield BUSY
+        whole = joined(found) if len(found) > 1 else found[0]
+        return lambda: self._put_range(whole, start, of_queue)
 
     def _topics_of(self, name: str, options: dict[str, Any]) -> list[str]:
         """What gets into a queue, dead letters too, for who may read it."""
@@ -687,8 +713,7 @@ class Protocol(Session):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
         return list(queue.patterns)
 
-    def _put_range(self, start: int, count: int, most_bytes: int, patterns: list[str], own: bool) -> None:
-        found, following, _ = self.broker.store.read(start, count, most_bytes, tuple(patterns))
+    def _put_range(self, found: Batch, following: int, own: bool) -> None:
         batch, topics = public_part(found, own)  # wildcards match no topic of the broker's own
         statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
         index, size = fetch_index(batch)
@@ -742,10 +767,10 @@ _DATA_VERBS: dict[str, Callable[[Protocol, str, Any], Answer | Work]] = {
 }
 
 VERBS = {
-    "HELLO": Verb(Protocol.hello_, "HELLO <version> [options]", 0, None, stores=True),
+    "HELLO": Verb(Protocol.hello_, "HELLO <version> [options]", 0, None),
     "COMMIT": Verb(Protocol.commit, "COMMIT <transaction> [part ...] [staged=]", 1, None, stores=True),
     "ABORT": Verb(Protocol.abort, "ABORT <transaction>", 1, 1),
-    "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None, stores=True),
+    "SUB": Verb(Protocol.sub, "SUB <queue> [options]", 1, None),
     "UNSUB": Verb(Protocol.unsub, "UNSUB <queue>", 1, 1),
     "CREDIT": Verb(Protocol.credit, "CREDIT <queue> <count>", 2, 2, answered=False),
     "ACK": Verb(Protocol.ack, "ACK <queue> <position>[-<position>] ... [confirm]", 2, None, answered=False),
@@ -762,7 +787,7 @@ VERBS = {
     "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
     "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
     "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=]", 2, None),
-    "PING": Verb(Protocol.ping, "PING", 0, None, stores=True),
+    "PING": Verb(Protocol.ping, "PING", 0, None),
     "BYE": Verb(Protocol.bye, "BYE [unread]", 0, None),
     "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),
 }

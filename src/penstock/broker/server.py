@@ -183,6 +183,7 @@ class Server:
         connections = self.connections.values()
         busy = any(c.outbox.pending_bytes or c.session.answers or c.unacknowledged for c in connections)
         busy = busy or any(queue.state.in_flight for queue in self.broker.queues.values() if queue.consumers)
+        busy = busy or self.broker.large is not None
         return not busy or time.monotonic() >= self._drain_until
 
     def _close(self) -> None:
@@ -218,9 +219,12 @@ class Server:
         if now >= self._housekeeping:
             self._housekeeping = now + HOUSEKEEPING_S
             self._step("housekeeping", partial(self._keep_house, now))
-        self._step("delayed messages", lambda: self.broker.delayed.release(time.time_ns()))
+        now_ns = time.time_ns()
+        if self.broker.delayed.state.next_time_ns <= now_ns:
+            self._step("delayed messages", partial(self.broker.delayed.release, now_ns))
         self._commit()
-        if not self.draining:  # an ending broker waits for what was handed out and hands out no more
+        self._output(ending=False)  # confirms do not wait for deliveries
+        if not self.draining and self.broker.may_hand_out:  # an ending broker waits for what was handed out
             self._step("delivery", self._pump)
         self._output()
 
@@ -327,17 +331,18 @@ class Server:
         connection.give_back()
         self._reopen()
 
-    def _reopen(self) -> None:
+    def _reopen(
+        self, code: str = "unavailable", text: str = "the broker takes its state from the log again; nothing was stored"
+    ) -> None:
         """Take the state from the log again. Who numbers its messages is cut off and sends them again by itself."""
-        text = "the broker takes its state from the log again; nothing was stored"
         for connection in list(self.connections.values()):
             if connection.session.producer and connection.session.confirms:
                 self._forget(connection)
                 connection.give_back()
                 continue
             try:
-                connection.session.cancel(text)
-                connection.session.fail_answers("unavailable", text)
+                connection.session.cancel(code, text)
+                connection.session.fail_answers(code, text)
             except Disconnect:
                 self._end(connection, "")
             except Exception:
@@ -372,25 +377,43 @@ class Server:
             self._watch(connection)
 
     def _commit(self) -> None:
-        broker = self.broker
-        confirm = broker.dirty and any(connection.session.confirms for connection in self._touched)
-        if broker.staged_anything or confirm or broker.lazy_due():
-            try:
-                broker.commit()
-                self.commits += 1
-            except OSError as error:
-                self._fail(error)
-                return
-            except Exception:
-                self._note_fault("commit")
-                self._reopen()
-                return
+        try:
+            whole = self._store()
+        except OSError as error:
+            self._fail(error)
+            return
+        except Exception:
+            self._note_fault("commit")
+            self._reopen()
+            return
         for connection in list(self._touched):
-            self._serve(connection, connection.session.flush)
+            if whole or not connection.session.confirms:
+                self._serve(connection, connection.session.flush)
+
+    def _store(self) -> bool:
+        """Make what this turn has changed durable; False: it waits for the end of a commit in parts."""
+        broker, large = self.broker, self.broker.large
+        if large is not None and large.begun:
+            broker.write_part()
+            if large.left:
+                return False
+        begins = large is not None and not large.begun
+        confirm = broker.dirty and any(connection.session.confirms for connection in self._touched)
+        if broker.staged_anything or confirm or broker.lazy_due() or (begins and broker.dirty):
+            broker.commit()
+            self.commits += 1
+        if begins:
+            broker.begin_large()
+        elif large is not None:
+            for connection in self._paused:  # who waits for it goes on at once
+                connection.busy = True
+        return True
 
     def _fail(self, error: OSError) -> None:
         """A commit failed: nothing of this turn is confirmed. After a failed sync the broker has to be started anew."""
-        if self.broker.store.failed:
+        full = error.errno in DISK_FULL
+        in_parts = self.broker.large is not None and self.broker.large.begun
+        if self.broker.store.failed and not (in_parts and full):
             log.critical("the journal failed and must be opened again: %s", error)
             raise error
         self.failures += 1
@@ -398,10 +421,12 @@ class Server:
         if now - self._told_failure > TELL_FAILURE_S:
             self._told_failure = now
             log.error("nothing can be stored now: %s", error)
-        full = error.errno in DISK_FULL
         self.broker.wants_room = self.broker.wants_room or full
         text = f"nothing was stored: {'the disk is full' if full else error.strerror or error}"
         code = "full" if full else "unavailable"
+        if in_parts:  # those that are on disk nobody has seen: opening anew takes them away
+            self._reopen(code, text)
+            return
         for connection in list(self.connections.values()):
             self._serve(connection, partial(connection.session.fail_answers, code, text))
         self._end_unconfirmed()
@@ -412,11 +437,17 @@ class Server:
             if connection.session.failed and (connection.session.producer or not connection.session.hello):
                 self._end(connection, "")
 
-    def _output(self) -> None:
+    def _output(self, ending: bool = True) -> None:
+        """Send what is there; connections that end (``ending``) are then closed, so this comes after deliveries."""
         touched, self._touched = self._touched, set()
         for connection in touched:
+            if connection.ending and not ending:
+                self._touched.add(connection)
+                continue
             if connection.descriptor in self.connections:
                 self._serve(connection, partial(self._send, connection))
+            if connection.session.answers and self.broker.large is not None:
+                self._touched.add(connection)  # they wait for the end of a commit in parts
 
     def _settle(self) -> None:
         """The kernel tells nobody that a peer has acknowledged: look."""

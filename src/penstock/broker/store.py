@@ -33,6 +33,7 @@ from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
+    from penstock.journal.transaction import Transaction
 
 
 log = logging.getLogger("penstock.broker")
@@ -128,6 +129,15 @@ class Store(Protocol):
 
     def commit(self) -> None:
         """Make everything taken durable and visible, in one step. OSError: nothing of it was."""
+
+    def begin_parts(self) -> None:
+        """The next commit is a large one: what is staged for it is written in parts that nobody sees before.
+
+        Nothing else is staged yet. OSError, here, in ``write_part`` or in the commit: the store is to be opened again.
+        """
+
+    def write_part(self) -> None:
+        """Write what is staged."""
 
     def read(
         self, start: int, most: int, most_bytes: int, topics: tuple[str, ...] | None = None
@@ -236,6 +246,7 @@ class JournalStore:
         # of the active segment, and of the snapshot that it began with
         self._state_bytes = sum(len(data) + MESSAGE_BYTES for _, data in self._journal.state_records())
         self._snapshot_bytes = 0
+        self._group: Transaction | None = None  # a commit in parts
         self._reserve = Reserve(self._journal.directory / RESERVE_NAME)
 
     def stage(
@@ -270,14 +281,31 @@ class JournalStore:
     def commit(self) -> None:
         """One write, one sync. A new segment begins after it: only then is the broker's state what is on disk."""
         self._staged_bytes = 0
+        group, self._group = self._group, None
         try:
-            self._writer.commit()
+            (group or self._writer).commit()
         except OSError as error:
             if error.errno in DISK_FULL:
-                self._reserve.give(Reserve.FOR_ROLLING)
+                self._reserve.give(0 if group else Reserve.FOR_ROLLING)
             raise
         most_state = max(STATE_BYTES + self._writer.end // STATE_PART, 2 * self._snapshot_bytes)
         self._roll(full=self._state_bytes <= most_state)
+
+    def begin_parts(self) -> None:
+        """A group of batches, in a segment of its own."""
+        self._group = self._journal.transaction()
+        self.write_part()
+
+    def write_part(self) -> None:
+        """One batch of the group, synced."""
+        assert self._group is not None
+        self._staged_bytes = 0
+        try:
+            self._group.spill(roll=False)
+        except OSError as error:
+            if error.errno in DISK_FULL:
+                self._reserve.give(0)  # opening again begins a segment before this one goes
+            raise
 
     def _roll(self, full: bool = True) -> None:
         """Begin a new segment if the active one is full, or whatever it has."""
@@ -328,6 +356,8 @@ class JournalStore:
     def trim(self, below: int, queues: bool, urgent: bool) -> bool:
         """Retention by age and size is the journal's own rule; what the queues have passed, the broker knows."""
         journal = self._journal
+        if self._group is not None:  # no segment may begin or end in it
+            return False
         passed: int | None = None
         if not self.keep.forever and (queues or not self._needs_queues):
             passed = below - 1

@@ -7,7 +7,7 @@ messages or many ids reach the bound as surely as large ones; idle ones are give
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch
 
 MESSAGE_BYTES, BATCH_BYTES, TRANSACTION_BYTES = 96, 512, 1024  # around what is staged
+PIECE_MESSAGES, PIECE_BYTES = 512, 256 << 10  # of what is published in one go
 
 
 @dataclass
@@ -28,6 +29,21 @@ class Staged:
     batches: list[Batch] = field(default_factory=list)
     held_bytes: int = 0
     touched: float = 0.0
+
+
+class LargeCommit:
+    """A transaction that is committed in parts, each of them a turn's; nobody sees any of it before the last one.
+
+    What others publish meanwhile is stored and confirmed with it.
+    """
+
+    def __init__(self, account: str, transaction: str, batches: list[Batch]) -> None:
+        self.account = account
+        self.transaction = transaction
+        self.taken: dict[str, Staged] = {}
+        self.left = deque(batches)
+        self.begun = self.done = False
+        self.first = self.last = 0
 
 
 class Transactions:
@@ -50,7 +66,7 @@ class Transactions:
             raise Refusal("full", f"more than {most} bytes would be staged; commit or abort first")
         if staged is None:
             staged = self.staged[name] = Staged()
-        staged.batches.append(kept(batch))
+        staged.batches += kept(batch, PIECE_MESSAGES, PIECE_BYTES)
         staged.held_bytes += more
         staged.touched = time.monotonic()
         self.staged_bytes += more
@@ -82,6 +98,14 @@ class Transactions:
             staged.touched = time.monotonic()
             self.staged[name] = staged
             self.staged_bytes += staged.held_bytes
+
+    def hold(self, taken: dict[str, Staged]) -> None:
+        """What was taken counts as staged until it is let go."""
+        self.staged_bytes += sum(staged.held_bytes for staged in taken.values())
+
+    def let_go(self, taken: dict[str, Staged]) -> None:
+        """Undo ``hold``."""
+        self.staged_bytes -= sum(staged.held_bytes for staged in taken.values())
 
     def note(self, name: str, first: int, last: int) -> None:
         """It was committed."""

@@ -425,7 +425,7 @@ def _buffer(place: Place) -> str:
 
 def link_filter(place: Place) -> Filter:
     """A link's filter; its predicate is named as ``package.module:function``."""
-    place.only("properties", "min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate")
+    place.only("properties", "min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate", "where", "type")
     given: dict[str, Any] = {}
     if "properties" in place:
         given["properties"] = _wanted_properties(place["properties"])
@@ -436,6 +436,10 @@ def link_filter(place: Place) -> Filter:
         given["rate_per_s"] = place["rate_per_s"].number(0)
     if "predicate" in place:
         given["predicate"] = imported(place["predicate"])
+    if "where" in place:
+        given["where"] = place["where"].text()
+    if "type" in place:
+        given["type"] = imported(place["type"])
     with place.checking():
         return Filter(**given)
 

@@ -18,9 +18,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from penstock._core import Message
 from penstock.errors import InvalidArgument
+from penstock.filter import compile_filter
+from penstock.types import codec_of
+from penstock.types.fields import reader_of
 
 Predicate = Callable[[Message], object]
 MAX_RATE_PER_S = 1_000_000
@@ -31,7 +35,8 @@ class Filter:
     """What a link lets through; a field left at its default lets everything through.
 
     ``properties`` maps a name to the value it must have, to a list of allowed values, or to a pattern when the value
-    holds ``*`` or ``?``; the value None asks that the property be there.
+    holds ``*`` or ``?``; the value None asks that the property be there. ``where`` is an expression over the message
+    (``penstock.filter``), such as ``.celsius > 20``; fields are those of JSON, or of what ``type`` is encoded as.
     """
 
     properties: Mapping[str, str | Sequence[str] | None] = field(default_factory=dict)
@@ -40,6 +45,8 @@ class Filter:
     one_in: int | None = None
     rate_per_s: float | None = None
     predicate: Predicate | None = None
+    where: str | None = None
+    type: Any = None
 
     def __post_init__(self) -> None:
         for name in ("min_bytes", "max_bytes"):
@@ -54,12 +61,17 @@ class Filter:
             raise InvalidArgument(f"rate_per_s={self.rate_per_s} must be above 0 and at most {MAX_RATE_PER_S}")
         if self.predicate is not None and not callable(self.predicate):
             raise InvalidArgument(f"predicate={self.predicate!r} cannot be called")
+        if self.where is not None:
+            self._fields()
+        elif self.type is not None:
+            raise InvalidArgument("type= says how fields are read: give where= too")
 
     @property
     def empty(self) -> bool:
         """Whether it lets everything through."""
         return not self.properties and all(
-            value is None for value in (self.min_bytes, self.max_bytes, self.one_in, self.rate_per_s, self.predicate)
+            getattr(self, name) is None
+            for name in ("min_bytes", "max_bytes", "one_in", "rate_per_s", "predicate", "where")
         )
 
     def compile(self, clock: Callable[[], float] = time.monotonic) -> Predicate:
@@ -68,6 +80,8 @@ class Filter:
         if self.min_bytes is not None or self.max_bytes is not None:
             parts.append(_size(self.min_bytes or 0, self.max_bytes))
         parts += [_property(name, wanted) for name, wanted in self.properties.items()]
+        if self.where is not None:
+            parts.append(self._fields())
         if self.predicate is not None:
             parts.append(self.predicate)
         if self.one_in is not None:
@@ -75,6 +89,13 @@ class Filter:
         if self.rate_per_s is not None:
             parts.append(_rate(self.rate_per_s, clock))
         return parts[0] if len(parts) == 1 else lambda message: all(part(message) for part in parts)
+
+
+    def _fields(self) -> Predicate:
+        """Whether ``where`` holds; a message that is not of the type has no fields."""
+        passes = compile_filter(self.where or "")
+        read = None if self.type is None else reader_of(codec_of(self.type).described())
+        return lambda message: passes(message, read)
 
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:

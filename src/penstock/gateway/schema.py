@@ -79,6 +79,8 @@ def _link() -> dict[str, Any]:
         "one_in": _number("integer", 1),
         "rate_per_s": _number(),
         "predicate": TEXT,
+        "where": TEXT,
+        "type": TEXT,
     }
     return {
         "source": {**TEXT, "description": "A module, MODULE.OUTPUT, an address, or * for every other module."},

@@ -87,11 +87,12 @@ class Transaction:
             self._journal.note_kind(kind)
         self._states.append((kind, layout.FLAG_INTERNAL if internal else 0, data))
 
-    def spill(self) -> None:
+    def spill(self, *, roll: bool = True) -> None:
         """Store the messages added so far; nobody sees them before ``commit``, which makes all of it visible at once.
 
         Until then other commits to this journal wait. A transaction that is dropped after it has spilled fails the
-        journal: opened again, it has nothing of it.
+        journal: opened again, it has nothing of it. ``roll=False``: it stays in one segment, however large, for whose
+        state runs ahead of what is committed.
         """
         self._check_open()
         if not self._spilled:
@@ -101,7 +102,8 @@ class Transaction:
             # states go with the end: the head of a segment that begins before it is asked for what is committed
             first, last, _ = self._journal.writer.stage_all(self._messages, [])
             self._journal.writer.commit_part()
-            self._journal._roll_in_group()
+            if roll:
+                self._journal._roll_in_group()
         except BaseException:
             self.drop()
             raise
