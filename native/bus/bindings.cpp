@@ -190,19 +190,37 @@ void publisher_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-PyObject *publisher_publish(PyObject *object, PyObject *data) {
+// One argument by place, and `timeout` by name: for all that waits in this call. False with an error set.
+bool parse_publish(const char *method, PyObject *const *arguments, Py_ssize_t count, PyObject *names, Deadline *deadline) {
+    const Py_ssize_t named = names ? PyTuple_GET_SIZE(names) : 0;
+    if (count == 1 && !named) [[likely]] return true;
+    const bool known = named == 1 && PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "timeout") == 0;
+    if (count != 1 || !known) {
+        PyErr_Format(PyExc_TypeError, "%s() takes one argument by place, and timeout= in seconds", method);
+        return false;
+    }
+    bool poll = false;
+    if (!parse_timeout(arguments[1], deadline, &poll)) return false;
+    if (poll) *deadline = Deadline::after(0);
+    return true;
+}
+
+PyObject *publisher_publish(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     PublisherObject *self = as_publisher(object);
-    if (!check_open(self)) return nullptr;
-    Publishing publishing(self);
+    Deadline deadline;
+    if (!parse_publish("publish", arguments, count, names, &deadline) || !check_open(self)) return nullptr;
+    PyObject *data = arguments[0];
+    Publishing publishing(self, deadline);
     std::uint64_t ordinal = publish_copy(self->bus, self, self->allocator, self->id, data);
     return ordinal ? PyLong_FromUnsignedLongLong(ordinal) : nullptr;
 }
 
-PyObject *publisher_publish_many(PyObject *object, PyObject *items) {
+PyObject *publisher_publish_many(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     PublisherObject *self = as_publisher(object);
-    if (!check_open(self)) return nullptr;
-    Publishing publishing(self);
-    return publish_all(self->bus, self, self->allocator, self->id, items);
+    Deadline deadline;
+    if (!parse_publish("publish_many", arguments, count, names, &deadline) || !check_open(self)) return nullptr;
+    Publishing publishing(self, deadline);
+    return publish_all(self->bus, self, self->allocator, self->id, arguments[0]);
 }
 
 PyObject *publisher_reserve(PyObject *object, PyObject *number) {
@@ -218,15 +236,15 @@ PyObject *publisher_reserve(PyObject *object, PyObject *number) {
     return draft;
 }
 
-// _publish_now(data): publish, or BlockingIOError where that would wait.
-PyObject *publisher_publish_now(PyObject *object, PyObject *data) {
+// _now(data, timeout=None): publish, or BlockingIOError where that would wait.
+PyObject *publisher_publish_now(PyObject *object, PyObject *const *arguments, Py_ssize_t count, PyObject *names) {
     PublisherObject *self = as_publisher(object);
     if (!check_open(self)) return nullptr;
     if (would_wait(self->bus, self->id)) {
         PyErr_SetNone(PyExc_BlockingIOError);
         return nullptr;
     }
-    return publisher_publish(object, data);
+    return publisher_publish(object, arguments, count, names);
 }
 
 PyObject *publisher_close(PyObject *object, PyObject *) {
@@ -249,13 +267,16 @@ PyObject *get_published(PyObject *self, void *) {
     return PyLong_FromUnsignedLongLong(counters ? counters->matched.get() : 0);
 }
 
+#define FAST(function) reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function))
 PyMethodDef publisher_methods[] = {
-    {"publish", publisher_publish, METH_O, "publish(data, /)\n--\n\nPublish a copy of data; gives its ordinal."},
-    {"publish_many", publisher_publish_many, METH_O,
-     "publish_many(batch, /)\n--\n\nPublish a copy of each, in order; gives how many."},
+    {"publish", FAST(publisher_publish), METH_FASTCALL | METH_KEYWORDS,
+     "publish(data, /, *, timeout=None)\n--\n\nPublish a copy of data; gives its ordinal. After so many seconds of waiting it is "
+     "dropped for\nthe subscribers that are full, counted, and TimeoutError raised."},
+    {"publish_many", FAST(publisher_publish_many), METH_FASTCALL | METH_KEYWORDS,
+     "publish_many(batch, /, *, timeout=None)\n--\n\nPublish a copy of each, in order; gives how many. The time is that of all."},
     {"reserve", publisher_reserve, METH_O,
      "reserve(size, /)\n--\n\nA writable buffer; leaving its with block publishes it."},
-    {"_now", publisher_publish_now, METH_O, nullptr},
+    {"_now", FAST(publisher_publish_now), METH_FASTCALL | METH_KEYWORDS, nullptr},
     {"close", publisher_close, METH_NOARGS, "close()\n--\n\nStop publishing. Closing twice does nothing."},
     {nullptr, nullptr, 0, nullptr}};
 
@@ -281,12 +302,16 @@ PyType_Spec publisher_spec = {"penstock._core.bus.Publisher", sizeof(PublisherOb
 }  // namespace
 
 namespace {
-[[gnu::tls_model("initial-exec")]] thread_local PublisherObject *publishing_now = nullptr;
+[[gnu::tls_model("initial-exec")]] thread_local Publishing *publishing_now = nullptr;
 }  // namespace
 
-Publishing::Publishing(PublisherObject *publisher) noexcept : outer_(std::exchange(publishing_now, publisher)) {}
+Publishing::Publishing(PublisherObject *publisher, Deadline deadline) noexcept
+    : publisher_(publisher), deadline_(deadline), outer_(std::exchange(publishing_now, this)) {}
 Publishing::~Publishing() { publishing_now = outer_; }
-bool Publishing::ended() noexcept { return publishing_now && publishing_now->closed; }
+bool Publishing::ended() noexcept {
+    return publishing_now && publishing_now->publisher_ && publishing_now->publisher_->closed;
+}
+Deadline Publishing::deadline() noexcept { return publishing_now ? publishing_now->deadline_ : Deadline{}; }
 
 Header *copy_in(BusObject *bus, AllocatorObject *allocator, std::uint16_t id, PyObject *data) {
     if (!PyBytes_CheckExact(data) || PyBytes_GET_SIZE(data) >= long_copy_bytes)

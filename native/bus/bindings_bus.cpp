@@ -434,6 +434,12 @@ PyObject *get_in_use(PyObject *self, void *) {
     return PyLong_FromUnsignedLongLong(as_bus(self)->heap ? as_bus(self)->heap->out : 0);
 }
 PyObject *get_serving(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->drainer != 0); }
+// Whether somebody waits for room in the queue of a subscriber.
+PyObject *get_waits(PyObject *self, void *) {
+    for (SubscriberObject *subscriber : as_bus(self)->subscribers)
+        if (subscriber->writers.head) Py_RETURN_TRUE;
+    Py_RETURN_FALSE;
+}
 PyObject *get_scheduled(PyObject *self, void *) { return PyBool_FromLong(as_bus(self)->scheduled); }
 int set_scheduled(PyObject *self, PyObject *value, void *) {
     int on = value ? PyObject_IsTrue(value) : 0;
@@ -492,6 +498,7 @@ PyGetSetDef bus_getset[] = {
     {"pending", get_pending, nullptr, "Messages published and not yet delivered.", nullptr},
     {"heap_in_use", get_in_use, nullptr, "Messages of the bus's own heap that are out.", nullptr},
     {"_serving", get_serving, nullptr, nullptr, nullptr},
+    {"_waits", get_waits, nullptr, nullptr, nullptr},
     {"_scheduled", get_scheduled, set_scheduled, nullptr, nullptr},
     {"_here", get_here, nullptr, nullptr, nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};

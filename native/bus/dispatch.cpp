@@ -7,6 +7,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <utility>
@@ -113,13 +114,13 @@ void keep_error(Frame *frame) {
     frame->error = value;
 }
 
-[[gnu::cold, gnu::noinline]] void tell_timeout(Frame *frame, PyObject *name, double timeout) {
+[[gnu::cold, gnu::noinline]] void tell_timeout(Frame *frame, PyObject *name, std::int64_t waited_ns) {
     if (frame->bus->queued) return;  // a bus thread has nobody to tell; it was counted
-    PyObject *seconds = PyFloat_FromDouble(timeout);
+    char seconds[32];
+    std::snprintf(seconds, sizeof seconds, "%g", static_cast<double>(waited_ns / 1'000'000) / 1e3);
     PyErr_Format(PyExc_TimeoutError,
-                 "subscriber %R was full for %S s; the message was dropped for it and counted, the others received it", name,
+                 "subscriber %R was full for %s s; the message was dropped for it and counted, the others received it", name,
                  seconds);
-    Py_XDECREF(seconds);
     keep_error(frame);
 }
 
@@ -129,9 +130,9 @@ void push_to(Frame *frame, SubscriberObject *subscriber, Item item, double given
         return;
     }
     PyObject *name = Py_NewRef(subscriber->name);  // the subscriber may be gone after a wait
-    double timeout = given == own_timeout ? subscriber->timeout : given;
+    const std::int64_t began_ns = monotonic_ns();
     Pushed pushed = push(subscriber, item, true, given);
-    if (pushed == Pushed::timed_out) tell_timeout(frame, name, timeout);
+    if (pushed == Pushed::timed_out) tell_timeout(frame, name, monotonic_ns() - began_ns);
     if (pushed == Pushed::failed) keep_error(frame);
     Py_DECREF(name);
 }
@@ -290,7 +291,8 @@ int wait_for_pending_room(BusObject *bus, Header *header) {
     }
     Frame frame{bus};
     enter(&frame);
-    Deadline deadline = bus->pending_timeout < 0 ? Deadline{} : Deadline::after(bus->pending_timeout);
+    const Deadline own = bus->pending_timeout < 0 ? Deadline{} : Deadline::after(bus->pending_timeout);
+    const Deadline deadline = own.or_before(Publishing::deadline());
     Sleeper sleeper;
     bus->room.join(&sleeper);
     int result = 1;

@@ -325,17 +325,20 @@ struct PublisherObject {
     bool closed;
 };
 extern PyTypeObject *publisher_type;
-// While a publisher publishes, in this thread: closed by another one, what it waits for is over.
+// While a publisher publishes, in this thread: closed by another one, or out of time, what it waits for is over.
 class Publishing {
    public:
-    explicit Publishing(PublisherObject *publisher) noexcept;
+    explicit Publishing(PublisherObject *publisher, Deadline deadline = {}) noexcept;
     ~Publishing();
     Publishing(const Publishing &) = delete;
     Publishing &operator=(const Publishing &) = delete;
-    static bool ended() noexcept;  // whether the one of this thread was closed
+    static bool ended() noexcept;         // whether the one of this thread was closed
+    static Deadline deadline() noexcept;  // until when the one of this thread may wait
 
    private:
-    PublisherObject *outer_;
+    PublisherObject *publisher_;
+    Deadline deadline_;
+    Publishing *outer_;
 };
 // Whether publishing this id now would have to wait; false with an error set where that cannot be told.
 bool would_wait(BusObject *bus, std::uint16_t id);

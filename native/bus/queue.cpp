@@ -79,7 +79,7 @@ Pushed wait_for_room(SubscriberObject *self, Item item, double timeout) {
     writer.subscriber = self;
     BusObject *bus = self->bus;
     const double seconds = timeout == own_timeout ? self->timeout : timeout;
-    Deadline deadline = seconds < 0 ? Deadline{} : Deadline::after(seconds);
+    Deadline deadline = (seconds < 0 ? Deadline{} : Deadline::after(seconds)).or_before(Publishing::deadline());
     const double patience = bus ? bus->stuck_after : 0;
     Deadline tell = bus ? Deadline::after(patience) : Deadline{};
     bool told = false;

@@ -34,6 +34,9 @@ struct Deadline {
         deadline.at_ns = monotonic_ns() + static_cast<std::int64_t>((seconds < far ? seconds : far) * 1e9);
         return deadline;
     }
+    Deadline or_before(Deadline other) const noexcept {
+        return at_ns == never || (other.at_ns != never && other.at_ns < at_ns) ? other : *this;
+    }
     bool passed() const noexcept { return at_ns != never && monotonic_ns() >= at_ns; }
 };
 

@@ -66,6 +66,10 @@ inline bool take(PublisherObject *self, Publisher *handle, Py_ssize_t size, Publ
             if (!grow_for(reinterpret_cast<PyObject *>(self), size)) return false;
             if (!usable(self)) return false;
         }
+        if (handle->reserved >= handle->member.most_held) [[unlikely]] {
+            PyGC_Collect();  // a forgotten draft may be part of a cycle
+            if (!usable(self)) return false;
+        }
         if (handle->reserve(place, std::uint64_t(size)) == Taken::yes) [[likely]] return true;
     } catch (...) {
         raise_current();

@@ -160,11 +160,11 @@ void publisher_dealloc(PyObject *object) {
 
 PyMethodDef methods[] = {
     {"publish", method(publisher_publish), METH_FASTCALL | METH_KEYWORDS,
-     "publish(data, *, timeout=..., metadata=None)\n--\n\nPublish a copy of data; gives its ordinal."},
+     "publish(data, *, timeout='as opened', metadata=None)\n--\n\nPublish a copy of data; gives its ordinal."},
     {"publish_many", method(publisher_publish_many), METH_FASTCALL | METH_KEYWORDS,
-     "publish_many(batch, *, timeout=...)\n--\n\nPublish each of them, in order; gives how many. The time is that of all."},
+     "publish_many(batch, *, timeout='as opened')\n--\n\nPublish each of them, in order; gives how many. The time is that of all."},
     {"reserve", method(publisher_reserve), METH_FASTCALL | METH_KEYWORDS,
-     "reserve(size, *, timeout=..., metadata=None)\n--\n\nA writable buffer in the channel itself."},
+     "reserve(size, *, timeout='as opened', metadata=None)\n--\n\nA writable buffer in the channel itself."},
     {"wait_ready", method(publisher_wait_ready), METH_VARARGS | METH_KEYWORDS,
      "wait_ready(subscribers=1, timeout=None)\n--\n\nWait until so many subscribers are there."},
     {"wait", method(wait_method<PublisherObject>), METH_VARARGS | METH_KEYWORDS,

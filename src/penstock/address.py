@@ -18,6 +18,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
@@ -134,8 +135,20 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     """Open a publisher at any reach: ``penstock.publisher("shm:/camera", slots=16)``.
 
     With ``type=`` (a dataclass, a numpy dtype and so on: docs/types.md) it publishes objects; ``evolve="any"`` lets it
-    replace an incompatible type. The other options depend on the reach: ``help(penstock.shm.publisher)`` and the like
-    list them. Those functions open the same handles and are fully typed.
+    replace a type that does not go with it. The other options are the reach's (None: as the channel has it, or the
+    reach's default); ``penstock.shm.publisher`` and the like open the same and are typed fully:
+
+    - ``bus``: id=0, history=None, latest=False, history_bytes=None
+    - ``shm``: slots=None, slot_size=None, overflow=None, reliable=None, timeout=None, fixed_size=False,
+      max_reserved=1, type=None, checksum=False, metadata_size=None, activation=False, retirement=False,
+      max_publishers=None, max_subscribers=None, local=False, mux=None, vchan_id=None, mode=None, group=None,
+      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None
+    - ``tcp``: overflow='block', timeout=None, depth=32768, depth_bytes=16777216, tls=None, token=None,
+      insecure=False, handshake_timeout=10.0, close_timeout=5.0, keepalive=15.0, executor=None, history=None,
+      latest=False, history_bytes=None
+    - ``journal``: segment_bytes=67108864, max_message_bytes=67108864, retain_age_s=None, retain_bytes=None,
+      sync=True
+    - ``broker``: queue='', unconfirmed=0, ttl_s=None, token=None, tls=None, timeout=30.0, reconnect=True
     """
     opened: Publisher[Any] = _open_any("publisher", address, options)
     return opened
@@ -152,10 +165,23 @@ def subscriber(address: str, **options: Any) -> Subscriber: ...
 def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     """Open a subscriber at any reach: ``penstock.subscriber("shm:/camera")``.
 
-    With ``type=`` its messages have a ``value`` of that type, and ``values()`` gives objects; ``evolve="any"`` accepts
-    messages of another type and decides for each one. ``on_message=function`` calls it with every message from a
-    thread of its own. The other options depend on the reach: ``help(penstock.shm.subscriber)`` and the like list them.
-    Those functions open the same handles and are fully typed.
+    With ``type=`` its messages have a ``value`` of that type, and ``values()`` gives objects; ``evolve="any"`` takes
+    what another type wrote, message by message. ``on_message=function`` calls it with every message from a thread of
+    its own. The other options are the reach's (None: as the channel has it, or the reach's default);
+    ``penstock.shm.subscriber`` and the like open the same and are typed fully:
+
+    - ``bus``: id=0, depth=1000, overflow='block', timeout=None, drop_above=None, priority=0, history=True,
+      on_message=None
+    - ``shm``: overflow=None, reliable=None, max_active_messages=None, type=None, checksum='raise',
+      pass_activation=False, max_publishers=None, max_subscribers=None, mux=None, vchan_id=None, history=True,
+      mode=None, group=None, spin_us=0, on_message=None
+    - ``tcp``: max_reconnects=-1, extended=True, tls=None, token=None, max_message_size=268435456,
+      held_bytes=1073741824, handshake_timeout=10.0, keepalive=15.0, reconnect_delay=0.05, reconnect_delay_max=2.0,
+      executor=None, history=True, on_message=None
+    - ``journal``: start='new', on_message=None
+    - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
+      exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
+      tls=None, timeout=30.0, reconnect=True, on_message=None
     """
     opened: Subscriber[Any] = _open_any("subscriber", address, options)
     return opened
@@ -267,12 +293,17 @@ def _with_signature(
     """Give ``function`` the name, signature and docstring that ``help`` shows."""
     word, _, kind = first.partition(": ")
     positional = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
-    parameters = [positional, *option_names(options_of).values()]
+    parameters = [positional, *map(_readable, option_names(options_of).values())]
     shown: Any = function
     shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
     shown.__doc__, shown.__name__, shown.__qualname__ = doc, name, name
     shown.__module__ = options_of.__module__
     return function
+
+
+def _readable(option: inspect.Parameter) -> inspect.Parameter:
+    """With a default as a user writes it: ``'block'``, not ``<Overflow.BLOCK: 'block'>``."""
+    return option.replace(default=option.default.value) if isinstance(option.default, Enum) else option
 
 
 def room(scheme: str) -> ModuleType:

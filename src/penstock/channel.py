@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import enum
+import inspect
 import logging
 import os
 import threading
@@ -28,6 +29,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
@@ -231,6 +233,18 @@ def _close(handle: weakref.ref[Any], function: Callable[..., None], *arguments: 
         function(alive, *arguments, **options)
 
 
+def _show_options(room: type, name: str) -> None:
+    """``help`` of ``NAME_async`` lists the options that the room's own ``NAME`` has."""
+    shown: Any = getattr(room, f"{name}_async")
+    signature = inspect.signature(getattr(room, name))
+    returned = inspect.signature(shown).return_annotation
+    copy: Any = FunctionType(shown.__code__, shown.__globals__, shown.__name__, shown.__defaults__, shown.__closure__)
+    copy.__doc__, copy.__module__ = shown.__doc__, room.__module__
+    copy.__qualname__ = f"{room.__qualname__}.{name}_async"
+    copy.__signature__ = signature.replace(return_annotation=returned)
+    setattr(room, f"{name}_async", copy)
+
+
 class Publisher(Handle, Generic[T]):
     """One writing handle. ``T`` is what its messages mean: bytes, unless a type was given."""
 
@@ -240,6 +254,11 @@ class Publisher(Handle, Generic[T]):
     carries_properties_of_many: ClassVar[bool] = False
 
     _worker: Worker | None = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in ("publish", "publish_many", "reserve"):
+            _show_options(cls, name)
 
     @abstractmethod
     def publish(self, data: Buffer | T) -> int | None:

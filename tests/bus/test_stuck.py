@@ -16,6 +16,7 @@ from penstock import CapacityError, ClosedError
 from penstock._core import counters_read
 from penstock.address import parse
 from penstock.bus import Bus, CallbackSubscriber, Overflow, declare
+from penstock.bus.bus import STUCK_AT_EXIT_S, _join
 from penstock.bus.explain import explain
 
 LONG = 30.0
@@ -144,3 +145,37 @@ def test_add_declared_without_names_adds_all() -> None:
         assert found[-2:] == ["first", "second"]
         bus.add_declared()  # they are on a bus now
         assert len(bus.subscribers) == len({id(one) for one in bus.subscribers})
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_reader_that_takes_nothing() -> None:
+    bus = Bus("stuck-at-exit")
+    queue = bus.subscribe(1, depth=1)
+    for _ in range(3):
+        bus.publish(b"x", 1)
+    until(lambda: bus._waits, "the bus waits for room")
+    thread = bus._thread
+    assert thread is not None
+    deadline = time.monotonic() + LONG
+    _join(bus, thread, deadline)
+    assert time.monotonic() < deadline and thread.is_alive()
+    reading = threading.Thread(target=lambda: [queue.read(LONG) for _ in range(3)])
+    reading.start()
+    bus.close()
+    reading.join()
+
+
+def test_the_end_of_a_program_waits_for_a_handler_at_work() -> None:
+    bus = Bus("busy-at-exit")
+    begun, go_on = threading.Event(), threading.Event()
+    bus.subscribe(1, kind="callback", handler=lambda _: (begun.set(), go_on.wait(LONG)))
+    bus.publish(b"x", 1)
+    assert begun.wait(LONG) and bus._thread is not None
+    _join(bus, bus._thread, time.monotonic() + 3 * STUCK_AT_EXIT_S)
+    assert not go_on.is_set() and bus._thread.is_alive()
+    ended = threading.Thread(target=lambda: _join(bus, bus._thread, time.monotonic() + LONG))  # type: ignore[arg-type]
+    bus._stop(False)
+    ended.start()
+    go_on.set()
+    ended.join(LONG)
+    assert not bus._thread.is_alive()
+    bus.close()

@@ -194,7 +194,7 @@ def test_slots_held_by_a_process_and_since_when(name: str) -> None:
         code, text = reasons(f"shm:{name}")
         first = datetime.datetime.fromtimestamp(held[0].timestamp_ns // 10**9, datetime.UTC)
         assert code == 4 and f"2 of 4 slots held by pid {os.getpid()}" in text, text
-        assert f"the oldest message since {first:%Y-%m-%dT%H:%M:%S}" in text
+        assert f"the oldest message was published at {first:%Y-%m-%dT%H:%M:%S}" in text
         held.clear()
         del message
         assert "slots held" not in reasons(f"shm:{name}")[1]

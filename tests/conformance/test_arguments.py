@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
+import pydoc
 import time
 from typing import Any
 
 import pytest
 
 import penstock
+from penstock import address
 from penstock._core import counters_read
 
 from .reaches import Reach
@@ -28,6 +31,30 @@ def test_unknown_values_name_the_nearest(reach: Reach) -> None:
     opener = reach.subscriber if reach.can["set on"] == "subscriber" else reach.publisher
     with pytest.raises(penstock.InvalidArgument, match=r"did you mean .*drop_(old|new)est"):
         opener(overflow="drop_oldes")
+
+
+def _help(thing: object) -> str:
+    return " ".join(pydoc.plain(pydoc.render_doc(thing)).split())
+
+
+@pytest.mark.parametrize("kind", ["publisher", "subscriber"])
+def test_help_lists_every_option_with_its_default(reach: Reach, kind: str) -> None:
+    scheme = reach.address.partition(":")[0]
+    everywhere, room = getattr(penstock, kind), address.room(scheme)
+    own = getattr(room, kind)
+    assert "<" not in str(inspect.signature(own)) and "Ellipsis" not in _help(own)
+    for option in inspect.signature(own).parameters.values():
+        if option.kind is inspect.Parameter.KEYWORD_ONLY:
+            assert f"{option.name}={option.default!r}" in _help(everywhere), f"{scheme}: name it in address.py"
+
+
+def test_help_of_methods_lists_their_options(reach: Reach) -> None:
+    publisher = type(reach.publisher())
+    for name in ("publish", "publish_many", "reserve"):
+        told, told_async = _help(getattr(publisher, name)), _help(getattr(publisher, f"{name}_async"))
+        assert "Ellipsis" not in told and "**" not in told_async, (told, told_async)
+        for option in inspect.signature(getattr(publisher, name)).parameters:
+            assert option in told_async, f"{name}_async hides {option}"
 
 
 @pytest.mark.parametrize("bad", ["text", 5, None, object()])

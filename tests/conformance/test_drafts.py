@@ -160,3 +160,19 @@ def test_a_draft_in_a_cycle_is_collected(reach: Reach) -> None:
     assert gone() is None
     publisher.publish(b"next")
     assert read(subscriber) == b"next"
+
+
+def test_a_draft_in_a_cycle_does_not_keep_the_next_one_waiting(reach: Reach) -> None:
+    """Where drafts are bounded, the collector is run before one is refused for those that nobody holds."""
+    publisher, subscriber = reach.pair()
+    before = gc.get_threshold()
+    gc.set_threshold(1_000_000)  # enabled, but never of its own accord
+    try:
+        for _ in range(3):
+            box: dict[str, Any] = {}
+            box["draft"], box["box"] = publisher.reserve(4), box
+            del box
+            publisher.publish(b"next")
+            assert read(subscriber) == b"next"
+    finally:
+        gc.set_threshold(*before)

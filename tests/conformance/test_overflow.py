@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
+from typing import Any
 
 import pytest
 
 import penstock
 
 from .reaches import Reach
-from .reading import read_all
+from .reading import LONG, read_all
 
 
 def test_the_ledger_balances(reach: Reach) -> None:
@@ -95,3 +97,28 @@ def test_publish_many_says_how_many_went_before_the_time_was_over(reach: Reach) 
         found += 1
         message.release()
     assert found in (went, went - 1), "one may have gone to others and not to this subscriber"
+
+
+@pytest.mark.needs("block")
+@pytest.mark.parametrize("many", [False, True])
+def test_a_time_limit_of_one_call(reach: Reach, many: bool) -> None:
+    """The handle waits for ever; this call does not, and what it could not publish is counted or was never there."""
+    publisher, subscriber = reach.pair(reach.bounded(4, "block"))
+    if "timeout" not in inspect.signature(type(publisher).publish).parameters:
+        pytest.skip(f"publish() has no timeout= on {reach.name}")
+    publish: Any = publisher.publish
+    if many:
+        publish = lambda data, timeout: publisher.publish_many([data], timeout=timeout)  # type: ignore[call-arg]  # noqa: E731
+    sent = 0
+    for limit in (0.05, 0):
+        with pytest.raises(TimeoutError):
+            while sent < 1000:
+                publish(b"%d" % sent, timeout=limit)
+                sent += 1
+    ledger = subscriber.ledger
+    assert ledger.balanced and ledger.matched - ledger.lost == sent, ledger
+    assert [int(data) for data in read_all(subscriber, sent)] == list(range(sent))
+    publish(b"more", timeout=LONG)
+    for bad in (-1, float("nan")):
+        with pytest.raises(penstock.InvalidArgument):
+            publish(b"x", timeout=bad)

@@ -3,6 +3,9 @@
 // Every atomic operation is a step. A run is deterministic: the fiber that runs goes on until it sleeps or ends, then the
 // next one that can goes on; a run differs from that by a few deviations (at step k another fiber goes on, or the one
 // that runs dies). All runs with at most so many deviations are tried: delay-bounded search.
+//
+// With `late_stores` memory is as lazy as a weakly ordered machine may make it: a relaxed or release store is seen by the
+// others only when its fiber's next sequentially consistent store or change is, or when the fiber sleeps, ends or dies.
 #pragma once
 
 #include <ucontext.h>
@@ -14,6 +17,7 @@
 #include <cstdlib>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace schedules {
@@ -40,6 +44,7 @@ class Scheduler {
     std::vector<Choices> trace;
     std::function<void(int)> on_death;
     bool failed = false;
+    bool late_stores = false;
 
     Scheduler() {
         for (Fiber &fiber : fibers_) fiber.stack.reset(new char[stack_bytes]);
@@ -63,6 +68,7 @@ class Scheduler {
         fiber.program = std::move(program);
         fiber.mortal = mortal;
         fiber.asleep = fiber.over = false;
+        fiber.late.clear();
         getcontext(&fiber.context);
         fiber.context.uc_stack.ss_sp = fiber.stack.get();
         fiber.context.uc_stack.ss_size = stack_bytes;
@@ -92,6 +98,7 @@ class Scheduler {
     // The running fiber sleeps until wake(index).
     static void sleep() {
         Scheduler *self = active_;
+        show_late();
         self->fibers_[self->current_].asleep = true;
         self->give_way();
     }
@@ -102,6 +109,17 @@ class Scheduler {
         int me = self->current_;
         self->current_ = other;
         swapcontext(&self->fibers_[me].context, &self->main_);
+    }
+    // What the running fiber has stored and others do not see yet; null where stores are seen at once.
+    using Late = std::pair<void *, std::function<void()>>;
+    static std::vector<Late> *late() {
+        return active_ && active_->late_stores ? &active_->fibers_[active_->current_].late : nullptr;
+    }
+    static void show_late() {
+        if (std::vector<Late> *stores = late()) {
+            for (Late &store : *stores) store.second();
+            stores->clear();
+        }
     }
     bool is_asleep(int index) const { return fibers_[index].asleep; }
     void wake(int index) { fibers_[index].asleep = false; }
@@ -122,11 +140,13 @@ class Scheduler {
         std::unique_ptr<char[]> stack;
         std::function<void()> program;
         bool asleep = false, over = true, mortal = false;
+        std::vector<Late> late;
     };
 
     static void enter() {
         Scheduler *self = active_;
         self->fibers_[self->current_].program();
+        show_late();
         self->fibers_[self->current_].over = true;
         self->give_way();
     }
@@ -156,6 +176,7 @@ class Scheduler {
             if (next_deviation_ >= deviations.size() || deviations[next_deviation_].step != now) return;
             int choice = deviations[next_deviation_++].choice;
             if (choice == dies) {
+                show_late();
                 fibers_[current_].over = killed_ = true;
                 give_way();  // never comes back in this life
             }
@@ -175,20 +196,27 @@ class Scheduler {
     const char *why_ = "";
 };
 
-// An atomic whose every operation is a step. All orders are taken as sequentially consistent.
+// An atomic whose every operation is a step. Loads are sequentially consistent; stores too, unless they may be late.
 template <typename T>
 class Stepped {
    public:
     Stepped() = default;
     Stepped(const Stepped &) = delete;
-    T load(std::memory_order = std::memory_order_seq_cst) const { return Scheduler::step(), value_; }
-    void store(T value, std::memory_order = std::memory_order_seq_cst) { Scheduler::step(), value_ = value; }
+    T load(std::memory_order = std::memory_order_seq_cst) const { return Scheduler::step(), seen(); }
+    void store(T value, std::memory_order order = std::memory_order_seq_cst) {
+        Scheduler::step();
+        std::vector<Scheduler::Late> *late = Scheduler::late();
+        if (late && order != std::memory_order_seq_cst) return late->emplace_back(this, Store{this, value}), void();
+        Scheduler::show_late();
+        value_ = value;
+    }
     T fetch_or(T bits) { return change([&](T v) { return v | bits; }); }
     T fetch_and(T bits) { return change([&](T v) { return v & bits; }); }
     T fetch_add(T more) { return change([&](T v) { return v + more; }); }
     bool compare_exchange_strong(T &expected, T wanted) {
         Scheduler::step();
-        if (value_ != expected) return expected = value_, false;
+        if (T now = seen(); now != expected) return expected = now, false;  // a change that fails shows nothing
+        Scheduler::show_late();
         return value_ = wanted, true;
     }
     bool compare_exchange_weak(T &expected, T wanted) { return compare_exchange_strong(expected, wanted); }
@@ -197,9 +225,22 @@ class Stepped {
     void poke(T value) { value_ = value; }
 
    private:
+    struct Store {
+        Stepped *place;
+        T value;
+        void operator()() const { place->value_ = value; }
+    };
+    // As the running fiber sees it: its own stores at once.
+    T seen() const {
+        if (const std::vector<Scheduler::Late> *late = Scheduler::late())
+            for (auto store = late->rbegin(); store != late->rend(); ++store)
+                if (store->first == this) return store->second.template target<Store>()->value;
+        return value_;
+    }
     template <typename Function>
     T change(Function &&function) {
         Scheduler::step();
+        Scheduler::show_late();
         T before = value_;
         value_ = function(before);
         return before;

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
 from penstock._core import bus as _native
 from penstock.bus.publisher import Publisher
@@ -35,7 +35,9 @@ from penstock.bus.subscriber import (
     CallbackSubscriber,
     FifoSubscriber,
     QueueSubscriber,
+    SubscriberOptions,
     _Subscriber,
+    with_options,
 )
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.errors import ClosedError, InvalidArgument, StateError, nearest
@@ -48,6 +50,7 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
 DEFAULT_PENDING_BYTES = 64 << 20
 MODES = ("thread", "direct")
 EXIT_S = 2.0  # for delivering what is pending at exit
+STUCK_AT_EXIT_S = 0.2  # for a reader that takes nothing
 
 
 class Bus(_native.Bus):
@@ -109,15 +112,35 @@ class Bus(_native.Bus):
         """Publish a draft or static message to one subscriber, past the bus; its id must be private or peer-to-peer."""
         publish_to(subscriber, message, writable=writable)
 
-    def publisher(self, id: int = 0, **options: Any) -> Publisher:
+    def publisher(self, id: int = 0, *, allocator: _native.Allocator | None = None, name: str = "") -> Publisher:
         """A writing handle for one id."""
-        return Publisher(self, id, **options)
+        return Publisher(self, id, allocator=allocator, name=name)
 
-    def subscribe(self, *ids: int, kind: str = "queue", handler: Any = None, **options: Any) -> Any:
+    @overload
+    def subscribe(
+        self, *ids: int, kind: Literal["queue"] = ..., handler: Any = None, **options: Unpack[SubscriberOptions]
+    ) -> QueueSubscriber: ...
+    @overload
+    def subscribe(
+        self, *ids: int, kind: Literal["fifo"], handler: Any = None, **options: Unpack[SubscriberOptions]
+    ) -> FifoSubscriber: ...
+    @overload
+    def subscribe(
+        self, *ids: int, kind: Literal["callback"], handler: Any = None, **options: Unpack[SubscriberOptions]
+    ) -> CallbackSubscriber: ...
+    @overload
+    def subscribe(
+        self, *ids: int, kind: str, handler: Any = None, **options: Unpack[SubscriberOptions]
+    ) -> Any: ...
+    @with_options
+    def subscribe(
+        self, *ids: int, kind: str = "queue", handler: Any = None, **options: Unpack[SubscriberOptions]
+    ) -> Any:
         """Make a subscriber of these ids and add it. Kinds: ``callback``, ``queue``, ``fifo``."""
         return self.add(_make(kind, handler, ids, options))
 
-    def on(self, *ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
+    @with_options
+    def on(self, *ids: int, kind: str = "callback", **options: Unpack[SubscriberOptions]) -> Callable[[Any], Any]:
         """Decorator: the function becomes the handler of a subscriber of these ids, kept as ``function.subscriber``."""
 
         def decorate(function: Any) -> Any:
@@ -215,13 +238,14 @@ class Bus(_native.Bus):
         return f"<Bus {self.name!r}, {self.mode}{', closed' if self.closed else ''}>"
 
 
-def _make(kind: str, handler: Any, ids: tuple[int, ...], options: dict[str, Any]) -> _Subscriber:
+def _make(kind: str, handler: Any, ids: tuple[int, ...], options: SubscriberOptions) -> _Subscriber:
     if kind not in KINDS:
         raise InvalidArgument(f"kind={kind!r} is not a choice; {nearest(str(kind), KINDS)}")
     return KINDS[kind](handler, ids=ids, **options)
 
 
-def declare(*ids: int, kind: str = "callback", **options: Any) -> Callable[[Any], Any]:
+@with_options
+def declare(*ids: int, kind: str = "callback", **options: Unpack[SubscriberOptions]) -> Callable[[Any], Any]:
     """Decorator for module level: makes the function a handler before there is a bus; ``bus.add_declared`` adds it."""
 
     def decorate(function: Any) -> Any:
@@ -266,7 +290,18 @@ def _stop_all() -> None:
         thread = bus._thread
         if thread is not None:
             bus._stop(False)
-            thread.join(max(0.0, deadline - time.monotonic()))
+            _join(bus, thread, deadline)
+
+
+def _join(bus: Bus, thread: threading.Thread, deadline: float) -> None:
+    """Wait for the thread, but not for a reader that takes nothing: only a daemon thread could still read."""
+    count, since = -1, time.monotonic()
+    while thread.is_alive() and (now := time.monotonic()) < deadline:
+        if not bus._waits or bus.pending != count:
+            count, since = bus.pending, now
+        elif now - since > STUCK_AT_EXIT_S:
+            return
+        thread.join(0.02)
 
 
 def _after_fork_in_child() -> None:

@@ -12,10 +12,11 @@ Every method may be called from any thread. A queue or fifo subscriber that nobo
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
 from penstock import channel
 from penstock._core import bus as _native
@@ -32,6 +33,7 @@ DEFAULT_FIFO_DEPTH = 65536
 
 Handler = Callable[["Message"], Any]
 Predicate = Callable[["Message"], Any]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 logger = logging.getLogger("penstock.bus")
 TELL_STUCK_S = 60.0  # at most so often for one subscriber
@@ -45,6 +47,20 @@ def check_id(value: int, option: str = "id") -> int:
     if not 0 <= value <= MAX_ID:
         raise InvalidArgument(f"{option}={value} is not between 0 and {MAX_ID}")
     return value
+
+
+class SubscriberOptions(TypedDict, total=False):
+    """The options of every kind of subscriber."""
+
+    name: str
+    predicate: Predicate | None
+    priority: int
+    max_public_id: int
+    max_peer_id: int | None
+    depth: int | None
+    overflow: str | Overflow | None
+    timeout: float | None
+    drop_above: int | None
 
 
 class _Subscriber(_native.Subscriber):
@@ -220,6 +236,16 @@ class FifoSubscriber(QueueSubscriber):
     _kind = 2
     _default_overflow = Overflow.DROP_NEWEST
     _default_depth = DEFAULT_FIFO_DEPTH
+
+
+def with_options(function: Function) -> Function:
+    """A function that makes subscribers and hands its options on: ``help`` lists them."""
+    own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
+    options = inspect.signature(_Subscriber).parameters.values()
+    more = [p for p in options if p.name in SubscriberOptions.__annotations__]
+    shown: Any = function
+    shown.__signature__ = inspect.signature(function).replace(parameters=[*own, *more])
+    return function
 
 
 KINDS: dict[str, type[_Subscriber]] = {

@@ -18,10 +18,11 @@ from penstock.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 __all__ = [
-    "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "number_of", "print_json",
-    "rate_text", "seconds_text", "table", "watched",
+    "Cell", "age_text", "bytes_text", "columns_of", "console", "count_text", "latency_text", "number_of",
+    "print_indented", "print_json", "rate_text", "seconds_text", "table", "watched",
 ]  # fmt: skip
 
 #: Text, or text and its style.
@@ -52,6 +53,21 @@ def console(stderr: bool = False) -> Console:
         stderr=stderr, width=None if stream.isatty() else PIPED_COLUMNS, highlight=False, markup=False, emoji=False,
         soft_wrap=not stream.isatty(),
     )  # fmt: skip
+
+
+def print_indented(out: Console, mark: Text, text: str) -> None:
+    """A mark and text beside it; what does not fit into a line of the terminal goes on below the text, not the mark."""
+    from rich.table import Table
+    from rich.text import Text
+
+    if not out.is_terminal:
+        out.print(Text.assemble(mark, " ", printable(text)))
+        return
+    row = Table.grid(padding=(0, 1, 0, 0))
+    row.add_column(width=mark.cell_len)
+    row.add_column(overflow="fold")
+    row.add_row(mark, Text(printable(text)))
+    out.print(row)
 
 
 def watched(render: Callable[[], RenderableType], every: float | None) -> None:

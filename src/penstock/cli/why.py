@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from penstock.cli import exits, show
 from penstock.cli.target import OptionList, SeenAddressArgument, with_options
@@ -43,10 +44,10 @@ def why(
     else:
         console = show.console()
         for finding in findings:
-            console.print("!! " if finding.grave else "ok ", end="", style="red" if finding.grave else "green")
-            console.print(finding.text)
+            mark = Text("!!", style="red") if finding.grave else Text("ok", style="green")
+            show.print_indented(console, mark, finding.text)
             if finding.remedy:
-                console.print(f"   -> {finding.remedy}")
+                show.print_indented(console, Text("   ->"), finding.remedy)
         if not grave:
             console.print("nothing is wrong that can be seen from here")
     if grave:

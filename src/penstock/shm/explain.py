@@ -49,8 +49,8 @@ def _member(channel: Channel, member: Member) -> Iterator[Finding]:
     now_ns = time.time_ns()
     age_s = (now_ns - member.oldest_held_ns) / 1e9
     said = (
-        f"{member.held} of {channel.slots} slots held by {name}, the oldest message since "
-        f"{iso_time(member.oldest_held_ns)} ({age_s:.1f} s)"
+        f"{member.held} of {channel.slots} slots held by {name}; the oldest message was published at "
+        f"{iso_time(member.oldest_held_ns)} ({age_s:.1f} s ago)"
     )
     full = channel.held_slots + channel.owned_slots >= channel.slots or member.held >= member.most_held
     if full:
