@@ -297,14 +297,15 @@ PyObject *bus_keep_method(PyObject *object, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-// _go_on(id, ordinal): the next message has a higher one.
+// _go_on(id, ordinal): the ordinal before the next message's, which is this one or a greater one.
 PyObject *bus_go_on_method(PyObject *object, PyObject *arguments) {
     int id;
     unsigned long long ordinal;
+    std::uint64_t next;
     if (!PyArg_ParseTuple(arguments, "iK", &id, &ordinal) || !check_bus_open(as_bus(object)) ||
-        !bus_go_on(as_bus(object), static_cast<std::uint16_t>(id), ordinal))
+        !bus_go_on(as_bus(object), static_cast<std::uint16_t>(id), &(next = ordinal)))
         return nullptr;
-    Py_RETURN_NONE;
+    return PyLong_FromUnsignedLongLong(next);
 }
 
 PyObject *bus_remove_method(PyObject *object, PyObject *subscriber) {

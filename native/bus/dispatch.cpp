@@ -643,10 +643,17 @@ bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t a
     return true;
 }
 
-bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t ordinal) {
+bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t *ordinal) {
     IdState *state = state_of(bus, id);
-    if (state) state->ordinal = std::max(state->ordinal, ordinal);
-    return state;
+    if (!state) return false;
+    for (SubscriberObject *subscriber : bus->subscribers)
+        if (matches(subscriber, id) && state->ordinal) {  // it has seen some, and is not to see them again
+            *ordinal = state->ordinal = std::max(state->ordinal, *ordinal);
+            return true;
+        }
+    for (History *history = state->history; history && !history->ring.empty();) forget_oldest(history);
+    state->ordinal = *ordinal;
+    return true;
 }
 
 void drop_history(IdState *state) {

@@ -288,9 +288,10 @@ struct Terms {
 // the caller's thread. False, with an error set, where one of them stayed full; the others have it.
 bool publish_reference(BusObject *bus, std::uint16_t id, PyObject *message, Terms *terms);
 bool bus_add(BusObject *bus, SubscriberObject *subscriber);
-// From now on so much of the id is kept; never less than before. Ordinals go on after `ordinal`. False with an error set.
+// From now on so much of the id is kept; never less than before. False with an error set.
 bool bus_keep(BusObject *bus, std::uint16_t id, std::size_t most, std::int64_t age_ns, std::uint64_t bytes);
-bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t ordinal);
+// The id's next message has the ordinal after this one; a greater one where subscribers have seen that. False with an error set.
+bool bus_go_on(BusObject *bus, std::uint16_t id, std::uint64_t *ordinal);
 void drop_history(IdState *state);
 // What is kept of the id goes to a queue subscriber that joins: all whose dispatch has begun. The others will reach it.
 void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id);

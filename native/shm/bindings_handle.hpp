@@ -201,6 +201,23 @@ PyObject *read_property(PyObject *object, Function &&function) {
     }
 }
 
+// _durable(directory): where the messages are kept on disk; empty only asks.
+template <typename Object>
+PyObject *durable_method(PyObject *object, PyObject *argument) {
+    auto *self = reinterpret_cast<Object *>(object);
+    Py_ssize_t size;
+    const char *text = PyUnicode_AsUTF8AndSize(argument, &size);
+    auto *handle = text ? usable(self) : nullptr;
+    if (!handle) return nullptr;
+    std::string given(text, std::size_t(size));
+    try {
+        std::string there = run_without_gil(self, [&] { return handle->member.durable(given); });
+        return PyUnicode_DecodeUTF8(there.data(), Py_ssize_t(there.size()), "surrogateescape");
+    } catch (...) {
+        return raise_current();
+    }
+}
+
 // _agree_on_schema(name, text, replace): what the channel carries, and the text that describes it.
 template <typename Object>
 PyObject *agree_on_schema_method(PyObject *object, PyObject *arguments) {

@@ -112,6 +112,11 @@ PyObject *get_metadata_size(PyObject *object, void *) {
 PyObject *get_max_reserved(PyObject *object, void *) {
     return read_property<PublisherObject>(object, [](auto &h) { return PyLong_FromUnsignedLong(h.member.most_held); });
 }
+PyObject *get_last_ordinal(PyObject *object, void *) {
+    return read_property<PublisherObject>(object, [](auto &h) {
+        return PyLong_FromUnsignedLongLong(h.member.channel.tail() - 1 + h.member.channel.header->before.load());
+    });
+}
 PyObject *get_fixed_size(PyObject *object, void *) {
     return read_property<PublisherObject>(
         object, [](auto &h) { return PyBool_FromLong(h.member.channel.header->flags.load() & channel_fixed_size); });
@@ -175,6 +180,7 @@ PyMethodDef methods[] = {
     {"fileno", publisher_fileno, METH_NOARGS, "fileno()\n--\n\nA descriptor that is readable when a slot may be had."},
     {"close", close_method<PublisherObject>, METH_NOARGS, "close()\n--\n\nLeave the channel."},
     {"_agree_on_schema", agree_on_schema_method<PublisherObject>, METH_VARARGS, nullptr},
+    {"_durable", durable_method<PublisherObject>, METH_O, nullptr},
     {"_activate", publisher_activate, METH_NOARGS, nullptr},
     {"_do_grow", publisher_do_grow, METH_O, nullptr},
     {"_grown_size", publisher_grown_size, METH_O, nullptr},
@@ -190,6 +196,7 @@ PyGetSetDef getset[] = {
     {"publishers", get_publishers, nullptr, "Publishers of the channel or multiplexer.", nullptr},
     {"metadata_size", get_metadata_size, nullptr, "Bytes of metadata a message has.", nullptr},
     {"max_reserved", get_max_reserved, nullptr, "Messages that may be reserved at once.", nullptr},
+    {"last_ordinal", get_last_ordinal, nullptr, "Of the channel's last message; 0: none.", nullptr},
     {"fixed_size", get_fixed_size, nullptr, "Whether slots never grow.", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -144,6 +144,7 @@ PyMethodDef methods[] = {
     {"close", close_method<SubscriberObject>, METH_NOARGS, "close()\n--\n\nLeave the channel; held messages stay whole."},
     {"_begin_wait", begin_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
     {"_end_wait", end_wait_method<SubscriberObject>, METH_NOARGS, nullptr},
+    {"_durable", durable_method<SubscriberObject>, METH_O, nullptr},
     {"_agree_on_schema", agree_on_schema_method<SubscriberObject>, METH_VARARGS, nullptr},
     {"_again", subscriber_again, METH_VARARGS, nullptr},
     {"_place_of", subscriber_place_of, METH_O, nullptr},

@@ -90,7 +90,7 @@ bool any_alive(const Channel &channel) {
 
 // The 16 hexadecimal digits in NAME.kind.NONCE..., or empty.
 std::string nonce_in(const std::string &name) {
-    for (const char *kind : {".tables.", ".vchans.", ".payload.", ".virtual.", ".wake.", ".schema."}) {
+    for (const char *kind : {".tables.", ".vchans.", ".payload.", ".virtual.", ".wake.", ".schema.", ".durable."}) {
         std::size_t at = name.find(kind);
         if (at != std::string::npos) return name.substr(at + std::strlen(kind), 16);
     }

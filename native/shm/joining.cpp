@@ -143,6 +143,22 @@ std::pair<std::string, std::string> Membership::agree_on_schema(const std::strin
     return {name, text};
 }
 
+std::string Membership::durable(const std::string &directory) {
+    FileLock lock(control_file_, describe());
+    const std::string name = file_name("durable");
+    if (!directory.empty()) {
+        remove_file(name);
+        make_file(name, directory.size(), options.access,
+                  [&](std::uint8_t *memory) { std::memcpy(memory, directory.data(), directory.size()); });
+        return directory;
+    }
+    File file = open_file(name, options.access, false);
+    const std::uint64_t size = file ? std::min(file_size(file), max_schema_bytes) : 0;
+    if (!size) return "";
+    Mapping memory(file.get(), size, false);
+    return std::string(reinterpret_cast<const char *>(memory.data()), size);
+}
+
 void Membership::make_tables() {
     Header &header = *channel.header;
     std::uint32_t slots = (options.slots ? options.slots : default_slots) + options.history_slots;

@@ -8,6 +8,7 @@
 //   NAME.tables.NONCE            Tables, Slot records, ring, hints, metadata   made by the first publisher
 //   NAME.vchans.NONCE            Vchan records                                 made by the first virtual member
 //   NAME.payload.NONCE.K         payloads, slot_size(K) bytes a slot           K-th size of the channel; readers map it read-only
+//   NAME.durable.NONCE           text: the directory where a publisher keeps the messages on disk
 //   NAME.virtual.NONCE           empty: that name is a virtual channel of the multiplexer with that nonce
 //   NAME.wake.NONCE.p3.7         FIFO of member 3 (publisher), 7th taking      written to when its owner sleeps
 //

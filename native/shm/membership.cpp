@@ -258,6 +258,7 @@ void Membership::remove_files() const noexcept {
         PENSTOCK_STEP("remove.after_name");
         for (std::uint32_t k = 0; k < max_segments; ++k) remove_file(file_name("payload") + "." + std::to_string(k));
         remove_file(file_name("tables"));
+        remove_file(file_name("durable"));
         remove_file(file_name("vchans"));
         remove_file(schema_name(-1));
         for (std::int32_t id = 0; channel.vchans && id < std::int32_t(max_vchans); ++id)

@@ -68,6 +68,8 @@ class Membership {
     // What the channel, or the virtual channel, carries, and the text that describes it. Where nobody has said so before
     // (or `replace`), it is `name` and `text` from now on; an empty name only looks.
     std::pair<std::string, std::string> agree_on_schema(const std::string &name, const std::string &text, bool replace);
+    // Where the messages are kept on disk, as their publisher has said; `directory`: it says so now.
+    std::string durable(const std::string &directory);
     Member &self() const { return is_publisher ? channel.publishers[index] : channel.subscribers[index]; }
 
     // Maps the tables once a publisher has made them; false while there are none.

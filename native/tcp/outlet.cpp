@@ -95,7 +95,9 @@ std::uint64_t Outlet::add(int fd, bool extended, const std::string &answer, std:
     if (!answer.empty()) peer->parts.push_back({nullptr, 0, answer.size()});
     if (past) give_past(*peer);
     const std::size_t past_offset = ordinal_offset + sizeof next_ordinal + 4;
-    if (ordinal_offset && past_offset + sizeof peer->past_messages <= answer.size())
+    std::uint64_t told = 0;  // where the caller has said how many, that stays
+    if (ordinal_offset && past_offset + sizeof told <= answer.size()) std::memcpy(&told, answer.data() + past_offset, sizeof told);
+    if (ordinal_offset && past_offset + sizeof told <= answer.size() && !told)
         std::memcpy(peer->staging.data() + past_offset, &peer->past_messages, sizeof peer->past_messages);
     peers_.push_back(peer);
     counters_->peers.set(peers_.size());

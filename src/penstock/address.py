@@ -48,6 +48,13 @@ ROOMS: Mapping[str, str] = {
 }
 
 
+#: What ``penstock.durable`` does, for reaches that do not keep messages by themselves.
+DISK_OPTIONS: Mapping[str, frozenset[str]] = {
+    "publisher": frozenset({"durable"}),
+    "subscriber": frozenset({"start", "durable"}),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The parts of an address. ``name`` is the bus, channel or directory; ``topic`` what follows it.
@@ -217,10 +224,33 @@ def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
-    # Options of the call take precedence over those in the address.
+    if wants_disk(kind, address, options):
+        return _open_durable(function, kind, address, options)
+    options = {name: value for name, value in options.items() if value is not None or name not in DISK_OPTIONS[kind]}
     given = {**convert(address.options, function, address.text), **options}
     check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)
+
+
+def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
+    """Whether what is opened is kept on disk on its way (``durable=``), or read from there (``start=``)."""
+    given = {*address.options, *(name for name, value in options.items() if value is not None)}
+    return bool(given & DISK_OPTIONS[kind]) and (kind == "publisher" or address.scheme in ("bus", "shm"))
+
+
+def _open_durable(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
+    """Its own options, and those of the room for its live flow."""
+    opened = getattr(importlib.import_module("penstock.durable"), f"open_{kind}")
+    own = option_names(opened)
+    live = {name: text for name, text in address.options.items() if name not in own}
+    rest = {
+        **convert(live, function, address.text),
+        **{name: value for name, value in options.items() if name not in own},
+    }
+    check_options(rest, function, f"{kind} of {address.text!r}")
+    texts = {name: text for name, text in address.options.items() if name in own}
+    given = {name: value for name, value in options.items() if name in own}
+    return opened(address, rest, **{**convert(texts, opened, address.text), **given})
 
 
 class PublisherOpener(Protocol[Options, APublisher_co]):

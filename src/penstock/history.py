@@ -7,11 +7,13 @@ have a state: ``publisher.set(value)`` replaces it. Pure values; loads no native
 
 from __future__ import annotations
 
+import datetime
 import math
+import time
 from dataclasses import dataclass
 
 from penstock.errors import InvalidArgument
-from penstock.quantities import duration_s, is_duration, size_bytes
+from penstock.quantities import duration_s, is_duration, moment_ns, size_bytes
 
 DEFAULT_BYTES = 16 << 20
 MAX_MESSAGES = 1 << 19
@@ -57,3 +59,30 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
     if not is_duration(history) or not 0 < seconds < math.inf:
         raise InvalidArgument(f"history={history!r} is no duration; write '5 s' or '2 min', or a number of messages")
     return Kept(MAX_MESSAGES, int(seconds * 1e9), most_bytes)
+
+
+def check_start(start: object) -> str:
+    """Where in what is kept on disk a subscriber begins, as one text: ``new``, ``first``, a position, a time."""
+    if isinstance(start, datetime.datetime):
+        return start.isoformat()
+    if isinstance(start, bool) or not isinstance(start, int | str):
+        raise TypeError(f"start must be 'first', 'new', a position, a time or 'last 10 min', not {start!r}")
+    text = str(start).strip()
+    if text in ("new", "first"):
+        return text
+    if text.removeprefix("-").isdigit():
+        if not 1 <= int(text) < 1 << 62:
+            raise InvalidArgument(f"start={text} must be a position of 1 or more")
+        return text
+    if len(text) > 100:
+        raise InvalidArgument("start= is no place in the past: it is too long")
+    start_ns(text)
+    return text
+
+
+def start_ns(text: str) -> int:
+    """The time that such a text names: an ISO date and time, or ``last 10 min``."""
+    back = text.removeprefix("last ")
+    if back != text and not is_duration(back):
+        raise InvalidArgument(f"start={text!r} is no time; write 'last 10 min', 'last 2 h' or 'last 30 s'")
+    return moment_ns(text, "start") if back == text else time.time_ns() - int(duration_s(back, "start") * 1e9)

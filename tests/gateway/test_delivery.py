@@ -980,33 +980,6 @@ def test_what_a_full_sink_refuses_of_a_process_is_not_taken_for_handled(gateway:
     eventually(lambda: {*sink.got} == {b"%d" % n for n in range(10)} and {*queue.backlog.acked} == {*range(10)})
 
 
-def test_a_shared_buffers_books_balance_over_restarts(tmp_path: Path) -> None:
-    store = f"journal:{tmp_path / 'store'}?retain_bytes=524288"
-    lost, got, said = 0, 0, 0
-    for run in range(4):
-        with Gateway() as gateway:
-            gateway.add_module("uplink", _OneByOne, queue=QueueOptions(depth=4))
-            for name in ("a", "b"):
-                gateway.add_module(name, Collector)
-                gateway.add_link(name, "uplink", buffer=store)
-            gateway.start()
-            buffers = [info.handle for info in gateway.modules() if "buffer" in info.name]
-            uplink = gateway.module("uplink")
-            for n in range(250 if run < 3 else 0):
-                for name in ("a", "b"):
-                    say(gateway, name, b"%d %d" % (run, n) + bytes(2000))
-                    said += 1
-            if run == 3:  # until then it takes none
-                uplink.kill()
-                eventually(lambda: all(one._next == one._following() and not one._out for one in buffers))  # noqa: B023
-            workers = [gateway.broker.worker_of(one) for one in buffers]
-            eventually(lambda: all(worker.idle for worker in workers))  # noqa: B023
-            gateway.destroy(60 if run == 3 else 0.5)
-            lost += sum(worker.gone for worker in workers)
-            got += len(uplink.got) if run == 3 else 0
-    assert (lost > 0, lost + got) == (True, said)
-
-
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_is_not_handled_at_the_second_hop_is_stored_where_its_source_keeps_it(
     monkeypatch: pytest.MonkeyPatch, kept: bool

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 import penstock
 from penstock import bus, shm, tcp
+from penstock.tcp.protocol import Wanted
 from tests.conformance.reaches import unique
 
 LONG = 60.0
@@ -81,6 +85,30 @@ def test_tcp_another_publisher_at_the_port_is_another_flow() -> None:
     with subscriber, penstock.publisher(f"tcp://127.0.0.1:{port}", history=3) as second:
         second.publish_many([b"a", b"b"])
         assert [bytes(subscriber.receive(LONG)) for _ in range(2)] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("start", ["0001-01-01T00:00:00", "9999-12-31T00:00:00", "last 99999999999999999 d", "first", "1"])
+def test_tcp_any_place_in_the_past_is_found_or_refused(tmp_path: Path, start: str) -> None:
+    with (
+        penstock.publisher("tcp://127.0.0.1:0", durable=str(tmp_path / "kept")) as publisher,
+        penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", start=start) as subscriber,
+    ):
+        assert publisher.wait_ready(1, timeout=LONG)
+        publisher.publish(b"1")
+        assert subscriber.receive(LONG) == b"1"
+
+
+def test_tcp_a_peer_that_asks_for_nonsense_is_closed_alone(tmp_path: Path) -> None:
+    with (
+        penstock.publisher("tcp://127.0.0.1:0", durable=str(tmp_path / "kept")) as publisher,
+        tcp.Subscriber(start="first", reconnect_delay=0.01) as hostile,
+        penstock.subscriber(f"tcp://127.0.0.1:{publisher.port}", start="first") as subscriber,
+    ):
+        hostile._wanted = Wanted(start="\0nonsense" * 50)
+        hostile.add_session("127.0.0.1", publisher.port)
+        publisher.publish(b"1")
+        assert subscriber.receive(LONG) == b"1"
+        assert hostile.read(0) is None
 
 
 def test_tcp_plain_peers_begin_with_what_comes() -> None:
@@ -188,3 +216,10 @@ def test_bus_gives_the_memory_of_its_history_back() -> None:
     assert one.heap_in_use == 3
     one.close()
     assert one.heap_in_use == 0
+
+
+def test_what_was_published_is_on_disk_when_the_program_has_ended(tmp_path: Path) -> None:
+    code = "import sys, penstock; p = penstock.publisher('bus:end', durable=sys.argv[1]); p.publish(b'last words')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "kept")], check=True, timeout=LONG)
+    with penstock.subscriber("bus:end", start="first", durable=str(tmp_path / "kept")) as subscriber:
+        assert subscriber.receive(LONG) == b"last words"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 
@@ -27,6 +28,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[pyspark.sql.SparkSession]:
     started = session("tests", master="local[2]", **{"spark.sql.shuffle.partitions": 2, "spark.log.level": "ERROR"})
+    # PySpark's own handler of Ctrl-C cancels the jobs, which fails the test under way, and the run would go on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     gateway = started.sparkContext._gateway
     yield started
     started.stop()

@@ -96,6 +96,7 @@ class Bus(_native.Bus):
         self._thread: threading.Thread | None = None
         self._allocators: list[_native.Allocator] = []
         self._schemas: dict[int, str] = {}  # what the messages of an id are made of, where somebody has said so
+        self.durable: dict[int, str] = {}  #: by id: where its publisher keeps the messages on disk
         _buses.add(self)
 
     def agree(self, id: int, terms: Terms) -> None:

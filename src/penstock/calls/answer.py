@@ -394,7 +394,7 @@ class Server(Handle):
 
     @property
     def ledger(self) -> Ledger:
-        """Requests: matched = answered (delivered) + too late to begin (expired) + dropped by reason + under way.
+        """Requests: matched = answered (delivered) + too late (expired) + dropped by reason + under way.
 
         The reasons: ``closed`` the client has gone, or this server closed first; ``filtered`` the client cancelled.
         """

@@ -57,6 +57,13 @@ def pub(
     timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for them, for a broker or a full channel, before code 3.")
     ] = 30.0,
+    history: Annotated[
+        str | None, typer.Option(help="Keep for who joins: so many of the last messages, or a time such as '5 s'.")
+    ] = None,
+    latest: Annotated[bool, typer.Option("--latest", help="Keep the last message for who joins.")] = False,
+    durable: Annotated[
+        str | None, typer.Option(metavar="DIRECTORY", help="Keep all of it on disk, for subscribers with --start.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="The same random values each time.")] = None,
     option: OptionList = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was published as one JSON object.")] = False,
@@ -72,14 +79,15 @@ def pub(
     shown = without_secrets(address)
     bodies = _bodies(body, file, lines, size, seed, count)
     scheme = address.partition(":")[0]
-    where = with_options(address, option)
+    kept = {"history": history, "latest": latest or None, "durable": durable}
+    where = with_options(address, option, **{name: value for name, value in kept.items() if value is not None})
     within = answer_within(address, option, timeout, ("broker", "shm", "tcp"))
     silence.refuse_nobody(parse(where), wait=bool(wait))
     with contextlib.ExitStack() as stack:
         with silence.told_after(address):
             publisher = stack.enter_context(penstock.publisher(where, **within))
         more = _properties(publisher, properties, shown)
-        _wait(publisher, wait if wait is not None else int(scheme in LIVE), timeout, shown)
+        _wait(publisher, wait if wait is not None else int(scheme in LIVE and durable is None), timeout, shown)
         started = time.monotonic()
         try:
             published, total = _publish(publisher, bodies, rate, more)

@@ -59,6 +59,10 @@ def sub(
         str | None, typer.Option("--from", help="From an ordinal on, from 'start' or 'end' (kept messages only).")
     ] = None,
     last: Annotated[int | None, typer.Option(min=1, help="Begin with so many of the last ones (journals).")] = None,
+    start: Annotated[
+        str | None,
+        typer.Option(help="From the disk of a durable publisher: first, a position, a time or 'last 10 min'."),
+    ] = None,
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", "-e", help="End when all that is there has been printed.")
     ] = False,
@@ -92,7 +96,7 @@ def sub(
         for address in addresses:
             more = start_options(address, since, first, last)
             more |= answer_within(address, option, timeout)
-            where = with_options(address, option)
+            where = with_options(address, option, **({} if start is None else {"start": start}))
             if count is not None and passes is None:
                 more |= _credit(where, count)
             silence.refuse_nobody(parse(where), wait)

@@ -57,6 +57,7 @@ class Publisher(native.Publisher, channel.Publisher):
         history: int | str | None = None,
         latest: bool = False,
         history_bytes: int | str | None = None,
+        before: int = 0,
     ) -> None:
         kept = kept_of(history, latest, history_bytes)
         if kept.messages and mux is not None:
@@ -74,6 +75,7 @@ class Publisher(native.Publisher, channel.Publisher):
             max_publishers=max_publishers, max_subscribers=max_subscribers, local=local, mux=mux, vchan_id=vchan_id,
             mode=mode, group=group_id(group), spin_us=spin_us, history_messages=kept.messages, history_ns=kept.age_ns,
             history_bytes=kept.bytes, history_slots=history_slots(kept, slot_size),
+            before=before,
         )  # fmt: skip
         #: Whether the activation message was published; False too where none was asked for.
         self.activated = activation and self._activate()

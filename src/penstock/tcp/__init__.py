@@ -14,6 +14,7 @@ from penstock.address import Address, opener
 from penstock.channel import Overflow
 from penstock.errors import InvalidArgument
 from penstock.tcp.executor import Executor, default_executor
+from penstock.tcp.past import Past
 from penstock.tcp.publisher import Publisher, SubscriberState
 from penstock.tcp.session import Session, SessionState
 from penstock.tcp.subscriber import Delivery, Subscriber
@@ -55,6 +56,7 @@ def open_publisher(
     history: int | str | None = None,
     latest: bool = False,
     history_bytes: int | str | None = None,
+    past: Past | None = None,
 ) -> Publisher:
     """A publisher at ``tcp://HOST:PORT`` (or ``tcp:///PATH``, a unix socket)."""
     return Publisher(
@@ -76,6 +78,7 @@ def open_publisher(
         history=history,
         latest=latest,
         history_bytes=history_bytes,
+        past=past,
     )
 
 
@@ -94,6 +97,7 @@ def open_subscriber(
     reconnect_delay_max: float = 2.0,
     executor: Executor | None = None,
     history: bool = True,
+    start: int | str | None = None,
     on_message: Callable[[Message], Any] | None = None,
 ) -> Subscriber:
     """A subscriber with one session to ``tcp://HOST:PORT`` (or ``tcp:///PATH``).
@@ -115,6 +119,7 @@ def open_subscriber(
         name=address.text,
         executor=executor,
         history=history,
+        start=start,
     )
     subscriber.add_session(address.name or address.host, address.port or 0, max_reconnects)
     return subscriber.call_in_thread(on_message)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp.executor import READ, Executor
+from penstock.tcp.past import ALL
 from penstock.tcp.protocol import Agreed
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class Joining:
                 raise ProtocolError("does not read its handshake")
 
     def _join(self, agreed: Agreed) -> None:
-        answer = self._answer.answer(agreed, time.time_ns())
+        answer = self._answer.answer(agreed, time.time_ns(), past=ALL if self._publisher.durable else 0)
         self._finish()
         self._publisher.joined(self, self._socket, agreed, answer)
 

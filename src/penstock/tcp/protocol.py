@@ -34,6 +34,7 @@ MAX_SCHEMA_BYTES = 40_960
 MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
 PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
+NO_PAST_HERE = "this publisher keeps nothing on disk; open it with durable=, or the subscriber without start="
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
 # NEXT_ORDINAL is the first field of an extended answer, at a fixed offset: the native core fills it in at the moment of
@@ -344,10 +345,12 @@ class Answer(Negotiation):
     """The publisher's side."""
 
     def __init__(
-        self, token: bytes | None = None, *, identity: bytes = NO_NONCE, calls: bool = False, schema: str = ""
+        self, token: bytes | None = None, *, identity: bytes = NO_NONCE, calls: bool = False, schema: str = "",
+        durable: bool = False,
     ) -> None:
         super().__init__(token, identity, calls)
         self._schema = schema
+        self._durable = durable
         self._request_frame: Frame | None = None
         self._proof = b""
 
@@ -366,6 +369,8 @@ class Answer(Negotiation):
         wants_token = extension is not None and extension.wants_token
         if self._calls != (extension is not None and extension.calls):
             self._refuse(ANSWERS if self._calls else PUBLISHES)
+        if extension is not None and extension.wanted.start and not self._durable:
+            self._refuse(NO_PAST_HERE)
         if self._token is None:
             if wants_token:
                 self._refuse(f"this {self._answering_role} has no token; open the {self._asking_role} without token=")

@@ -28,12 +28,13 @@ from penstock._core import tcp as native
 from penstock.address import is_loopback
 from penstock.channel import Ledger, Overflow, Terms, check_timeout, choose
 from penstock.channel import Publisher as PublisherContract
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import CapacityError, ClosedError, InvalidArgument, RefusedError
 from penstock.history import kept_of
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
 from penstock.tcp.log import Throttle, logger
+from penstock.tcp.past import Feeder, Past
 from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.tcp.tls import Pump
 
 MAX_JOINING = 1024
+MAX_FEEDERS = 256  # each has a thread
 BACKLOG = 1024
 LOG_DROPS_S = 1.0
 OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -86,6 +88,7 @@ class Publisher(PublisherContract):
         history: int | str | None = None,
         latest: bool = False,
         history_bytes: int | str | None = None,
+        past: Past | None = None,
     ) -> None:
         kept = kept_of(history, latest, history_bytes)
         self._schema = schema
@@ -105,7 +108,10 @@ class Publisher(PublisherContract):
                 "certificates of clients, or say insecure=True (in an address: ?insecure=true)"
             )
         self._path = path
-        self._identity = os.urandom(16)
+        self._past = past
+        self._feeders: list[Feeder] = []  # of those who began in the past
+        self._depths = (depth, depth_bytes)
+        self._identity = os.urandom(16) if past is None else past.identity
         self._executor = executor if executor is not None else default_executor()
         self._executor.check_open()
         sockets.check_port(port)
@@ -215,12 +221,14 @@ class Publisher(PublisherContract):
     @property
     def subscriber_count(self) -> int:
         """How many subscribers have finished their handshake and are still connected."""
-        return self._outlet.subscriber_count
+        fed = sum(feeder.outlet.subscriber_count for feeder in list(self._feeders))
+        return self._outlet.subscriber_count + fed
 
     @property
     def subscribers(self) -> list[SubscriberState]:
         """Each subscriber with its own counts."""
-        return [self._state(*row) for row in self._outlet.peers()]
+        outlets = [self._outlet, *(feeder.outlet for feeder in list(self._feeders))]
+        return [self._state(*row) for outlet in outlets for row in outlet.peers()]
 
     def _state(
         self, number: int, extended: bool, matched: int, delivered: int, full: int, closed: int, depth: int, size: int
@@ -239,7 +247,7 @@ class Publisher(PublisherContract):
         check_timeout(timeout)
         with self._changed:
             ready = self._changed.wait_for(
-                lambda: self._closing or self._outlet.subscriber_count >= subscribers, timeout
+                lambda: self._closing or self.subscriber_count >= subscribers, timeout
             )
             if self._closing:
                 raise ClosedError("this publisher is closed")
@@ -313,7 +321,12 @@ class Publisher(PublisherContract):
 
     def new_answer(self) -> Answer:
         """The protocol state of a new connection."""
-        return Answer(self._token, identity=self._identity, schema=self._schema)
+        return Answer(self._token, identity=self._identity, schema=self._schema, durable=self.durable)
+
+    @property
+    def durable(self) -> bool:
+        """Whether its messages are kept on disk, for subscribers with ``start=``."""
+        return self._past is not None
 
     def agree(self, terms: Terms) -> None:
         """Send the schema of ``terms`` in every later handshake. A publisher opened with a type has sent it to all."""
@@ -326,6 +339,9 @@ class Publisher(PublisherContract):
 
     def joined(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
         """A handshake has succeeded: hand the connection to the native core."""
+        if agreed.wanted.start:
+            self._begin_past(joining, connection, agreed, answer)
+            return
         offset = NEXT_ORDINAL_OFFSET if agreed.extended else 0
         with self._changed:
             self._joining.pop(joining, None)
@@ -335,6 +351,39 @@ class Publisher(PublisherContract):
                 self._names[number] = joining.name
             self._changed.notify_all()
         logger.debug("%s: %s joined, %s", self.address, joining.name, "extended" if agreed.extended else "plain")
+
+    def _begin_past(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
+        assert self._past is not None  # else it was refused
+        try:
+            if len(self._feeders) >= MAX_FEEDERS:
+                raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
+            source = self._past.open(agreed.wanted.start, *agreed.wanted.last)
+        except Exception as error:  # whatever a peer asked for: it alone is closed
+            connection.close()
+            self.failed(joining, error)
+            return
+        feeder = Feeder(self, source, joining.name, *self._depths)
+        with self._changed:
+            self._joining.pop(joining, None)
+            if self._closing:
+                connection.close()
+                source.close()
+                return
+            self._feeders.append(feeder)
+            feeder.begin(connection, answer)
+            self._changed.notify_all()
+        logger.debug("%s: %s joined at %s of the past", self.address, joining.name, agreed.wanted.start)
+
+    def fed(self, feeder: Feeder) -> None:
+        """Its peer has gone."""
+        with self._changed:
+            self._feeders.remove(feeder)
+            self._changed.notify_all()
+
+    def drop_silent(self, outlet: native.Outlet) -> None:
+        """Peers that have not acknowledged anything for too long."""
+        if self._keepalive is not None:
+            outlet.drop_silent(2 * self._keepalive)
 
     def failed(self, joining: Joining, error: BaseException) -> None:
         """A handshake has failed and its connection is closed; other subscribers are not affected."""
@@ -414,6 +463,8 @@ class Publisher(PublisherContract):
         for one in joining:
             one.abandon("the publisher was closed")
         deadline = time.monotonic() + (self._close_timeout if timeout is None else timeout)
+        for feeder in list(self._feeders):
+            feeder.end(deadline)
         flushed = self._outlet.drain(max(0.0, deadline - time.monotonic()))
         self._executor.unwatch(self._outlet.gone_fileno())
         self._forget_disconnected()

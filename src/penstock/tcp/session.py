@@ -70,7 +70,7 @@ class Session:
         self._timer: Timer | None = None
         self._sockets: dict[int, socket.socket] = {}  # by serial number; old ones stay until they are read to the end
         self._current_serial = 0
-        self._identity = NO_NONCE
+        self.identity = NO_NONCE  #: the identity of the publisher it was last connected to
         self._address = ""
         self._connected_at = 0.0
         self._warnings = Throttle()
@@ -158,8 +158,8 @@ class Session:
                 self._refuse(str(self._subscriber.refusal))
                 return
             # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
-            fresh = agreement.peer_identity != self._identity or not agreement.extended
-            self._identity = agreement.peer_identity
+            fresh = agreement.peer_identity != self.identity or not agreement.extended
+            self.identity = agreement.peer_identity
             if agreement.extended:
                 self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
             self.connections += 1
@@ -357,7 +357,7 @@ class _Attempt:
                 self._executor.unwatch(self._socket.fileno())
                 self._pump = tls.connect(self._executor, self._socket, self._subscriber.tls, self.target[0])
                 self._socket = self._pump.inner
-            self._request = self._subscriber.new_request()
+            self._request = self._subscriber.new_request(self._session)
         self._continue_handshake()  # without our lock: it may call the session, whose lock is always taken first
 
     def _continue_handshake(self) -> None:

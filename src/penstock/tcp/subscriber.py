@@ -19,6 +19,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from penstock._core import tcp as native
 from penstock.channel import Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
+from penstock.history import check_start
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
@@ -68,11 +70,14 @@ class Subscriber(SubscriberContract):
         name: str = "",
         executor: Executor | None = None,
         history: bool = True,
+        start: int | str | None = None,
     ) -> None:
         if not 0 <= max_message_size < 1 << 40:
             raise InvalidArgument(f"max_message_size={max_message_size} must be from 0 to {(1 << 40) - 1} bytes")
         if token is not None and not extended:
             raise InvalidArgument("token= needs extended=True: plain version 0 has no authentication")
+        if start is not None and not extended:
+            raise InvalidArgument("start= needs extended=True: plain version 0 has no past")
         self.max_message_size = max_message_size
         self.tls = tls
         self.handshake_timeout = check_timeout(handshake_timeout, "handshake_timeout") or 10.0
@@ -83,7 +88,7 @@ class Subscriber(SubscriberContract):
         self.executor.check_open()
         self._token = sockets.check_secrets(token, tls, "subscriber")
         self._extended = extended
-        self._wanted = Wanted(past=history)
+        self._wanted = Wanted(past=history, start="" if start is None else check_start(start))
         self._identity = os.urandom(16)
         # Always enough for one message of the largest size besides those that the user still holds.
         held = max(held_bytes, 4 * max_message_size, 8 << 20)
@@ -195,9 +200,12 @@ class Subscriber(SubscriberContract):
         self._count_peers()
         return serial
 
-    def new_request(self) -> Request:
-        """The protocol state of a new connection."""
-        return Request(self._token, extended=self._extended, identity=self._identity, wanted=self._wanted)
+    def new_request(self, session: Session) -> Request:
+        """The protocol state of a new connection; with ``start=`` it goes on where the last connection ended."""
+        wanted = self._wanted
+        if wanted.start:
+            wanted = replace(wanted, last=(session.identity, self._inlet.last_ordinal(session.number)))
+        return Request(self._token, extended=self._extended, identity=self._identity, wanted=wanted)
 
     def count_error(self) -> None:
         self._inlet.error()

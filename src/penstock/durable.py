@@ -1,0 +1,380 @@
+"""Durable channels: ``penstock.publisher("tcp://...", durable="DIRECTORY")``, at ``bus:``, ``shm:`` and ``tcp://``.
+
+Rules:
+
+- A message goes to the disk first, then to the live flow: what anybody has read is on disk. One thread commits what was
+  published (together, as much as has come), another hands it to the live publisher; ``publish`` waits for neither,
+  unless ``durable_wait=True``: then for the disk.
+- One directory keeps one channel, so that a message's ordinal is its position in the journal, and goes on with the next
+  publisher.
+- A subscriber with ``start=`` has one source, the journal: its past and what becomes durable are the same flow, so that
+  there is no seam to lose or double a message at. A slow one is behind on the disk and holds nobody up. Over tcp its
+  publisher reads the journal for it.
+- ``publish`` may be called by any thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import logging
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock import address as addresses
+from penstock._core import journal as native
+from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
+from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError
+from penstock.history import check_start, kept_of, start_ns
+from penstock.journal import presence
+from penstock.journal.follow import Follower
+from penstock.journal.journal import Journal
+from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
+
+if TYPE_CHECKING:
+    from penstock._core import Draft
+    from penstock.address import Address
+    from penstock.channel import Buffer
+
+REACHES = ("bus", "shm", "tcp")
+STAGED_BYTES = 16 << 20  # who publishes faster than the disk commits by itself beyond that
+BATCH = 4096
+CLOSE_S = 5.0
+LOOK_S = 0.05
+MAX_NS = (1 << 63) - 1
+
+logger = logging.getLogger("penstock.durable")
+
+
+def open_publisher(
+    address: Address,
+    live_options: Mapping[str, Any],
+    *,
+    durable: str,
+    durable_wait: bool = False,
+    retain_bytes: int | None = None,
+    retain_age_s: float | None = None,
+) -> DurablePublisher:
+    """A publisher whose messages are kept in the journal ``durable`` on their way."""
+    if address.scheme not in REACHES:
+        raise InvalidArgument(f"durable= is for {', '.join(REACHES)}: what is published at {address.text!r} is kept")
+    journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s)
+    try:
+        return DurablePublisher(address, journal, live_options, durable_wait)
+    except BaseException:
+        journal.close()
+        raise
+
+
+def open_subscriber(
+    address: Address,
+    live_options: Mapping[str, Any],
+    *,
+    start: int | str | datetime.datetime = "new",
+    durable: str | None = None,
+    on_message: Callable[..., Any] | None = None,
+) -> Follower:
+    """A subscriber of ``bus:`` or ``shm:`` that begins at ``start`` in what its publisher keeps on disk.
+
+    Its publisher says where that is; ``durable`` names the directory where no publisher is there.
+    """
+    text = check_start(start)
+    directory = durable or _told(address, live_options)
+    if not (Path(directory) / FRONTIER_NAME).exists():
+        raise InvalidArgument(f"there is no journal {directory}: reading makes none, a publisher with durable= does")
+    journal = Journal(directory, mode="read")
+    try:
+        follower = Follower(journal, place_of(journal, text), own=True)
+    except BaseException:
+        journal.close()
+        raise
+    return follower.call_in_thread(on_message)
+
+
+def place_of(journal: Journal, start: str) -> int:
+    """The position that ``start`` names."""
+    frontier, first = journal.frontier, journal.first
+    if start in ("new", "first"):
+        return frontier if start == "new" else first
+    if start.isdigit():
+        return int(start)
+    return journal.find_time(min(max(start_ns(start), 0), MAX_NS)) or frontier
+
+
+def _told(address: Address, live_options: Mapping[str, Any]) -> str:
+    """Where the publisher of ``address`` keeps its messages."""
+    if address.scheme == "bus":
+        bus = addresses.room("bus").named_bus(address.name)
+        directory = bus.durable.get(live_options.get("id", 0), "")
+    else:
+        with addresses.room("shm").Subscriber(address.name, history=False) as looking:
+            directory = looking._durable("")
+    if not directory:
+        raise StateError(
+            f"nobody says where {address.text} is kept: its publisher is not there, or has no durable=; give "
+            "durable=DIRECTORY to read what a publisher left"
+        )
+    return str(directory)
+
+
+def topic_of(address: Address) -> str:
+    """What the channel is called in its journal."""
+    name = address.name.strip("/").replace("/", ".") if address.scheme != "tcp" else ""
+    parts = [re.sub(r"[^A-Za-z0-9_-]", "_", part) for part in name.split(".")]
+    return ".".join(part for part in parts if part) or "default"
+
+
+class Past:
+    """What a tcp publisher reads for who asks for the past."""
+
+    def __init__(self, journal: Journal, topic: str) -> None:
+        self._journal = journal
+        self._topic = topic
+        self.identity = journal.uuid.bytes
+
+    def open(self, start: str, identity: bytes, last: int) -> Subscriber:
+        """From ``start`` on, or after ``last`` where that came from this journal."""
+        same = identity == self.identity and last
+        return Follower(self._journal, last + 1 if same else place_of(self._journal, check_start(start)))
+
+
+_open: weakref.WeakSet[DurablePublisher] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was published goes to the disk before the program ends."""
+    for publisher in list(_open):
+        publisher.close()
+
+
+class DurablePublisher(Publisher):
+    """One writing handle over a journal and a live publisher. What it does not know is the live one's."""
+
+    carries_properties = True
+
+    def __init__(self, address: Address, journal: Journal, live_options: Mapping[str, Any], wait: bool) -> None:
+        self.journal = journal
+        self.scheme = address.scheme
+        self.topic = topic_of(address)
+        others = set(journal.topics) - {self.topic}
+        if others:
+            raise RefusedError(f"{journal.directory} keeps {min(others)!r}: one directory keeps one channel")
+        self._topic_id = journal.topic_id(self.topic)
+        self._writer = journal.writer
+        self._wait = wait
+        self._closed = False
+        self._lock = threading.Lock()
+        self._staged, self._committed = threading.Event(), threading.Event()
+        self._awake = False
+        self._ending = False
+        self._failure: BaseException | None = None
+        self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
+        self._threads = [
+            threading.Thread(target=function, name=f"penstock-durable-{word}", daemon=True)
+            for word, function in (("commit", self._commit_on), ("forward", self._forward_on))
+        ]
+        for thread in self._threads:
+            thread.start()
+        _open.add(self)
+
+    # --- publishing
+
+    def publish(
+        self,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+    ) -> int:
+        """Keep a copy of ``data``, on its way to the live flow; gives its ordinal."""
+        if self._closed or self._failure is not None:
+            self._check_usable()
+        if self._wait:
+            ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
+            self._committed.set()
+        elif properties is None and timestamp_ns is None:
+            ordinal = self._writer.stage(self._topic_id, data)
+            self._wake()
+        else:
+            time_ns = TIME_NOW if timestamp_ns is None else timestamp_ns
+            ordinal = self._writer.stage(self._topic_id, data, encode_properties(properties), b"", b"", time_ns)
+            self._wake()
+        return ordinal
+
+    def publish_many(self, batch: Iterable[Buffer]) -> int:
+        """Keep each of them, in order; gives how many."""
+        self._check_usable()
+        items = batch if isinstance(batch, list | tuple) else list(batch)
+        if self._wait:
+            self.journal.append_many(self.topic, items)
+            self._committed.set()
+        elif items:
+            self._writer.stage_buffers(self._topic_id, items)
+            self._wake()
+        return len(items)
+
+    def reserve(self, size: int) -> Draft:
+        """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
+        self._check_usable()
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"size must be an int, not {type(size).__name__}")
+        if not 0 <= size <= self.journal.max_message_bytes:
+            raise InvalidArgument(f"size={size} must be 0 to max_message_bytes={self.journal.max_message_bytes}")
+        return native.reserve(size, self.publish, self)
+
+    def flush(self) -> None:
+        """Wait until everything published so far is on disk."""
+        self._check_usable()
+        self._commit()
+
+    def _wake(self) -> None:
+        if not self._awake:
+            self._awake = True
+            self._staged.set()
+        if self._writer.staged_bytes > STAGED_BYTES:
+            self._commit()
+
+    def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
+        if self._wait:
+            raise BlockingIOError
+        return self.publish(data, **options)
+
+    # --- from memory to the disk, from the disk to the live flow
+
+    def _commit(self) -> None:
+        try:
+            self.journal.commit_staged()
+        finally:
+            self._committed.set()
+
+    def _commit_on(self) -> None:
+        while True:
+            self._staged.wait()
+            self._staged.clear()
+            ending = self._ending  # before the commit, which then is the last: all that was published is staged by now
+            self._awake = False  # before it too: who stages after it wakes this thread again
+            try:
+                self._commit()
+            except ClosedError:
+                return
+            except Exception as error:  # the next who publishes is told
+                self._failure = error
+                logger.error("%r: what was published last is not on disk: %s", self, error)
+            if ending:
+                return
+
+    def _forward_on(self) -> None:
+        while True:
+            ending = self._ending and not self._threads[0].is_alive()
+            self._committed.clear()
+            try:
+                self._forward()
+            except ClosedError:
+                return
+            except Exception as error:  # of the live flow: who reads the journal misses nothing
+                logger.error("%r: messages did not reach the live flow: %s", self, error)
+            if ending:
+                return
+            self._committed.wait(LOOK_S if self._ending else None)
+
+    def _forward(self) -> None:
+        while True:
+            batch, self._position = self.journal.read_from(self._position, BATCH)
+            if not len(batch):
+                return
+            self.inner.forward(batch)
+
+    # --- the contract
+
+    def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
+        """Wait until so many subscribers are there, in the live flow or at the journal."""
+        check_timeout(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._check_usable()
+            followers = 0 if self.scheme == "tcp" else presence.count(self.journal.directory)
+            left = LOOK_S if deadline is None else min(LOOK_S, max(0.0, deadline - time.monotonic()))
+            if followers >= subscribers or self.inner.wait_ready(subscribers - followers, left):
+                return True
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+
+    def agree(self, terms: Terms) -> None:
+        self.inner.agree(terms)
+        self.journal.agree(self.topic, terms)
+
+    @property
+    def schema(self) -> str | None:
+        return self.journal.schemas.newest(self.topic)[1] or None
+
+    @property
+    def ledger(self) -> Ledger:
+        """What was published, and what of it is on disk."""
+        published, stored = self._writer.next_position - 1, self._writer.committed_position - 1
+        return Ledger(matched=published, delivered=min(stored, published), in_flight=max(0, published - stored))
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("this publisher was closed")
+        if self._failure is not None:
+            error, self._failure = self._failure, None
+            raise error
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """What was published goes to the disk, and as far as its subscribers take it to the live flow."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._ending = True
+        self._staged.set()
+        self._threads[0].join()
+        self._committed.set()
+        self._threads[1].join(CLOSE_S)
+        self.inner.close()
+        self._threads[1].join()
+        self.journal.close()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # while it is being made
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self) -> str:
+        return f"<durable.Publisher {self.journal.directory}{', closed' if self._closed else ''}>"
+
+
+def _open_live(address: Address, journal: Journal, topic: str, options: dict[str, Any]) -> tuple[Any, int]:
+    """The live publisher, and the position from which on it is given messages.
+
+    Those that it keeps for who joins come from the journal, whoever has published them.
+    """
+    next_position = journal.frontier
+    kept = kept_of(options.get("history"), bool(options.get("latest")), options.get("history_bytes"))
+    first = max(journal.first, next_position - kept.messages)
+    if kept.age_ns:
+        first = max(first, journal.find_time(time.time_ns() - kept.age_ns) or next_position)
+    room = addresses.room(address.scheme)
+    if options.get("mux") is not None:
+        raise InvalidArgument(f"{address.text}: a virtual channel cannot be durable; bridge it to a journal")
+    if address.scheme == "tcp":
+        return room.open_publisher(address, past=Past(journal, topic), **options), first
+    if address.scheme == "bus":
+        live = room.open_publisher(address, **options)
+        live.bus.durable[live.id] = str(journal.directory.resolve())
+        last = live.bus._go_on(live.id, first - 1)
+        return live, min(last + 1, next_position)
+    live = room.Publisher(address.name, before=first - 1, **{"max_publishers": 1, **options})
+    live._durable(str(journal.directory.resolve()))
+    last = live.last_ordinal  # of a channel that outlived its publisher: what that had not handed on is next
+    return live, min(last + 1, next_position)

@@ -1,0 +1,179 @@
+"""``durable=`` and ``start=``: the past from the disk and the live flow as one, on every reach that has them."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+
+from .reaches import Reach
+from .reading import LONG, read_all
+
+pytestmark = pytest.mark.needs("durable")
+
+
+def numbers(first: int, last: int) -> list[bytes]:
+    return [b"%d" % i for i in range(first, last + 1)]
+
+
+def durable(reach: Reach, **options: Any) -> Any:
+    return reach.publisher(durable=str(reach.directory / "kept"), **options)
+
+
+def test_the_past_and_then_the_live_flow(reach: Reach) -> None:
+    publisher = durable(reach)
+    publisher.publish_many(numbers(1, 100))
+    subscriber = reach.subscriber(start="first")
+    assert read_all(subscriber, 100) == numbers(1, 100)
+    for number in range(101, 151):
+        assert publisher.publish(b"%d" % number) == number
+    messages = [subscriber.receive(LONG) for _ in range(50)]
+    assert [message.ordinal for message in messages] == list(range(101, 151))
+    assert [bytes(message) for message in messages] == numbers(101, 150)
+    assert subscriber.read(0) is None
+    assert subscriber.ledger.balanced and not subscriber.ledger.lost
+
+
+def test_the_live_flow_has_the_ordinals_of_the_disk(reach: Reach) -> None:
+    publisher = durable(reach)
+    subscriber = reach.subscriber()
+    assert publisher.wait_ready(1, timeout=LONG)
+    with publisher.reserve(1) as draft:
+        draft.write(b"1")
+    publisher.publish(b"2")
+    assert [(m.ordinal, bytes(m)) for m in (subscriber.receive(LONG), subscriber.receive(LONG))] == [(1, b"1"), (2, b"2")]
+
+
+def test_where_a_subscriber_begins(reach: Reach) -> None:
+    publisher = durable(reach)
+    publisher.publish_many(numbers(1, 10))
+    publisher.flush()
+    between = datetime.datetime.now(datetime.UTC)
+    publisher.publish_many(numbers(11, 20))
+    publisher.flush()
+    new = reach.subscriber(start="new")
+    assert publisher.wait_ready(1, timeout=LONG)
+    publisher.publish(b"21")
+    assert read_all(new, 1) == [b"21"]
+    for start, first in [("first", 1), (5, 5), ("last 10 min", 1), (between, 11), (between.isoformat(), 11)]:
+        with reach.subscriber(start=start) as subscriber:
+            assert read_all(subscriber, 1) == [b"%d" % first], start
+
+
+@pytest.mark.parametrize("start", ["soon", 0, -1, "last week", True])
+def test_a_start_that_is_none_is_refused(reach: Reach, start: Any) -> None:
+    durable(reach)
+    with pytest.raises((ValueError, TypeError), match="start"):
+        reach.subscriber(start=start)
+
+
+def test_ordinals_go_on_with_the_next_publisher(reach: Reach) -> None:
+    with durable(reach) as publisher:
+        publisher.publish_many(numbers(1, 10))
+    publisher = durable(reach)
+    live = reach.subscriber(history=False)
+    assert publisher.wait_ready(1, timeout=LONG)
+    assert publisher.publish(b"11") == 11
+    assert live.receive(LONG).ordinal == 11
+    assert read_all(reach.subscriber(start="first"), 11) == numbers(1, 11)
+
+
+def test_history_and_the_last_value_come_from_the_disk(reach: Reach) -> None:
+    with durable(reach) as publisher:
+        publisher.publish_many(numbers(1, 10))
+    with durable(reach, history=3):
+        subscriber = reach.subscriber()
+        assert [subscriber.receive(LONG).ordinal for _ in range(3)] == [8, 9, 10]
+        subscriber.close()
+    durable(reach, latest=True)
+    assert read_all(reach.subscriber(), 1) == [b"10"]
+
+
+def test_a_slow_reader_loses_nothing_and_holds_nobody_up(reach: Reach) -> None:
+    publisher = durable(reach)
+    slow = reach.subscriber(start="first")
+    assert publisher.wait_ready(1, timeout=LONG)
+    sent = [b"%06d" % i + bytes(1000) for i in range(20_000)]
+    publisher.publish_many(sent)  # more than any queue holds, and nobody reads
+    publisher.flush()
+    found: list[bytes] = []
+    while len(found) < len(sent):
+        found += [bytes(message) for message in slow.read_many(1024, LONG)]
+    assert found == sent
+    publisher.publish(b"live again")
+    assert read_all(slow, 1) == [b"live again"]
+
+
+def test_who_comes_in_the_midst_of_publishing_misses_nothing(reach: Reach) -> None:
+    publisher = durable(reach)
+    ended = threading.Event()
+
+    def publish() -> None:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            publisher.publish(b"%d" % number)
+            if number % 200 == 0:
+                publisher.flush()  # it fills no disk
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for _ in range(5):
+            with reach.subscriber(start="first") as subscriber:
+                ordinals: list[int] = []
+                while len(ordinals) < 2000:
+                    ordinals += [message.ordinal for message in subscriber.read_many(1000, LONG)]
+                assert ordinals == list(range(1, len(ordinals) + 1))
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_what_was_waited_for_is_on_disk(reach: Reach) -> None:
+    publisher = durable(reach, durable_wait=True)
+    publisher.publish(b"1")
+    publisher.publish_many([b"2", b"3"])
+    with penstock.journal.Journal(reach.directory / "kept", mode="read") as journal:
+        assert [bytes(message) for message in journal.read_many(1)] == [b"1", b"2", b"3"]
+
+
+def test_objects(reach: Reach) -> None:
+    publisher = durable(reach, type=dict)
+    publisher.publish({"n": 1})
+    with reach.subscriber(start="first", type=dict) as subscriber:
+        assert subscriber.receive(LONG).value == {"n": 1}
+
+
+def test_one_directory_keeps_one_channel_and_has_one_publisher(reach: Reach) -> None:
+    publisher = durable(reach)
+    publisher.publish(b"1")
+    publisher.flush()
+    with pytest.raises((penstock.PenstockError, OSError)):
+        durable(reach)
+
+
+def test_a_publisher_that_keeps_nothing_has_no_start(reach: Reach) -> None:
+    publisher = reach.publisher()
+    if reach.name == "tcp":
+        with reach.subscriber(start="first", reconnect_delay=0.01) as subscriber:
+            session = subscriber.sessions[0]
+            while not session.last_error:
+                assert not session.wait_connected(0.01)
+            assert "durable" in session.last_error
+    else:
+        with pytest.raises(penstock.StateError, match="durable"):
+            reach.subscriber(start="first")
+    assert not publisher.closed
+
+
+def test_all_is_on_disk_when_a_publisher_has_closed(reach: Reach) -> None:
+    with durable(reach) as publisher:
+        for number in range(1, 1001):
+            publisher.publish(b"%d" % number)
+    with penstock.journal.Journal(reach.directory / "kept", mode="read") as journal:
+        assert journal.frontier == 1001
