@@ -32,13 +32,14 @@ PyObject *subscriber_counts(PyObject *object, PyObject *) {
     Subscriber *handle = as_subscriber(object)->handle;
     if (!handle) return raise_error("ClosedError", "this subscriber is closed");
     if (!handle->closed.load()) {
+        const bool alone = handle->member.belongs_here() && !as_subscriber(object)->inside.load();
         try {
             // Looks whether a publisher has come; a thread that waits does so itself, and a forked child has no say.
-            if (handle->member.belongs_here() && !as_subscriber(object)->inside.load()) handle->has_next();
+            if (alone) handle->has_next();
         } catch (...) {
             return raise_current();
         }
-        handle->update_counters();
+        handle->update_counters(alone);
     }
     const Counters *c = handle->counters;
     PyObject *dropped = PyDict_New();

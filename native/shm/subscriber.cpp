@@ -284,7 +284,7 @@ void Subscriber::close(bool at_once) noexcept {
 
 // What was overwritten before it was read is lost now, not when the reader comes to it: all that went before the first
 // message that is still there. `newest` is the last ordinal of the virtual channel.
-void Subscriber::count_overwritten(std::uint64_t newest) {
+void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
     Channel &channel = member.channel;
     std::uint64_t n = std::max(reader.cursor, channel.first_in_ring());
     for (std::uint64_t turns = 0; turns <= 2 * channel.ring_size; ++turns, ++n) {
@@ -300,13 +300,17 @@ void Subscriber::count_overwritten(std::uint64_t newest) {
         newest = ordinal - 1;
         break;
     }
-    if (reader.vchan < 0) return account(n);
+    if (reader.vchan < 0) {
+        account(n);
+        if (alone && n > reader.cursor) channel.move_cursor(reader, n);  // who looks from outside must not count them again
+        return;
+    }
     std::uint64_t from = std::max(last_ordinal_, member.start_ordinal);
     if (newest > from) drop(newest - from, DropReason::overflow);
     last_ordinal_ = std::max(last_ordinal_, newest);
 }
 
-void Subscriber::update_counters() {
+void Subscriber::update_counters(bool alone) {
     if (!ready_ || !member.belongs_here() || !member.joined()) return;
     Channel &channel = member.channel;
     std::uint64_t end, published;
@@ -314,7 +318,7 @@ void Subscriber::update_counters() {
         end = channel.tail();
         published = reader.vchan < 0 ? end - member.joined_tail : channel.vchans[reader.vchan].tail.load() - member.start_ordinal;
     } while (channel.tail() != end);
-    count_overwritten(published + member.start_ordinal);
+    count_overwritten(published + member.start_ordinal, alone);
     std::uint64_t known = counters->delivered.get() + counters->lost();
     counters->matched.set(std::max(known, published + history_));
     counters->depth.set(reader.held);

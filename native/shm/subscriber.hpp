@@ -94,8 +94,8 @@ class Subscriber {
     // Leaves, or lingers until the last held message is released.
     void close(bool at_once) noexcept;
 
-    // Brings `matched` up to now: what was published since joining, read or not.
-    void update_counters();
+    // Brings `matched` up to now: what was published since joining, read or not. `alone`: no thread waits for a message.
+    void update_counters(bool alone = false);
     std::string why_limit() const;
 
    private:
@@ -111,7 +111,7 @@ class Subscriber {
     bool fill(View &view, std::uint32_t slot, std::uint64_t sequence);
     void account(std::uint64_t upto, DropReason reason = DropReason::overflow);
     void drop(std::uint64_t count, DropReason reason);
-    void count_overwritten(std::uint64_t newest);
+    void count_overwritten(std::uint64_t newest, bool alone);
     [[noreturn]] void refuse_damage() const;
     void finish() noexcept;
 

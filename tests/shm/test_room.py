@@ -13,6 +13,7 @@ import pytest
 
 import penstock
 from penstock import shm
+from penstock.observe.memory import seen
 
 LONG = 30
 
@@ -214,3 +215,19 @@ def test_publishing_many_says_how_many_went(name: str) -> None:
         with pytest.raises(TimeoutError) as told:
             publisher.publish_many([b"x"] * 20)
         assert told.value.published == 8 and "8 were published" in told.value.__notes__  # type: ignore[attr-defined]
+
+
+def test_who_looks_from_outside_counts_no_loss_twice(name: str) -> None:
+    """A reader that asks for its own ledger has counted what was overwritten: from outside it is the same number."""
+
+    def lost() -> int:
+        return next(block.lost for block in seen() if block.name == name and block.kind == "subscriber")
+
+    with shm.Publisher(name, slots=8) as publisher, shm.Subscriber(name) as subscriber:
+        for round_number in range(1, 4):
+            publisher.publish_many([b"x"] * 100)
+            assert lost() == round_number * 100 - 8
+            ledger = subscriber.ledger
+            assert ledger.balanced and ledger.lost == round_number * 100 - 8 == lost()
+        assert sum(len(subscriber.read_many(100, 0)) for _ in range(8)) == 8
+        assert subscriber.ledger == penstock.Ledger(matched=300, delivered=8, dropped={"overflow": 292}) and lost() == 292
