@@ -149,10 +149,10 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     - ``shm``: slots=None, slot_size=None, overflow=None, reliable=None, timeout=None, fixed_size=False,
       max_reserved=1, type=None, checksum=False, metadata_size=None, activation=False, retirement=False,
       max_publishers=None, max_subscribers=None, local=False, mux=None, vchan_id=None, mode=None, group=None,
-      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None
+      spin_us=0, on_resize=None, history=None, latest=False, history_bytes=None, before=0
     - ``tcp``: overflow='block', timeout=None, depth=32768, depth_bytes=16777216, tls=None, token=None,
       insecure=False, handshake_timeout=10.0, close_timeout=5.0, keepalive=15.0, executor=None, history=None,
-      latest=False, history_bytes=None
+      latest=False, history_bytes=None, past=None
     - ``journal``: segment_bytes=67108864, max_message_bytes=67108864, retain_age_s=None, retain_bytes=None,
       sync=True
     - ``broker``: queue='', unconfirmed=0, ttl_s=None, token=None, tls=None, timeout=30.0, reconnect=True
@@ -184,7 +184,7 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
       mode=None, group=None, spin_us=0, on_message=None
     - ``tcp``: max_reconnects=-1, extended=True, tls=None, token=None, max_message_size=268435456,
       held_bytes=1073741824, handshake_timeout=10.0, keepalive=15.0, reconnect_delay=0.05, reconnect_delay_max=2.0,
-      executor=None, history=True, on_message=None
+      executor=None, history=True, start=None, on_message=None
     - ``journal``: start='new', on_message=None
     - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
       exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
