@@ -257,7 +257,8 @@ class Bridge:
         """
         self._closing.set()
         thread = self._thread if self._thread is not threading.current_thread() else None
-        if thread is not None:
+        # Ctrl-C inside `start` may leave a thread that has not begun: it cannot be joined, and ends by `_closing`.
+        if thread is not None and thread.is_alive():
             thread.join(timeout)
             if thread.is_alive():
                 self._close_publisher()  # ends the thread's wait for room in the sink
