@@ -29,7 +29,7 @@ constexpr Field fields[] = {
     {"last_ns", &Counters::last_ns},         {"latency_ns", &Counters::latency_ns}, {"lag", &Counters::lag},
 };
 
-// One name that is no UTF-8, or a state that is being written just now, must not keep everybody from reading all the others.
+// A name that is not UTF-8, or a state that is being written at this moment, must not make the whole read fail.
 nb::dict as_dict(const CountersCopy &copy) {
     nb::dict result, dropped;
     result["pid"] = copy.pid;

@@ -30,7 +30,7 @@ constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '3'};
 struct PageHeader {
     char magic[8];
     std::uint32_t page_size, block_size, block_count, pid;
-    std::uint64_t token;  // of its process, which tells whether it lives
+    std::uint64_t token;  // of its process, to check whether that is alive
     char program[32];
     char zero[832];
 };
@@ -42,7 +42,7 @@ struct Page {
     Counters *blocks() const { return reinterpret_cast<Counters *>(reinterpret_cast<char *>(header) + block_size); }
 };
 
-// What is too long is cut, never in the midst of a character of UTF-8 (which has up to three bytes after its first).
+// Cuts text that is too long, never inside a UTF-8 character (which has up to three bytes after its first).
 void copy_text(char *to, std::size_t room, std::string_view text) {
     std::size_t size = text.size() < room - 1 ? text.size() : room - 1;
     for (int back = 0; back < 3 && size && size < text.size() && (text[size] & 0xC0) == 0x80; ++back) --size;
@@ -58,7 +58,7 @@ std::string program_name() {
     if (size <= 0) return "";
     text[size] = 0;
     std::string first(text);
-    // For an interpreter the script says more than the interpreter does.
+    // For an interpreter, show the script's name instead.
     if (std::size_t next = first.size() + 1; first.find("python") != std::string::npos && next < std::size_t(size))
         if (std::string script(text + next); !script.empty() && script[0] != '-') first = script;
     return first.substr(first.find_last_of('/') + 1);
@@ -76,7 +76,7 @@ struct Registry {
             auto *made = new Registry;
             pthread_atfork([] { get().mutex.lock(); }, [] { get().mutex.unlock(); },
                            [] {
-                               // The child's inherited pages are the parent's: leave them alone, start anew.
+                               // The inherited pages belong to the parent: the child leaves them and makes new ones.
                                get().pages.clear();
                                get().owner = 0;
                                get().mutex.unlock();
@@ -102,7 +102,7 @@ struct Registry {
         if (token) file = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
         void *memory = MAP_FAILED;
         if (file >= 0) {
-            if (posix_fallocate(file, 0, page_size) == 0)  // space now, or a SIGBUS later
+            if (posix_fallocate(file, 0, page_size) == 0)  // allocate now: a full file system would raise SIGBUS later
                 memory = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
             close(file);
             if (memory == MAP_FAILED) unlink(path.c_str());
@@ -123,7 +123,7 @@ struct Registry {
     }
 };
 
-// Who comes removes what the dead left, once.
+// Removes the pages of dead processes, once per process.
 void sweep_once() {
     static std::atomic<std::uint32_t> swept{0};
     if (swept.exchange(fork_generation()) != fork_generation()) process_sweep();
@@ -166,13 +166,13 @@ std::string counters_directory() {
 
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name) {
     Registry &registry = Registry::get();
-    // Before the lock: these take one that a fork takes too.
+    // Before taking the lock: these calls take a lock that fork handlers take too.
     std::string directory = counters_directory();
     std::uint64_t token = 0;
     try {
         token = process_token();
         sweep_once();
-    } catch (const std::exception &) {  // nowhere to put it: private memory will do
+    } catch (const std::exception &) {  // there is no shared directory: count in private memory
     }
     std::lock_guard lock(registry.mutex);
     registry.owner = getpid();
@@ -218,7 +218,7 @@ void counters_give(Counters *counters) noexcept {
     if (!counters) return;
     Registry &registry = Registry::get();
     std::lock_guard lock(registry.mutex);
-    for (Page &page : registry.pages)  // after a fork the block is the parent's, not ours to free
+    for (Page &page : registry.pages)  // not found after a fork: the block belongs to the parent
         if (counters >= page.blocks() && counters < page.blocks() + block_count)
             counters->used.store(0, std::memory_order_release);
 }
@@ -235,7 +235,7 @@ CountersCopy counters_copy(const Counters *c) {
     copy.kind = read_text(c->kind, sizeof c->kind);
     copy.name = read_text(c->name, sizeof c->name);
     copy.state = read_text(c->state, sizeof c->state);
-    // What follows from matched first, so that a count caught in between never looks like a loss.
+    // Read delivered and dropped before matched, so that counting in between never looks like a loss.
     copy.delivered = c->delivered.get();
     copy.expired = c->expired.get();
     for (std::size_t i = 0; i < drop_reason_count; ++i) copy.dropped[i] = c->dropped[i].get();

@@ -73,7 +73,7 @@ struct alignas(64) Counters {
     char room[16];
     char kind[16];
     char name[160];
-    char state[96];  // a word or two for people: "connected", "stuck in receive"
+    char state[96];  // a short text for the user: "connected", "stuck in receive"
 
     void drop(DropReason reason, std::uint64_t n = 1) noexcept { dropped[static_cast<std::size_t>(reason)].add(n); }
     // A message is handed to its reader now. The clock is read, so this is for a reader that has just waited, and for
@@ -101,7 +101,7 @@ static_assert(sizeof(Counters) == 896 && alignof(Counters) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // A zeroed block. Where no shared page can be made (no such file system, no space) it is private memory: counting goes
-// on, only nobody else sees it. Never null.
+// on, but other processes do not see it. Never null.
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name);
 void counters_give(Counters *counters) noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;

@@ -32,7 +32,7 @@ PyObject *array_over(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
         PyObject *items = PyObject_CallMethod(numpy, "prod", "OOs", shape, Py_None, "int64");
         PyObject *number = items ? PyNumber_Long(items) : nullptr;
         Py_XDECREF(items);
-        if (number && PyObject_IsTrue(number) == 0)  // frombuffer refuses to give nothing
+        if (number && PyObject_IsTrue(number) == 0)  // frombuffer refuses an empty buffer
             result = PyObject_CallMethod(numpy, "empty", "OO", shape, kind);
         else if (number)
             flat = PyObject_CallMethod(numpy, "frombuffer", "OOO", self, kind, number);

@@ -1,5 +1,5 @@
-// Batch: many messages as one lazy sequence. It pins all of them; a message taken from it holds its own memory alone where
-// the owner can tell messages apart, else that of all.
+// Batch: many messages as one lazy sequence. It pins the memory of all. A message taken from it pins only its own memory
+// if the owner can release messages one by one, otherwise that of the whole batch.
 #include <Python.h>
 #include <structmember.h>
 
@@ -15,7 +15,7 @@ PyTypeObject *batch_type = nullptr;
 
 namespace {
 
-// What the batch and its messages share; the last to go gives all the memory back.
+// Shared by the batch and its messages; the last one to be destroyed releases all the memory.
 struct Hold final : Owner {
     std::vector<Envelope> entries;
     Owner *owner = nullptr;
@@ -76,7 +76,7 @@ PyObject *take(Batch *batch, std::size_t index) {
     const Envelope &entry = hold->entries[index];
     PyObject *channel = batch->channels;
     if (channel && PyTuple_Check(channel)) channel = PyTuple_GET_ITEM(channel, entry.channel);
-    // A message that its owner can hold alone does not hold the others.
+    // If the owner can hold a message alone, it does not keep the others.
     bool alone = hold->owner && hold->owner->retain(entry.token);
     PyObject *message = message_new(entry, alone ? hold->owner : hold, channel, batch->source);
     if (message && !alone) ++hold->users;
@@ -160,7 +160,7 @@ PyObject *batch_exit(PyObject *self, PyObject *const *, Py_ssize_t) {
 PyObject *batch_enter(PyObject *self, PyObject *) { return Py_NewRef(self); }
 
 PyObject *batch_copies(PyObject *self, PyObject *) {
-    BatchPin pin(self);  // a list of the collector may run finalisers
+    BatchPin pin(self);  // creating a list may run the garbage collector, whose finalisers may release the batch
     if (!pin.entries()) return nullptr;
     const auto &entries = *pin.entries();
     PyObject *list = PyList_New(static_cast<Py_ssize_t>(entries.size()));

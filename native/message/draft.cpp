@@ -1,9 +1,9 @@
 // Draft: the writable buffer between reserve and publish. Bytes that readers see are never changed through it: publishing
-// releases the memoryviews that view() gave and makes the arrays that array() gave read-only. What else could write (a
-// memoryview that a user made, a slice of such a view or array) cannot be taken back from who holds it: a draft that has
-// one is not published.
+// releases the memoryviews that view() gave and makes the arrays that array() gave read-only. Other writable views (a
+// memoryview that a user made, a slice of such a view or array) cannot be revoked: publishing a draft that has one is
+// refused.
 //
-// The draft refers to views and arrays weakly: they hold the draft, and no cycle is to keep its memory.
+// The draft has only weak references to its views and arrays: they refer to the draft, and a cycle would keep its memory.
 #include <Python.h>
 #include <structmember.h>
 
@@ -87,7 +87,7 @@ void draft_releasebuffer(PyObject *self, Py_buffer *) {
 
 PyObject *object_of(PyObject *reference) { return PyObject_CallNoArgs(reference); }  // None where it is gone
 
-// Adds weak references to `objects` to the list; those of objects that are gone leave it.
+// Adds weak references to `objects` to the list, and removes those of destroyed objects.
 bool remember(PyObject *&list, std::initializer_list<PyObject *> objects) {
     if (!list && !(list = PyList_New(0))) return false;
     auto group = static_cast<Py_ssize_t>(objects.size());
@@ -143,7 +143,7 @@ bool each_array(Draft *draft, Function &&function) {
     return going;
 }
 
-// Every view of an array refers to the root. One reference is ours, one the given array's; who has another could write.
+// Every view of an array refers to the root. One reference is ours, one the given array's; any other could write.
 bool has_slices(Draft *draft, std::uint32_t &roots) {
     roots = 0;
     return !each_array(draft, [&](PyObject *root, PyObject *given) {
@@ -340,7 +340,7 @@ bool draft_begin_publish(Draft *draft) {
         return false;
     }
     if (roots && !set_writable(draft, false)) return false;
-    // First: whoever publishes, cancels or writes to it while its owner waits finds it published.
+    // First: other threads that publish, cancel or write to it while its owner waits must find it published.
     draft->state = DraftState::published;
     if (roots) draft->owner->hold(draft->token), draft->lent = true;
     return true;

@@ -184,7 +184,7 @@ PyObject *get_source(PyObject *self, void *) {
     return Py_NewRef(source ? source : Py_None);
 }
 
-// Decoded anew each time: a value may be a view that holds the message, and one kept here would never let go of it.
+// Decoded at each access, not cached: a value may be a view that holds the message, so that a cached one would leak it.
 PyObject *get_value(PyObject *self, void *) {
     if (PyObject *decoder = as_message(self)->decoder) {
         Py_INCREF(decoder);
@@ -288,7 +288,7 @@ PyObject *message_copy(PyObject *self, PyObject *) {
     return copy;
 }
 
-// A message with the same words over a copy of the bytes: it holds nothing of the reach that gave it.
+// A message with the same fields over a copy of the bytes: it holds no memory of the reach that it came from.
 PyObject *message_deepcopy(PyObject *self, PyObject *) {
     Message *message = as_message(self);
     if (message->released) {

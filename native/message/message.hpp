@@ -20,8 +20,8 @@ namespace penstock {
 
 struct Owner {
     virtual void release(std::uint64_t token) noexcept = 0;
-    // One more release of that token will come: a message is taken out of a batch and holds its memory by itself. False:
-    // this owner cannot tell messages apart, and each one holds the memory of the whole batch.
+    // Announces one more release of that token: a message taken out of a batch holds its memory by itself. False: this
+    // owner cannot release messages one by one, and each one holds the memory of the whole batch.
     virtual bool retain(std::uint64_t) noexcept { return false; }
     // What a batch calls for all its messages at once.
     virtual void release_many(const std::uint64_t *tokens, std::size_t count) noexcept {
@@ -32,7 +32,7 @@ struct Owner {
     ~Owner() = default;
 };
 
-// Everything a message says of itself but its place in Python. Negative id, vchan_id, position: not had here.
+// The fields of a message. A negative id, vchan_id or position means that it has none.
 struct Envelope {
     const std::uint8_t *data = nullptr;
     std::int64_t size = 0;
@@ -52,7 +52,7 @@ struct Envelope {
     // When a reach that stores messages stored it; not_stored where none did.
     static constexpr std::int64_t not_stored = INT64_MIN;
     std::int64_t stored_ns = not_stored;
-    std::int8_t intact = -1;   // whether a checksum matches; -1: none was looked at
+    std::int8_t intact = -1;   // whether the checksum matches; -1: none was checked
     bool activation = false;   // published by opening, not by publish()
     std::uint32_t metadata_size = 0;
     const std::uint8_t *metadata = nullptr;  // of the reach's own, in memory that lives as long as data
@@ -98,11 +98,11 @@ inline bool message_check(PyObject *object) { return PyObject_TypeCheck(object, 
 PyObject *batch_new(std::vector<Envelope> &&entries, Owner *owner, PyObject *channels, PyObject *source = nullptr);
 
 // What a batch holds, for native code that goes over its messages (append, format) without making one of each. The
-// entries live until the batch is released, which other threads may do: who lets Python code run meanwhile, or lets the
-// GIL go, pins them. Null with StateError set where it was released.
+// entries live until the batch is released, which other threads may do: a caller that runs Python code meanwhile, or
+// releases the GIL, pins them. Null with StateError set if the batch was released.
 const std::vector<Envelope> *batch_entries(PyObject *batch);
 
-// Keeps the entries of a batch, whatever becomes of the batch. Made and dropped with the GIL held.
+// Keeps the entries of a batch alive, even if the batch is released. Made and destroyed with the GIL held.
 class BatchPin {
    public:
     explicit BatchPin(PyObject *batch);

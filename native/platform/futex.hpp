@@ -29,11 +29,11 @@ inline int futex_wait(std::atomic<std::uint64_t> &word, std::uint64_t value, std
     return result == 0 ? 0 : errno;
 }
 
-// Clears bit 0 and wakes who sleeps on the word, in one step of the kernel: no death can come between the two.
+// Clears bit 0 and wakes the sleepers on the word in one system call, so that a process cannot die between the two.
 inline void futex_clear_and_wake(std::atomic<std::uint64_t> &word) noexcept {
     constexpr std::uint32_t clear_bit_0 = FUTEX_OP(FUTEX_OP_ANDN, 1, FUTEX_OP_CMP_EQ, 0);
     if (syscall(SYS_futex, low_half(word), FUTEX_WAKE_OP, 1, nullptr, low_half(word), clear_bit_0) >= 0) return;
-    word.fetch_and(~std::uint64_t(1));  // a sandbox that does not know it: two steps, then
+    word.fetch_and(~std::uint64_t(1));  // a sandbox that refuses this call: do it in two steps
     syscall(SYS_futex, low_half(word), FUTEX_WAKE, 1, nullptr, nullptr, 0);
 }
 

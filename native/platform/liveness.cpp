@@ -68,11 +68,11 @@ std::string file_name(std::uint64_t token) { return process_file_name("alive", t
 
 [[noreturn]] void fail(const std::string &what) { throw std::system_error(errno, std::generic_category(), what); }
 
-// Locked before it has a name, so that nobody ever sees it unlocked while its owner lives.
+// The file is locked before it gets its name, so that others never see it unlocked while its owner is alive.
 void make(State &s) {
     std::uint32_t random = 0;
     if (getrandom(&random, sizeof random, 0) != sizeof random) fail("getrandom");
-    std::uint64_t token = std::uint64_t(getpid()) << 32 | random;  // the pid tells people, the rest tells lives apart
+    std::uint64_t token = std::uint64_t(getpid()) << 32 | random;  // the pid is for the reader, the random bits make it unique
     int directory = shared_directory();
     std::string name = file_name(token), early = name + ".new";
     int file = openat(directory, early.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
@@ -92,7 +92,7 @@ void make(State &s) {
     s.owner = getpid();
 }
 
-// A file of this process is never opened again: closing it would give the lock up.
+// Never opens a file of this process again: closing any descriptor of it would release the lock.
 bool is_own(std::uint64_t token) {
     std::lock_guard lock(state().mutex);
     for (Mark &mark : state().marks)
@@ -102,7 +102,7 @@ bool is_own(std::uint64_t token) {
 
 bool locked(int directory, const char *name) {
     int file = openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) return errno == EACCES;  // another user's: it cannot be told, so it lives
+    if (file < 0) return errno == EACCES;  // another user's file, which cannot be checked: assume that it is alive
     struct flock lock {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
@@ -154,7 +154,7 @@ int process_sweep() {
         if (!page && std::sscanf(entry->d_name, "alive.%u.%8x", &pid, &random) != 2) continue;
         std::uint64_t token = std::uint64_t(pid) << 32 | random;
         bool early = std::strstr(entry->d_name, ".new") != nullptr;
-        if (early) {  // between making and locking: only an old one is surely dead
+        if (early) {  // the file may be between creation and lock: only an old one is surely dead
             struct stat status {};
             if (fstatat(directory, entry->d_name, &status, AT_SYMLINK_NOFOLLOW) != 0 ||
                 time(nullptr) - status.st_mtime < 60)

@@ -1,4 +1,4 @@
-// Whether a process that left its mark in shared memory still lives, without trusting pids.
+// Whether a process that left its token in shared memory is still alive, without trusting pids.
 //
 // Each process has one file, alive.PID.RANDOM, with a POSIX record lock held for as long as it lives. The lock is the
 // only kind that a forked child does not inherit, and it vanishes at any kind of death. It would also vanish when any
@@ -34,7 +34,7 @@ std::string process_file_name(const char *kind, std::uint64_t token);
 // Removes the files of dead processes, their pages of counters too; gives how many.
 int process_sweep();
 
-// While one lives no other thread of this process can fork: a lock taken meanwhile never leaks into a child.
+// While a NoFork exists no other thread of this process can fork, so that a child never inherits a lock taken meanwhile.
 class NoFork {
    public:
     NoFork();

@@ -16,7 +16,7 @@ namespace penstock {
 
 namespace {
 
-// Empty where it may be used, else why not. Who could remove our files could make the living look dead.
+// Empty if the directory may be used, else the reason. A user who could delete our files could make live processes look dead.
 std::string refuse(const std::string &path, bool must_be_ours) {
     mkdir(path.c_str(), 0700);
     struct stat status {};
@@ -48,7 +48,7 @@ static std::string find_path() {
 }
 
 std::string shared_directory_path() {
-    NoFork guard;  // one thread at a time, and no child that inherits it half done
+    NoFork guard;  // one thread at a time, and no forked child may inherit a half-made directory
     static auto *known = new std::pair<std::string, std::string>;  // what the environment says, and what came of it
     const char *set = std::getenv("PENSTOCK_SHM_DIR");
     std::string asked = set ? set : "";

@@ -18,7 +18,7 @@ struct ChunkOwner final : Owner {
         return true;
     }
     void release_many(const std::uint64_t *tokens, std::size_t count) noexcept override {
-        std::size_t first = 0;  // a batch lies in one or two chunks: one count down for each run
+        std::size_t first = 0;  // a batch lies in one or two chunks: release each run of entries by one decrement
         for (std::size_t i = 1; i <= count; ++i) {
             if (i < count && tokens[i] == tokens[first]) continue;
             chunk_drop(reinterpret_cast<Chunk *>(tokens[first]), static_cast<std::uint32_t>(i - first));
@@ -50,8 +50,8 @@ struct Names {
 
 struct InletHandle {
     Inlet core;
-    std::unordered_map<std::uint64_t, Names> names;  // by the connection's serial
-    std::vector<std::uint64_t> ended;                // read to their end; a message of theirs may still be in hand
+    std::unordered_map<std::uint64_t, Names> names;  // by the connection's serial number
+    std::vector<std::uint64_t> ended;                // read to their end; the reader may still be creating a message of theirs
     PyObject *on_lost = nullptr;
 
     InletHandle(std::uint64_t max_message_size, std::size_t held, const std::string &name)
@@ -134,8 +134,8 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
                 return true;
             case Read::nothing:
                 return false;
-            // What runs Python code (an error is an object of the collector) runs without the turn: a signal handler or
-            // a finaliser may close this subscriber.
+            // Python code (even creating an error may run the garbage collector) runs without the turn: a signal
+            // handler or a finaliser may close this subscriber.
             case Read::closed:
                 turn.give();
                 fail("ClosedError", "this subscriber was closed");

@@ -163,7 +163,7 @@ struct FlushAtEnd {
 };
 
 void send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry, std::uint64_t &count) {
-    BatchPin pin(batch);  // sent without the GIL: others may release the batch meanwhile
+    BatchPin pin(batch);  // the GIL is released while sending: another thread could release the batch
     if (!pin.entries()) throw nb::python_error();
     FlushAtEnd flush{core};
     for (const Envelope &entry : *pin.entries()) {
@@ -188,7 +188,7 @@ void send_items(Outlet &core, nb::handle batch, std::uint64_t &count) {
     nb::object iterator = nb::steal(PyObject_GetIter(batch.ptr()));
     if (!iterator.is_valid()) throw nb::python_error();
     FlushAtEnd flush{core};
-    for (;;) {  // the turn is taken anew for each: the iterator may be anybody's code
+    for (;;) {  // take the turn for each item, not for all: the iterator may run any Python code
         nb::object item = nb::steal(calling_python([&] { return PyIter_Next(iterator.ptr()); }));
         if (!item.is_valid()) break;
         Bytes bytes(item.ptr());
@@ -223,11 +223,11 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
 
 struct FrameDraft final : DraftOwner {
     std::shared_ptr<Outlet> outlet;
-    int users = 1;  // the draft until it is published, and arrays that outlive that
+    int users = 1;  // the draft until it is published, plus arrays that outlive it
     PyObject *publish(PyObject *, std::uint64_t token, std::int64_t size) override {
         std::uint64_t ordinal = 0;
         auto *frame = reinterpret_cast<Frame *>(token);
-        bool read_on = users > 1;  // a frame counts as sent when the last one lets go of it: then a copy is sent
+        bool read_on = users > 1;  // an array would keep the frame from counting as sent: send a copy
         try {
             check_usable(*outlet);
             if (read_on) {
@@ -287,7 +287,7 @@ nb::object outlet_reserve(nb::handle handle, nb::handle size_object) {
 bool outlet_drain(OutletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     if (self.core->forked() || self.core->closed()) return true;
-    if (deadline == 0) deadline = 1;  // a moment long past: send what can be sent now
+    if (deadline == 0) deadline = 1;  // a time in the past: send what can be sent now, without waiting
     for (;;) {
         Sent sent;
         {

@@ -23,7 +23,7 @@ constexpr std::size_t first_growth_bytes = 16 * 1024 * 1024;
 constexpr std::uint32_t fills_between_polls = 16;
 constexpr std::size_t streams_that_keep_chunks = 8;
 constexpr std::size_t max_counted_vchans = 65536;
-constexpr long receive_wait_ms = 8;  // at most so long a knock waits for a reader whose messages come briskly
+constexpr long receive_wait_ms = 8;  // a reader waits in recv at most so long before it notices another thread's knock
 
 std::int64_t now_ns(clockid_t clock) noexcept {
     timespec time;
@@ -68,12 +68,12 @@ void Inlet::knock() {
     std::uint64_t one = 1;
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);
     turn_.lock();
-    // The wake stays readable until the reader has seen it; whoever polls the descriptor may look in vain once.
+    // The event stays readable until the reader has seen it; a poll of the descriptor may then find nothing once.
     knocks_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
 void Inlet::lock() {
-    // A knocker goes first: the mutex alone would let the reader come back before it.
+    // Let a waiting thread go first: with the mutex alone the reader could take the lock again before it.
     while (knocks_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
     turn_.lock();
 }
@@ -109,7 +109,7 @@ std::uint64_t Inlet::last_ordinal(std::uint32_t session) {
 void Inlet::activate(std::unique_ptr<Stream> stream) {
     Stream *raw = stream.get();
     raw->count = &counts_[raw->session];
-    if (raw->fresh) {  // now, not when it was attached: the connection before may have been read until now
+    if (raw->fresh) {  // now, not when it was attached: until now the reader may have read the previous connection
         *raw->count = SessionCount{};
         raw->count->known = raw->next_ordinal != 0;
         raw->count->last_ordinal = raw->next_ordinal ? raw->next_ordinal - 1 : 0;
@@ -155,7 +155,7 @@ void Inlet::finish(bool ended) {
     knock();
     ended_ = ended;
     turn_.unlock();
-    // Left readable for whoever polls the descriptor: it is to look again.
+    // Leave the descriptor readable, so that a poller reads again.
     std::uint64_t one = 1;
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);
 }
@@ -173,7 +173,7 @@ void Inlet::close() {
     has_kept_ = false;
     turn_.unlock();
     chunk_users(-1);
-    std::uint64_t one = 1;  // the descriptor stays readable, so that whoever waits on it learns of the end
+    std::uint64_t one = 1;  // the descriptor stays readable, so that a poller notices the end
     [[maybe_unused]] auto n = ::write(wake_, &one, sizeof one);
 }
 
@@ -243,7 +243,7 @@ Read Inlet::scan(Stream &stream, Received &out) {
                 stream.skip = total;
                 continue;
             }
-            if (available < total) ++stream.past;  // it is looked at again when it is whole
+            if (available < total) ++stream.past;  // it will be examined again when it is complete
         }
         if (available < total) {
             stream.want = total;
@@ -273,11 +273,11 @@ Read Inlet::scan(Stream &stream, Received &out) {
 bool Inlet::make_room(Stream &stream) {
     if (stream.chunk && stream.begin == stream.end &&
         stream.chunk->references.load(std::memory_order_acquire) == 1)
-        stream.begin = stream.end = 0;  // everything in it was given back: use it again while it is warm
+        stream.begin = stream.end = 0;  // all its messages were released: reuse it while it is in the cache
     std::size_t held = stream.end - stream.begin;
     std::size_t want = std::max<std::uint64_t>(stream.want, held + 1);
     if (stream.chunk && want <= stream.chunk->capacity - stream.begin) return true;
-    // A large announcement is believed only as far as bytes have come: at most twice what is there, or 16 MiB.
+    // Do not trust a large announced size: allocate at most twice what has been received, or 16 MiB.
     want = std::min(want, std::max(first_growth_bytes, held * 2));
     if (stream.chunk && want <= stream.chunk->capacity - stream.begin && stream.end < stream.chunk->capacity) return true;
     Chunk *chunk = chunk_take(std::max(want, small_chunk_size - 64), budget_);
@@ -330,7 +330,7 @@ bool Inlet::take_message(Received &out, std::uint32_t session) {
     Stream &stream = *ready_.front();
     std::size_t available = stream.end - stream.begin;
     if (available < 2 || stream.skip) return false;
-    // A frame that ends the connection is left for the next read, which can tell of it.
+    // Leave a frame that ends the connection to the next read, which can report it.
     const std::uint8_t *at = stream.chunk->data() + stream.begin;
     Scan scanned = scan_header(at, available, max_message_size_, stream.extended, out.header);
     if (scanned == Scan::bad_header || scanned == Scan::too_large) return false;
@@ -355,13 +355,13 @@ Read Inlet::fetch(std::int64_t deadline_ns, Received &out) {
         if (!stream.drained) {
             Read filled = fill(stream);
             if (filled == Read::lost || filled == Read::full) return filled;
-            if (filled == Read::message && streams_ > 1) {  // every stream has its turn
+            if (filled == Read::message && streams_ > 1) {  // round robin: serve every stream
                 ready_.pop_front();
                 ready_.push_back(&stream);
                 if (++fills_ % fills_between_polls == 0) poll(0);
             }
             if (deadline_ns >= 0 && ++fruitless > fills_between_polls && monotonic_ns() >= deadline_ns)
-                return Read::nothing;  // bytes come, but no message of them
+                return Read::nothing;  // bytes arrive, but they do not complete a message
             continue;
         }
         ready_.pop_front();
@@ -389,7 +389,7 @@ Read Inlet::wait_in_receive(Stream &stream) {
     Read filled = fill(stream, true);
     if (filled == Read::nothing) {
         stream.brisk = false;
-        return Read::message;  // look again: for knocks, then by poll
+        return Read::message;  // try again: first for knocks, then by poll
     }
     if (filled != Read::message) return filled;
     stream.in_ready = true;

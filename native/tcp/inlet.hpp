@@ -40,8 +40,8 @@ struct Received {
 struct Lost {
     std::uint32_t session = 0;
     std::uint64_t serial = 0;
-    const char *reason = "";  // a word of ours: closed, bad_header, too_large, error
-    int error = 0;            // errno, where the system said why
+    const char *reason = "";  // one of: closed, bad_header, too_large, error
+    int error = 0;            // errno, or 0 if there is none
     std::uint64_t messages = 0;  // that came over this connection
 };
 
@@ -50,7 +50,7 @@ struct SessionCount {
     std::uint64_t plain_ordinal = 0;
     bool known = false;
     std::uint64_t last_ordinal = 0;  // of messages without a virtual channel
-    std::uint64_t credit = 0;  // drops told by the publisher that no jump of ordinals has shown yet
+    std::uint64_t credit = 0;  // drops that the publisher announced and that no gap in the ordinals has shown yet
     std::unordered_map<std::uint32_t, std::uint64_t> last;  // by vchan_plus_one, of those with one
 };
 
@@ -61,17 +61,17 @@ struct Stream {
     bool extended = false;
     bool fresh = false;             // another publisher than the session's last one
     std::uint64_t next_ordinal = 0; // as its handshake said; 0: not known
-    std::uint64_t past = 0;         // so many messages at its beginning may have come over the connection before
+    std::uint64_t past = 0;         // so many first messages are history; the previous connection may have delivered them
     bool in_ready = false;
     bool drained = false;    // the last receive gave less than it could
-    bool after_big = false;  // the last frame was large: look at the next header before taking more
+    bool after_big = false;  // the last frame was large: read the next header before receiving more
     bool can_wait = false;   // recv may wait for it, for receive_wait_ms
-    bool brisk = true;       // what it waited for last came soon
+    bool brisk = true;       // its last wait was short
     SessionCount *count = nullptr;
     Chunk *chunk = nullptr;
     std::size_t begin = 0, end = 0;  // bytes not yet given out
-    std::uint64_t skip = 0;          // left of a frame that nobody wants
-    std::uint64_t want = 0;          // all of the frame that begins at `begin`, as far as known
+    std::uint64_t skip = 0;          // bytes left to skip of a frame of unknown type
+    std::uint64_t want = 0;          // size of the frame that begins at `begin`, as far as known
     std::int64_t received_ns = 0;
     std::uint64_t messages = 0;
 };
@@ -86,8 +86,8 @@ class Inlet {
     int descriptor() const noexcept { return epoll_; }
     // A number for the next connection.
     std::uint64_t next_serial() noexcept { return ++serial_; }
-    // The session's next connection; read once the one before has ended. `fresh`: another publisher than before, whose
-    // next ordinal is `next_ordinal` (0: not known). Of the first `past` messages those that came before are passed over.
+    // Adds a session's next connection; it is read when the previous one has ended. `fresh`: another publisher, whose
+    // next ordinal is `next_ordinal` (0: unknown). Of the first `past` messages, those received before are skipped.
     void attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
                 std::uint64_t next_ordinal, std::uint64_t past = 0);
     // The last one of the session that was given out, of messages without a virtual channel; 0: none.
@@ -104,7 +104,7 @@ class Inlet {
     void lock();
     void unlock() { turn_.unlock(); }
 
-    // A message that is wholly there already: no system call.
+    // Takes a message that is completely received already: no system call.
     Read take(Received &out);
     // The same for the rest of a batch: messages of one session only. Never loses a connection.
     bool take_message(Received &out, std::uint32_t session);

@@ -40,7 +40,7 @@ Loop::Loop() : generation_(fork_generation()) {
 }
 
 Loop::~Loop() {
-    if (thread_.joinable()) thread_.detach();  // stopped before, or not of this process
+    if (thread_.joinable()) thread_.detach();  // it was stopped before, or is the parent process's thread
     ::close(epoll_);
     ::close(wake_);
 }

@@ -58,7 +58,7 @@ Outlet::Outlet(std::shared_ptr<Loop> loop, OverflowChoice overflow, std::uint64_
 }
 
 Outlet::~Outlet() {
-    if (forked()) {  // the parent's threads, locks and sockets are not ours to end
+    if (forked()) {  // the threads, locks and sockets belong to the parent process: leave them alone
         store_.abandon();
         return;
     }
@@ -210,7 +210,7 @@ void Outlet::close() {
     if (closed_.exchange(true)) return;
     wake(wake_);
     Lock lock(mutex_);
-    // Orderly for the peer: a reset would take away what it has not read yet.
+    // Shut down in order: a reset would discard what the peer has not read yet.
     for (const auto &peer : peers_) {
         std::uint8_t rubbish[4096];
         while (::recv(peer->fd, rubbish, sizeof rubbish, MSG_DONTWAIT) > 0) {
@@ -349,7 +349,7 @@ Sent Outlet::publish(const Outgoing &message, std::uint64_t &ordinal, std::int64
     Outgoing out = stamped(message, now);
     ordinal = out.ordinal;
     counters_->last_ns.set(static_cast<std::uint64_t>(now));
-    if (out.size >= direct_bytes && !kept_.messages) {  // what is kept is stored anyway
+    if (out.size >= direct_bytes && !kept_.messages) {  // a message for the history is copied anyway
         send_direct(lock, out);
         last_publish_ns_ = realtime_ns();
         return Sent::done;

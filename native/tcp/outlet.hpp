@@ -25,9 +25,9 @@ namespace penstock::tcp {
 
 constexpr std::size_t gather_bytes = 64 * 1024;
 constexpr long gather_ns = 100'000;
-constexpr long idle_gap_ns = 1'500;                // who comes back sooner did nothing in between, not even read an answer
-constexpr std::size_t direct_bytes = 32 * 1024;    // from here a message is sent from the caller's memory
-constexpr std::size_t copy_limit_bytes = 4 * 1024; // up to here a frame is copied to the outbox, else referred to
+constexpr long idle_gap_ns = 1'500;                // a caller that publishes again sooner is in a burst: it has not even read an answer
+constexpr std::size_t direct_bytes = 32 * 1024;    // messages of at least this size are sent from the caller's memory
+constexpr std::size_t copy_limit_bytes = 4 * 1024; // frames up to this size are copied to the outbox, larger ones are referenced
 
 enum class OverflowChoice : std::uint8_t { block, drop_oldest, drop_newest };
 enum class Sent { done, closed, timed_out, interrupted };
@@ -52,7 +52,7 @@ struct Peer {
     bool extended = false;
     std::deque<Frame *> queue;
     std::uint64_t queued_bytes = 0;
-    // The outbox: what is on its way and can no longer be dropped; its frames are held until all of it is sent.
+    // The outbox: data being sent, which can no longer be dropped; its frames are held until all of it is sent.
     std::vector<std::uint8_t> staging;
     std::vector<Part> parts;
     std::size_t part = 0;
@@ -89,9 +89,9 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
            std::int64_t block_timeout_ns, const std::string &name, const Kept &kept = {});
     ~Outlet();
 
-    // Takes the connected, non-blocking socket over: it is sent `answer` (with the next ordinal written at the offset,
-    // and behind the head of the next field how many messages of the past come first, unless that is 0), then the
-    // history where `past` asks for it, and from here on every message.
+    // Takes over the connected, non-blocking socket. Sends `answer` (writes the next ordinal into it at the offset, and
+    // into the next field how many messages of the history come first, unless that is 0), then the history if `past` is
+    // set, and from then on every message.
     std::uint64_t add(int fd, bool extended, const std::string &answer, std::size_t ordinal_offset, bool past = false);
     bool remove(std::uint64_t id);
     std::size_t drop_silent(std::uint32_t timeout_ms);

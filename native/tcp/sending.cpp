@@ -139,7 +139,7 @@ bool Outlet::pump(Lock &lock, const PeerPtr &peer) {
 // The sender leaves the peer: the loop goes on where the socket was full.
 void Outlet::rest(const PeerPtr &peer, bool socket_full) {
     peer->sending = false;
-    // Frames that came meanwhile and that nobody else has promised to send: the loop does, at once.
+    // Frames were queued meanwhile and no other thread is about to send them: the loop does so at once.
     if (!socket_full && !peer->queue.empty() && !unsent_bytes_) socket_full = true;
     if (peer->gone) {
         clear(*peer);
@@ -184,7 +184,7 @@ bool Outlet::flush_due() {
     if (realtime_ns() - first_unsent_ns_ < gather_ns) return true;
     std::int64_t last = last_publish_ns_;
     send_all(lock);
-    last_publish_ns_ = std::max(last, first_unsent_ns_);  // the loop's sending is no sign of a busy caller
+    last_publish_ns_ = std::max(last, first_unsent_ns_);  // sends by the loop do not mean that a caller is busy
     if (unsent_bytes_) return true;
     armed_ = false;
     return false;
@@ -193,7 +193,7 @@ bool Outlet::flush_due() {
 void Outlet::writable(const PeerPtr &peer) {
     Lock lock(mutex_);
     if (peer->gone) return;
-    if (peer->sending) {  // its sender sees to it; be quiet until it says so
+    if (peer->sending) {  // another thread sends to it now and will watch the socket again when it stops
         loop_->want_write(*peer, false);
         peer->blocked = false;
         return;
@@ -202,7 +202,7 @@ void Outlet::writable(const PeerPtr &peer) {
 }
 
 void Outlet::readable(const PeerPtr &peer) {
-    std::uint8_t rubbish[4096];  // a subscriber has nothing to say after its handshake
+    std::uint8_t rubbish[4096];  // a subscriber sends nothing after its handshake: discard it
     ssize_t n = ::recv(peer->fd, rubbish, sizeof rubbish, MSG_DONTWAIT);
     if (n > 0 || (n < 0 && (errno == EAGAIN || errno == EINTR))) return;
     int error = n < 0 ? errno : 0;
@@ -354,7 +354,7 @@ void Outlet::send_direct(Lock &lock, const Outgoing &message) {
                 frame = store_.make(message);
                 store_.adopt(frame);
             } catch (const std::bad_alloc &) {
-                lose(way.peer, ENOMEM);  // half a frame is out: the stream cannot go on without the rest
+                lose(way.peer, ENOMEM);  // half a frame was sent: without the rest the stream would be broken
             }
         }
         if (peer.gone) {

@@ -30,14 +30,14 @@ struct Frame {
     std::uint32_t vchan_plus_one;
     std::uint32_t properties_size;
     bool pooled;
-    bool published;             // and not settled yet; a draft is not, until it is
+    bool published;             // published and not settled yet; false for an unpublished draft
     bool kept;                  // one of the references is that of the history
     std::uint8_t lost_plus_one; // a DropReason, or 0
     std::uint64_t size;
     std::uint64_t capacity;
     std::uint64_t ordinal;
     std::int64_t timestamp_ns;
-    std::uint64_t drops;  // lost before it reached this publisher, as far as told
+    std::uint64_t drops;  // messages lost before this publisher got them, as far as its caller said
     Frame *next;
     std::uint8_t *payload() noexcept { return reinterpret_cast<std::uint8_t *>(this + 1); }
     std::uint8_t *properties() noexcept { return payload() + capacity; }
@@ -67,7 +67,7 @@ class Store {
     void settle(std::uint8_t lost_plus_one) noexcept;
 
     std::uint64_t bytes() const noexcept { return bytes_; }
-    // In a forked child, where another thread may have been at work on the list of free frames.
+    // For a forked child: at the fork another thread may have been changing the list of free frames.
     void abandon() noexcept { free_ = nullptr; }
 
    private:

@@ -3,13 +3,13 @@
 =============================================  ==============================================
 ``bus:NAME``                                   in this process (``?id=N`` names a message id)
 ``shm:/NAME``                                  processes of this machine
-``tcp://HOST:PORT``                            machines, now
+``tcp://HOST:PORT``                            between machines, not stored
 ``journal:DIRECTORY#TOPIC``                    a log on disk
 ``broker://HOST:PORT/TOPIC?queue=NAME``        a durable broker
 =============================================  ==============================================
 
-What follows ``?`` are options, the same that the room's classes take. This module knows rooms by name only and loads
-one when an address of it is opened.
+Options follow ``?``; they are those that the room's classes take. This module knows rooms by name only and imports one
+when an address of it is opened.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ DISK_OPTIONS: Mapping[str, frozenset[str]] = {
 class Address:
     """The parts of an address. ``name`` is the bus, channel or directory; ``topic`` what follows it.
 
-    ``text`` is the whole as it may be shown: without secrets.
+    ``text`` is the whole address without secrets, so it may be printed and logged.
     """
 
     scheme: str
@@ -69,24 +69,24 @@ class Address:
     topic: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
     text: str = ""
-    schema: str = ""  #: of a typed publisher: what its messages are made of, for a reach that says so when it opens
+    schema: str = ""  #: the schema of a typed publisher's messages, for reaches that announce it when they open
 
     def __str__(self) -> str:
         return self.text
 
 
 def parse(text: str) -> Address:
-    """The parts of ``text``; ``InvalidArgument`` says what is wrong and shows the right form."""
+    """Split ``text`` into its parts; ``InvalidArgument`` says what is wrong and shows the right form."""
     if not isinstance(text, str):
         raise TypeError(f"an address is a str such as 'shm:/camera', not {type(text).__name__}")
     scheme, colon, rest = text.partition(":")
-    text = without_secrets(text)  # from here on it is for people
+    text = without_secrets(text)  # from here on `text` is redacted: use it in messages only
     if not colon or scheme not in ROOMS:
         raise InvalidArgument(f"address {text!r} has no known scheme; {nearest(scheme, ROOMS)}")
     rest, _, query = rest.partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if scheme in ("tcp", "broker"):
-        return _network(scheme, rest, options, text)
+        return _parse_network(scheme, rest, options, text)
     topic = ""
     if scheme == "journal":
         rest, _, topic = rest.partition("#")
@@ -97,12 +97,12 @@ def parse(text: str) -> Address:
         raise InvalidArgument(f"address {text!r} names nothing after '{scheme}:'")
     if scheme == "shm" and not name.startswith("/"):
         raise InvalidArgument(f"address {text!r}: a channel's name begins with '/', as in shm:/{name}")
-    if scheme == "shm" and name.startswith("//"):  # no host follows: it would be another channel than shm:/NAME
+    if scheme == "shm" and name.startswith("//"):  # a habit from URLs; it would silently name another channel
         raise InvalidArgument(f"address {text!r}: a channel is written with one slash, as in shm:/{name.lstrip('/')}")
     return Address(scheme, name=name, topic=unquote(topic), options=options, text=text)
 
 
-def _network(scheme: str, rest: str, options: dict[str, str], text: str) -> Address:
+def _parse_network(scheme: str, rest: str, options: dict[str, str], text: str) -> Address:
     form = "tcp://HOST:PORT" if scheme == "tcp" else "broker://HOST:PORT/TOPIC"
     if not rest.startswith("//"):
         raise InvalidArgument(f"address {text!r} is not of the form {form}")
@@ -118,8 +118,8 @@ def _network(scheme: str, rest: str, options: dict[str, str], text: str) -> Addr
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or number means this machine alone. A name that has to be looked up does not."""
-    import ipaddress
+    """Whether a host's name or number means this machine alone. A name that DNS has to resolve does not."""
+    import ipaddress  # here, so that importing penstock stays light
 
     if host == "localhost":
         return True
@@ -203,14 +203,14 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
 
 
 def check(text: str, kind: str) -> None:
-    """Refuse an address that a ``kind`` (publisher or subscriber) could not be opened at, as far as it can be read."""
+    """Check an address for a ``kind`` (publisher or subscriber) without opening it: its form and its options."""
     address = parse(text)
     function = getattr(room(address.scheme), f"open_{kind}")
     check_options(convert(address.options, function, address.text), function, f"{kind} of {address.text!r}")
 
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
-    """A typed handle where ``type`` is more than a name."""
+    """Open a handle; a typed one if ``type`` is a type and not only the name that shared memory takes."""
     if options.get("type", "") is None:
         del options["type"]
     if isinstance(options.get("type"), str | None):
@@ -228,7 +228,7 @@ def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
 
 
 def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
-    """A room offers ``open_publisher(address, **options)`` and ``open_subscriber`` with named options only."""
+    """Open a handle by the room's ``open_publisher`` or ``open_subscriber``, which take keyword options only."""
     address = parse(text)
     return _open_with(getattr(room(address.scheme), f"open_{kind}"), kind, address, options)
 
@@ -302,7 +302,7 @@ def opener(
     scheme: str, function: Callable[Concatenate[Address, Options], ASubscriber_co]
 ) -> SubscriberOpener[Options, ASubscriber_co]: ...
 def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A room's ``publisher`` or ``subscriber``: opens what follows an address's scheme; typed as ``function`` is."""
+    """Make a room's ``publisher`` or ``subscriber``: it takes an address without its scheme; typed as ``function``."""
     kind = function.__name__.removeprefix("open_")
     begin = f"{scheme}://" if scheme in ("tcp", "broker") else f"{scheme}:"
 
@@ -310,33 +310,33 @@ def opener(scheme: str, function: Callable[..., Any]) -> Callable[..., Any]:
         text = name if not isinstance(name, str) or name.startswith(f"{scheme}:") else begin + name
         return _open_any(kind, text, options)
 
-    told = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
+    doc = f"{inspect.getdoc(function)}\n\n``name`` is the address, with or without its ``{begin}``."
     returned = inspect.signature(function).return_annotation
-    return _dressed(open_named, kind, function, "name: str", returned, told)
+    return _with_signature(open_named, kind, function, "name: str", returned, doc)
 
 
 def class_opener(
     handle: Callable[Concatenate[str, Options], Handle], kind: str
 ) -> Callable[Concatenate[Address, Options], Handle]:
-    """A room's ``open_publisher`` or ``open_subscriber``, where the class takes the address's name and all options."""
+    """Make a room's ``open_publisher`` or ``open_subscriber`` of a class that takes the address's name and options."""
 
     def open_handle(address: Address, /, *_: Options.args, **options: Options.kwargs) -> Handle:
         return handle(address.name, *_, **options)
 
-    told = inspect.getdoc(handle) or ""
-    return _dressed(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, told)
+    doc = inspect.getdoc(handle) or ""
+    return _with_signature(open_handle, f"open_{kind}", handle, "address: Address", handle.__name__, doc)
 
 
-def _dressed(
-    function: Handle, name: str, options_of: Callable[..., Any], first: str, returned: Any, told: str
+def _with_signature(
+    function: Handle, name: str, options_of: Callable[..., Any], first: str, returned: Any, doc: str
 ) -> Handle:
-    """``function`` with the name, options and text that ``help`` shows."""
+    """Give ``function`` the name, signature and docstring that ``help`` shows."""
     word, _, kind = first.partition(": ")
-    place = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
-    parameters = [place, *map(_readable, option_names(options_of).values())]
+    positional = inspect.Parameter(word, inspect.Parameter.POSITIONAL_ONLY, annotation=kind)
+    parameters = [positional, *map(_readable, option_names(options_of).values())]
     shown: Any = function
     shown.__signature__ = inspect.Signature(parameters, return_annotation=returned)
-    shown.__doc__, shown.__name__, shown.__qualname__ = told, name, name
+    shown.__doc__, shown.__name__, shown.__qualname__ = doc, name, name
     shown.__module__ = options_of.__module__
     return function
 
@@ -347,7 +347,7 @@ def _readable(option: inspect.Parameter) -> inspect.Parameter:
 
 
 def room(scheme: str) -> ModuleType:
-    """The room's module, loaded now if it was not."""
+    """The room's module; imports it if necessary."""
     return importlib.import_module(ROOMS[scheme])
 
 
@@ -366,15 +366,15 @@ def check_options(options: Mapping[str, Any], function: Callable[..., Any], of: 
 
 
 def convert(texts: Mapping[str, str], function: Callable[..., Any], of: str) -> dict[str, Any]:
-    """Options out of an address: numbers, true/false and none where the parameter is not text alone.
+    """Convert the options of an address to numbers, booleans or None, unless the parameter takes text only.
 
-    A secret is text, whatever it looks like.
+    A secret stays text, even if it looks like a number.
     """
     valid = option_names(function)
-    return {name: _value(text, valid[name], of) if name in valid else text for name, text in texts.items()}
+    return {name: _convert_option(text, valid[name], of) if name in valid else text for name, text in texts.items()}
 
 
-def _value(text: str, parameter: inspect.Parameter, of: str) -> Any:
+def _convert_option(text: str, parameter: inspect.Parameter, of: str) -> Any:
     if parameter.name in SECRETS or str(parameter.annotation).replace("None", "").strip(" |'\"") == "str":
         return text
     lowered = text.lower()

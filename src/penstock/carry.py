@@ -1,14 +1,14 @@
-"""Carry: one way from what was read to where it is published, used by bridges, players, recorders and replays.
+"""Carry: forwards batches of messages to a publisher and counts the outcome; for bridges, players and recorders.
 
 Rules:
 
-- A batch goes whole, by ``Publisher.forward``: what the reach holds of a message besides its bytes is kept
-  (``HOLDS``). What it cannot hold is told before the first message (``not_held``), never zeroed in silence.
-- One message that is refused (too large, no room for another virtual channel) costs itself: it is counted as
-  ``refused`` and the others go on. A sink that stays full for the time its options allow: what is left of the batch is
-  counted as ``overflow``. Whatever else goes wrong is raised.
-- Messages that are due together travel together (``due``).
-- A ``Carry`` is used by one thread.
+- A batch is forwarded as one (``Publisher.forward``). The sink keeps those fields of a message that its reach can hold
+  (``HOLDS``); which ones it cannot hold is known before the first message (``not_held``).
+- A message that the sink refuses (too large, no room for another virtual channel) is counted as ``refused``, and the
+  others go on. If the sink stays full longer than its options allow, the rest of the batch is counted as ``overflow``.
+  Any other error is raised.
+- Messages that are due at the same time go in one batch (``due``).
+- One thread uses a ``Carry``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["HOLDS", "REFUSALS", "Carry", "due", "in_parts", "not_held", "total_b
 
 Item = TypeVar("Item")
 
-#: What a message keeps when it is forwarded to a reach, besides its bytes.
+#: The fields of a message, besides its payload, that survive when it is forwarded to a reach.
 HOLDS: Mapping[str, frozenset[str]] = {
     "bus": frozenset(),
     "shm": frozenset({"metadata", "type"}),
@@ -36,16 +36,16 @@ HOLDS: Mapping[str, frozenset[str]] = {
     "journal": frozenset({"time", "properties"}),
     "broker": frozenset({"properties"}),
 }
-#: What a message of a reach may have that another reach could lose. Ordinals and times are given anew where they are
-#: not held; that is a rule and no loss.
+#: The fields of a reach's messages that another reach could lose. Ordinals and times do not count: a sink that does not
+#: keep them gives new ones, which is its rule and no loss.
 BRINGS: Mapping[str, frozenset[str]] = {
     "bus": frozenset(),
-    "shm": frozenset(),  # its channel says what there is: metadata, a type
+    "shm": frozenset(),  # depends on the channel: metadata, a type
     "tcp": frozenset({"properties"}),
     "journal": frozenset({"properties"}),
     "broker": frozenset({"properties"}),
 }
-#: What a sink says to one message that it will never take.
+#: Errors by which a sink refuses one message for good; another message may still be accepted.
 REFUSALS: tuple[type[Exception], ...] = (InvalidArgument, CapacityError, RefusedError)
 MOST = 1024
 MOST_BYTES = 8 << 20
@@ -54,13 +54,13 @@ logger = logging.getLogger("penstock.carry")
 
 
 def total_bytes(batch: Any) -> int:
-    """The size of all of them together."""
+    """The total size of the payloads."""
     known = getattr(batch, "total_bytes", None)
     return known if known is not None else sum(memoryview(item).nbytes for item in batch)
 
 
 def not_held(source: str, sink: str, brings: Iterable[str] = ()) -> list[str]:
-    """What messages of one scheme lose on their way to another; ``brings`` is what the source is known to have."""
+    """The fields that messages lose from one scheme to another; ``brings`` adds fields the source is known to have."""
     return sorted((BRINGS[source] | set(brings)) - HOLDS[sink])
 
 
@@ -71,7 +71,7 @@ def in_parts(
     sent: Callable[[], int] = lambda: 0,
     refusals: tuple[type[Exception], ...] = REFUSALS,
 ) -> None:
-    """Send all together; where one of them is refused, those that ``sent()`` does not count yet, each on its own."""
+    """Send all items together. If one is refused, send those that ``sent()`` does not count yet one by one."""
     try:
         send(items)
     except refusals:
@@ -90,9 +90,9 @@ def due(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[list[Item]]:
-    """Items in groups, each when its time has come: since the first one, divided by ``speed``; 0 waits for none.
+    """Yield items in groups when they are due: as long after the first as recorded, divided by ``speed`` (0: at once).
 
-    A group holds what is due already, ``MOST`` of them and ``MOST_BYTES`` at most.
+    A group holds the items that are due already, at most ``MOST`` of them or about ``MOST_BYTES``.
     """
     group: list[Item] = []
     held = 0
@@ -106,9 +106,9 @@ def due(
                 if group:
                     yield group
                     group, held = [], 0
-                left = moment - clock()
-                if left > 0:
-                    sleep(left)
+                wait_s = moment - clock()  # again: the consumer of the group has taken its time
+                if wait_s > 0:
+                    sleep(wait_s)
         group.append(item)
         held += size(item)
         if len(group) >= MOST or held >= MOST_BYTES:
@@ -119,20 +119,21 @@ def due(
 
 
 class Carry:
-    """One sink and what became of each message: ``matched``, ``delivered`` and ``dropped`` of the counters."""
+    """Forwards to one sink and counts each message as ``matched`` and then ``delivered`` or ``dropped``."""
 
     def __init__(self, publisher: Publisher[Any], counters: Counters) -> None:
         self.publisher = publisher
         self._counters = counters
 
     def carry(self, batch: Any) -> None:
-        """Publish each of them, in order."""
+        """Publish the messages of ``batch``, in order."""
         self.carry_by(self.publisher.forward, batch)
 
     def carry_by(self, send: Callable[[Sequence[Any]], Any], batch: Any) -> None:
-        """``carry`` where something else than ``forward`` publishes at the sink."""
+        """As ``carry``, but ``send`` publishes instead of ``Publisher.forward``."""
         count = len(batch)
         self._counters.add("matched", count)
+        # How far a failed batch got is known from the sink's own count, since `send` gives no number then.
         before = self.publisher.ledger.matched
         refused = 0
 

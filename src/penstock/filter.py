@@ -1,4 +1,4 @@
-"""Filter expressions over messages: a small language with its own parser; nothing is ever handed to ``eval``.
+"""Filter expressions over messages: a small language with its own parser, without ``eval``.
 
 ::
 
@@ -15,9 +15,9 @@ operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``conta
                   ``endswith``, ``like`` (``*`` and ``?``), ``+ - * / %``
 ================  ======================================================================================
 
-What is missing is null; a comparison of different kinds is false, never an error, so that one odd message does not end
-a listening. An expression has at most ``MAX_TEXT`` characters, ``MAX_WORDS`` words and
-``MAX_DEPTH`` levels; its cost is bounded by them.
+A missing field is null. A comparison of different types is false and never an error, so that one odd message does not
+end a subscription. An expression has at most ``MAX_TEXT`` characters, ``MAX_WORDS`` tokens and ``MAX_DEPTH`` levels,
+which bounds its cost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["compile_filter", "FilterError"]
 
 MAX_TEXT = 4096
 MAX_DEPTH = 64
-MAX_WORDS = 1000  # a sum is evaluated as deep as it is long, so this bounds the stack
+MAX_WORDS = 1000  # a sum of n terms is evaluated n calls deep, so this bounds the stack
 
 Evaluate = Callable[["Subject"], Any]
 Read = Callable[[Any], Any]
@@ -55,7 +55,7 @@ _TOKEN = re.compile(
 
 
 class FilterError(InvalidArgument):
-    """An expression that is not of the language; ``place`` is the character it went wrong at."""
+    """An expression that cannot be parsed; ``place`` is the index of the character where parsing failed."""
 
     def __init__(self, text: str, place: int) -> None:
         super().__init__(text)
@@ -63,7 +63,7 @@ class FilterError(InvalidArgument):
 
 
 class Subject:
-    """One message as an expression sees it; the payload is decoded when it is first asked for."""
+    """One message as an expression sees it; the payload is decoded when it is first used."""
 
     __slots__ = ("_payload", "_read", "_value", "message")
 
@@ -106,9 +106,9 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 def compile_filter(expression: str) -> Callable[..., bool]:
-    """A function that tells whether a message passes ``expression``; ``FilterError`` points at what is wrong.
+    """A function that says whether a message passes ``expression``; ``FilterError`` points at a mistake.
 
-    It takes the message and, where it is known, the function that gives its value (``penstock.types.fields``).
+    It takes the message and, if known, the function that gives its value (``penstock.types.fields``).
     """
     parser = _Parser(expression)
     evaluate = parser.expression()
@@ -117,7 +117,7 @@ def compile_filter(expression: str) -> Callable[..., bool]:
 
 
 class _Parser:
-    """Recursive descent over the tokens; each method gives a function from the subject to a value."""
+    """Recursive descent over the tokens; each method returns a function that evaluates its part for a message."""
 
     def __init__(self, source: str) -> None:
         if len(source) > MAX_TEXT:
@@ -135,13 +135,13 @@ class _Parser:
         while at < len(source):
             match = _TOKEN.match(source, at)
             if match is None:
-                raise self.wrong("cannot be read", at)
+                raise self.error_at("cannot be read", at)
             kind = match.lastgroup or ""
             tokens.append((kind, match[kind], match.start(kind)))
             at = match.end()
         return tokens
 
-    def wrong(self, what: str, place: int) -> FilterError:
+    def error_at(self, what: str, place: int) -> FilterError:
         rest = self.source[place : place + 20] or "the end"
         return FilterError(f"filter: {rest!r} {what} (character {place + 1} of {self.source!r})", place)
 
@@ -155,34 +155,34 @@ class _Parser:
             return text
         return None
 
-    def need(self, text: str) -> None:
+    def expect(self, text: str) -> None:
         if self.take(text) is None:
-            raise self.wrong(f"where {text!r} was expected", self.peek()[2])
+            raise self.error_at(f"where {text!r} was expected", self.peek()[2])
 
     def end(self) -> None:
         kind, _, place = self.peek()
         if kind != "end":
-            raise self.wrong("was not expected", place)
+            raise self.error_at("was not expected", place)
 
     def expression(self) -> Evaluate:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise self.wrong(f"stands deeper than {MAX_DEPTH} levels", self.peek()[2])
+            raise self.error_at(f"stands deeper than {MAX_DEPTH} levels", self.peek()[2])
         left = self.conjunction()
         while self.take("or"):
-            left = _either(left, self.conjunction())
+            left = _or(left, self.conjunction())
         self.depth -= 1
         return left
 
     def conjunction(self) -> Evaluate:
         left = self.negation()
         while self.take("and"):
-            left = _both(left, self.negation())
+            left = _and(left, self.negation())
         return left
 
     def negation(self) -> Evaluate:
         negative = False
-        while self.take("not"):
+        while self.take("not"):  # a loop: recursion would make a long row of "not" a stack overflow
             negative = not negative
         inner = self.comparison()
         return (lambda s: not inner(s)) if negative else inner
@@ -225,13 +225,13 @@ class _Parser:
             return self.path(lambda s: s.value)
         if kind == "sign" and text == "(":
             inner = self.expression()
-            self.need(")")
+            self.expect(")")
             return inner
         if kind == "sign" and text == "[":
             return self.list()
         if kind == "name":
             return self.name(text, place)
-        raise self.wrong("where a value was expected", place)
+        raise self.error_at("where a value was expected", place)
 
     def name(self, text: str, place: int) -> Evaluate:
         if text in _CONSTANTS:
@@ -239,14 +239,14 @@ class _Parser:
         if text == "properties":
             return self.path(lambda s: s.message.properties)
         if text not in _FIELDS:
-            raise self.wrong(f"is no field; {nearest(text, [*_FIELDS, 'properties'])}", place)
+            raise self.error_at(f"is no field; {nearest(text, [*_FIELDS, 'properties'])}", place)
         return _FIELDS[text]
 
     def list(self) -> Evaluate:
         items: list[Evaluate] = []
         while not self.take("]"):
             if items:
-                self.need(",")
+                self.expect(",")
             items.append(self.expression())
         return lambda s: [item(s) for item in items]
 
@@ -266,12 +266,12 @@ class _Parser:
     def index(self, place: int) -> int | str:
         kind, text, _ = self.peek()
         self.at += 1
-        self.need("]")
+        self.expect("]")
         if kind == "number" and text.isdigit():
             return int(text)
         if kind == "text":
             return text[1:-1]
-        raise self.wrong("needs a whole number or a text in brackets", place)
+        raise self.error_at("needs a whole number or a text in brackets", place)
 
 
 def _unescape(match: re.Match[str]) -> str:
@@ -282,11 +282,11 @@ def _constant(value: Any) -> Evaluate:
     return lambda s: value
 
 
-def _either(left: Evaluate, right: Evaluate) -> Evaluate:
+def _or(left: Evaluate, right: Evaluate) -> Evaluate:
     return lambda s: bool(left(s)) or bool(right(s))
 
 
-def _both(left: Evaluate, right: Evaluate) -> Evaluate:
+def _and(left: Evaluate, right: Evaluate) -> Evaluate:
     return lambda s: bool(left(s)) and bool(right(s))
 
 
@@ -301,7 +301,7 @@ def _compare(function: Callable[[Any, Any], Any], left: Evaluate, right: Evaluat
 
 
 def _calculate(function: Callable[[Any, Any], Any], left: Evaluate, right: Evaluate) -> Evaluate:
-    """Numbers only: text times a number could fill the memory."""
+    """Arithmetic on numbers only: a text times a number could use up the memory."""
 
     def evaluate(subject: Subject) -> Any:
         a, b = left(subject), right(subject)

@@ -1,4 +1,4 @@
-"""Finding: one reason for silence, as a sentence for people."""
+"""Finding: one reason why no messages arrive, as a sentence for the user."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 __all__ = ["QUIET_S", "Finding"]
 
-#: Nothing for so long is worth a sentence.
+#: A handle without a message for so long is worth a finding.
 QUIET_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason and what to do about it. ``grave`` ones explain silence, the others are only worth knowing."""
+    """One reason and what to do about it. ``grave`` ones explain why nothing arrives, the others are background."""
 
     text: str
     remedy: str = ""
     grave: bool = True
-    meant: bool = False  #: names what may have been meant: worth saying beside any other reason
+    meant: bool = False  #: suggests another address that was perhaps meant: shown besides any other reason

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made fit to print: a name, a body or a peer's words must not steer the terminal they appear on.
+"""Makes foreign text safe to print: a name, a payload or a peer's message must not control the terminal.
 
 Any thread; no I/O.
 """
@@ -9,7 +9,7 @@ __all__ = ["printable"]
 
 
 def printable(text: str, keep: str = "\t\n") -> str:
-    """``text`` with every character that is not for printing escaped (``\\x1b``), except those in ``keep``."""
+    """``text`` with every non-printable character escaped (``\\x1b``), except those in ``keep``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -1,6 +1,6 @@
 """Quantities as people write and read them: durations, sizes, points in time. Pure functions; loads no native code.
 
-A time without a zone is UTC, whoever reads it: what Penstock prints is UTC, and can be given back as it is.
+A time without a zone is UTC. Penstock prints times in UTC, so what it prints can be given as an argument again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _UNITS_BYTES = {
     "g": 1 << 30, "gb": 10**9, "gib": 1 << 30,
 }  # fmt: skip
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
-_FRACTION = re.compile(r"(:\d\d)[.,](\d{7,9})(?!\d)")  # more digits than datetime keeps
+_FRACTION = re.compile(r"(:\d\d)[.,](\d{7,9})(?!\d)")  # datetime keeps 6 digits, so 7 to 9 are parsed apart
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
@@ -39,7 +39,7 @@ def duration_s(text: str, option: str) -> float:
 
 
 def interval_s(text: str, option: str) -> float:
-    """A duration that says its unit, as Spark wants it, and is more than nothing."""
+    """A duration above zero with a unit, as Spark requires it."""
     seconds = duration_s(text, option)
     if seconds <= 0 or not is_duration(text):
         raise InvalidArgument(f"{option} {text!r} is no interval; write 10s, 5m or 1 hour")
@@ -65,7 +65,7 @@ def size_bytes(text: str, option: str) -> int:
 
 
 def is_size(text: str) -> bool:
-    """Whether ``text`` reads as a size with a unit (``10M``: where both can stand, minutes are ``10min``)."""
+    """Whether ``text`` is a size with a unit. ``10M`` is one; ``10m`` is not, since ``m`` means minutes."""
     match = _QUANTITY.fullmatch(text)
     return match is not None and match[2].lower() in _UNITS_BYTES and match[2] not in ("m", "")
 
@@ -89,21 +89,22 @@ def iso_ns(text: str) -> int:
 
 
 def datetime_ns(moment: datetime.datetime) -> int:
-    """A datetime (UTC when it has no zone) as nanoseconds since 1970, without a float on the way."""
+    """A datetime (UTC when it has no zone) as nanoseconds since 1970, in integers: a float would lose digits."""
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
     since = aware - _EPOCH
     return (since.days * 86400 + since.seconds) * 10**9 + since.microseconds * 1000
 
 
 def moment_ns(text: str, option: str) -> int:
-    """A point in time as realtime nanoseconds: an ISO date and time, ``now``, or a duration that reaches back."""
+    """A point in time as realtime nanoseconds: ISO date and time, ``now``, seconds or ns since 1970, or a duration ago.
+    """
     if text == "now":
         return time.time_ns()
     if is_duration(text):
         return time.time_ns() - int(duration_s(text, option) * 1e9)
     if text.isascii() and text.isdigit():
         digits = int(text)
-        return digits if digits > 10**14 else digits * 10**9
+        return digits if digits > 10**14 else digits * 10**9  # so large a number can only be nanoseconds
     try:
         return iso_ns(text)
     except ValueError:

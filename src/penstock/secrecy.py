@@ -1,4 +1,4 @@
-"""Secrets kept out of what is shown: addresses, command lines and settings as they may be printed, logged and stored.
+"""Redaction: removes secrets from addresses, command lines and settings before they are printed, logged or stored.
 
 Pure functions; any thread may call them.
 """
@@ -12,15 +12,15 @@ from urllib.parse import unquote
 
 __all__ = ["HIDDEN", "SECRETS", "hidden", "hidden_values", "without_secrets"]
 
-#: Options whose values are nobody else's business.
+#: Options whose values are secret.
 SECRETS = ("token",)
 
-#: What stands in the place of a secret's value where its name is shown.
+#: Replaces a secret's value where the option's name is shown.
 HIDDEN = "***"
 
 
 def without_secrets(text: str) -> str:
-    """An address as it may be shown, logged, counted under and stored: its token left out."""
+    """An address without its token, fit to be printed, logged, stored and used as the name of counters."""
     head, mark, query = text.partition("?")
     if "token" not in unquote(query):
         return text
@@ -28,31 +28,31 @@ def without_secrets(text: str) -> str:
     return head + (mark + "&".join(kept) if kept else "")
 
 
-def _spelt(name: str) -> str:
+def _encodable_pattern(name: str) -> str:
     """A pattern for ``name`` in which any character may be percent-encoded, as in an address."""
     return "".join(f"(?:{character}|%{ord(character):02x}|%{ord(character.upper()):02x})" for character in name)
 
 
-_NAMES = "|".join(map(_spelt, SECRETS))
-_GIVEN = re.compile(rf"((?:{_NAMES})['\"]?\s*(?:[=:]|%3[ad])|-(?:{_NAMES})\s).+", re.IGNORECASE | re.DOTALL)
+_NAMES = "|".join(map(_encodable_pattern, SECRETS))
+_ASSIGNMENT = re.compile(rf"((?:{_NAMES})['\"]?\s*(?:[=:]|%3[ad])|-(?:{_NAMES})\s).+", re.IGNORECASE | re.DOTALL)
 _FLAG = re.compile(rf"-.*(?:{_NAMES})", re.IGNORECASE | re.DOTALL)
 
 
 def hidden(words: Iterable[str]) -> list[str]:
     """The words of a command line as they may be shown: ``--token X``, ``-O token=X``, ``?token=X`` with ``***`` for X.
 
-    What follows the secret in the same word goes with it: nobody but its program knows where a value ends.
+    The rest of the word after a secret is hidden too: only the program itself knows where the value ends.
     """
     shown: list[str] = []
     value_next = False
     for word in words:
-        shown.append(HIDDEN if value_next else _GIVEN.sub(rf"\1{HIDDEN}", word))
+        shown.append(HIDDEN if value_next else _ASSIGNMENT.sub(rf"\1{HIDDEN}", word))
         value_next = not value_next and _FLAG.fullmatch(word) is not None
     return shown
 
 
 def hidden_values(value: Any, name: str = "") -> Any:
-    """Plain data (of JSON or TOML) as it may be shown; ``name`` is the key it stands under."""
+    """Plain data (of JSON or TOML) with secrets hidden; ``name`` is the key of ``value``."""
     if value is not None and name in SECRETS:
         return HIDDEN
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What the operating system says about processes and memory, read from /proc. Any thread may call this."""
+"""Processes and memory as the operating system reports them in /proc. Any thread may call this."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Process", "process", "shared_memory", "tree_bytes", "who"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
-_COMMAND_BYTES = 16384  # so much of a command line is read; it may have megabytes
+_COMMAND_BYTES = 16384  # at most so much of a command line is read; it can have megabytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,11 @@ class Process:
 
 
 def process(pid: int) -> Process | None:
-    """None when it has gone or may not be looked at."""
+    """What /proc says of a process; None if it has ended or may not be read."""
     root = Path("/proc") / str(pid)
     try:
         resident = int((root / "statm").read_text().split()[1]) * _PAGE_BYTES
+        # The program's name comes first, in parentheses, and may itself contain blanks and parentheses.
         fields = (root / "stat").read_text().rpartition(")")[2].split()
         with (root / "cmdline").open("rb") as file:
             words = file.read(_COMMAND_BYTES).decode("utf-8", "replace").split("\0")
@@ -43,14 +44,14 @@ def process(pid: int) -> Process | None:
 
 
 def who(pid: int) -> str:
-    """A process as a sentence names it: its number and the beginning of its command line, without secrets."""
+    """A process for a message to the user: its pid and the beginning of its command line, without secrets."""
     found = process(pid)
     words = found.command.split() if found else []
     return f"pid {pid} ({' '.join(words[:3])[:60]})" if words else f"pid {pid}"
 
 
 def shared_memory(directory: str) -> dict[str, int]:
-    """Size and use of the file system that holds ``directory``, and what Penstock's own files there take."""
+    """Size and free space of the file system that holds ``directory``, and the space that Penstock's files use."""
     try:
         usage = shutil.disk_usage(directory)
     except OSError:
@@ -59,14 +60,14 @@ def shared_memory(directory: str) -> dict[str, int]:
     for root, _, names in os.walk(directory):
         for name in names:
             try:
-                own += Path(root, name).stat().st_blocks * 512
+                own += Path(root, name).stat().st_blocks * 512  # not st_size: the files are sparse
             except OSError:
                 continue
     return {"total_bytes": usage.total, "free_bytes": usage.free, "penstock_bytes": own}
 
 
 def tree_bytes(root: int | None = None) -> int:
-    """Memory of a process and all its descendants together; what they share is counted once, by proportion."""
+    """Memory of a process and all its descendants; shared pages are split among the processes that map them (PSS)."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

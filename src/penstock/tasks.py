@@ -22,13 +22,13 @@ _Queue = queue.SimpleQueue["_Call | None"]
 
 
 def _running_trio() -> Any:
-    """The module, where its loop runs this thread; penstock never imports it by itself."""
+    """The trio module if its loop runs in this thread, else None; never imports trio itself."""
     trio = sys.modules.get("trio")
     return trio if trio is not None and trio.lowlevel.in_trio_run() else None
 
 
 async def readable(descriptor: int, timeout: float | None) -> bool:
-    """Wait in the running event loop until ``descriptor`` is readable; False when the time is over.
+    """Wait in the running event loop until ``descriptor`` is readable; False after ``timeout`` seconds.
 
     One task at a time may wait for one descriptor: a handle has one reader.
     """
@@ -40,8 +40,8 @@ async def readable(descriptor: int, timeout: float | None) -> bool:
         return not scope.cancelled_caught
     loop = asyncio.get_running_loop()
     future: asyncio.Future[bool] = loop.create_future()
-    loop.add_reader(descriptor, _settle, future)
-    timer = None if timeout is None else loop.call_later(timeout, _settle, future, False)
+    loop.add_reader(descriptor, _set_if_pending, future)
+    timer = None if timeout is None else loop.call_later(timeout, _set_if_pending, future, False)
     try:
         return await future
     finally:
@@ -50,13 +50,13 @@ async def readable(descriptor: int, timeout: float | None) -> bool:
             timer.cancel()
 
 
-def _settle(future: asyncio.Future[bool], value: bool = True) -> None:
-    if not future.done():
+def _set_if_pending(future: asyncio.Future[bool], value: bool = True) -> None:
+    if not future.done():  # both the descriptor and the timer may fire in one turn of the loop
         future.set_result(value)
 
 
 class _Call:
-    """A call that waits for its turn. Whoever claims it first decides: the worker begins it, or its time is over."""
+    """A queued call. The first to claim it decides its fate: the worker runs it, or the timer expires it."""
 
     __slots__ = ("_claimed", "function", "job")
 
@@ -69,16 +69,16 @@ class _Call:
         return self._claimed.acquire(blocking=False)
 
     def expire(self) -> None:
-        """The time is over: an error where the call has not begun. One that has begun knows its time itself."""
+        """Fail the call with ``TimeoutError`` unless it has begun; one that has begun has a time-out of its own."""
         if self.claim() and not self.job.done():
-            self.job.set_exception(TimeoutError("the calls before it still wait"))
+            self.job.set_exception(TimeoutError("earlier calls of this handle have not ended yet"))
 
 
 class Worker:
-    """One thread that runs calls one after the other, in the order in which they were given.
+    """One thread that runs calls one after the other, in the order in which they were submitted.
 
-    The thread is a daemon: a call that waits for ever does not keep the program from ending. It ends with ``stop``, or
-    when nobody holds the worker any more.
+    The thread is a daemon, so that a call that never returns does not keep the program alive. It ends after ``stop``,
+    or when the worker is garbage-collected.
     """
 
     def __init__(self, name: str) -> None:
@@ -86,23 +86,23 @@ class Worker:
         self._jobs: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._stopped = False
-        threading.Thread(target=_work, args=(self._calls,), name=name, daemon=True).start()
+        threading.Thread(target=_run_calls, args=(self._calls,), name=name, daemon=True).start()
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way or waits."""
+        """Whether a call is running or queued."""
         return bool(self._jobs)
 
     async def run(self, function: Callable[[], Result], timeout: float | None = None) -> Result:
-        """What ``function()`` gives. Cancelled before it began, it is not called; afterwards it goes on by itself.
+        """Return ``function()``. If this is cancelled before the call began, it is not made; a begun call runs on.
 
-        ``TimeoutError`` when its turn has not come in so many seconds: it is not called then.
+        ``TimeoutError`` if the call has not begun within ``timeout`` seconds; then it is not made.
         """
         import asyncio
         from concurrent.futures import Future
 
         job: Future[Result] = Future()
-        with self._lock:
+        with self._lock:  # with `stop`: a call queued after the end mark would never run
             if self._stopped:
                 raise ClosedError("this handle was closed")
             self._jobs.add(job)
@@ -127,7 +127,7 @@ class Worker:
         return found
 
     def stop(self) -> None:
-        """No more calls; those given before still run."""
+        """Accept no more calls; queued ones still run."""
         with self._lock:
             self._stopped = True
             self._calls.put(None)
@@ -136,11 +136,11 @@ class Worker:
         self._calls.put(None)
 
 
-def _work(calls: _Queue) -> None:
+def _run_calls(calls: _Queue) -> None:
     while (entry := calls.get()) is not None:
         if entry.claim() and entry.job.set_running_or_notify_cancel():
             try:
                 entry.job.set_result(entry.function())
-            except BaseException as error:  # an exit too: it belongs to whoever awaits it
+            except BaseException as error:  # SystemExit too: it belongs to the task that awaits the call
                 entry.job.set_exception(error)
-        del entry  # before the next one is waited for: it may hold a handle
+        del entry  # before waiting for the next one: the call may keep a handle alive

@@ -1,8 +1,8 @@
-"""Topics: how they are named, and the patterns that choose among them. Pure functions; loads no native code.
+"""Topics: rules for their names, and patterns that match them. Pure functions; loads no native code.
 
-A name is 1 to 255 bytes of UTF-8 without blanks or control characters. A topic's parts stand between dots; in a pattern
-``*`` is any one part, and ``>`` as the last is one part or more. The native reader holds the same rule
-(``_core.journal.TopicFilter``); one test holds both to each other.
+A name is 1 to 255 bytes of UTF-8 without blanks or control characters. Dots separate the parts of a topic. In a pattern
+``*`` matches exactly one part, and ``>`` at the end matches one part or more. The native reader implements the same
+rule (``_core.journal.TopicFilter``); a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_NAME_BYTES = 255
 
 
 def check_name(name: str, what: str = "topic") -> str:
-    """``name`` if a topic, a queue or the like can have it."""
+    """Return ``name`` if a topic, a queue or the like can have it; else ``InvalidArgument``."""
     if not isinstance(name, str):
         raise TypeError(f"a {what} is a str, not {type(name).__name__}")
     try:
@@ -35,14 +35,14 @@ def check_name(name: str, what: str = "topic") -> str:
 
 
 def check_topic(name: str, what: str = "topic") -> str:
-    """``name`` if messages can be stored under it: no wildcards and no empty parts."""
+    """Return ``name`` if messages can be stored under it: no wildcards and no empty parts."""
     if any(part in ("", "*", ">") for part in check_name(name, what).split(".")):
         raise InvalidArgument(f"a {what} name has no empty parts and no wildcards: {name!r}")
     return name
 
 
 def check_pattern(pattern: str) -> str:
-    """``pattern`` if it can choose topics."""
+    """Return ``pattern`` if it is a valid pattern."""
     parts = check_name(pattern, "topic").split(".")
     if "" in parts or ">" in parts[:-1]:
         raise InvalidArgument(f"a pattern has no empty parts, and > only at its end: {pattern!r}")
@@ -50,24 +50,24 @@ def check_pattern(pattern: str) -> str:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether ``text`` has a wildcard in it, and so may stand for several topics."""
+    """Whether ``text`` contains a wildcard, and so may match several topics."""
     return any(part in ("*", ">") for part in text.split("."))
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether the pattern chooses the topic."""
+    """Whether the pattern matches the topic."""
     wanted, parts = pattern.split("."), topic.split(".")
     if wanted[-1] == ">":
-        return len(parts) >= len(wanted) and _same(wanted[:-1], parts)
-    return len(parts) == len(wanted) and _same(wanted, parts)
+        return len(parts) >= len(wanted) and _parts_match(wanted[:-1], parts)
+    return len(parts) == len(wanted) and _parts_match(wanted, parts)
 
 
-def _same(wanted: list[str], parts: list[str]) -> bool:
+def _parts_match(wanted: list[str], parts: list[str]) -> bool:
     return all(want in ("*", part) for want, part in zip(wanted, parts, strict=False))
 
 
 def covers(allowed: str, pattern: str) -> bool:
-    """Whether every topic of ``pattern`` is one of ``allowed``'s."""
+    """Whether ``allowed`` matches every topic that ``pattern`` matches."""
     if allowed in (">", pattern):
         return True
     left, right = allowed.split("."), pattern.split(".")
@@ -80,6 +80,6 @@ def covers(allowed: str, pattern: str) -> bool:
 
 
 def topic_for(name: str, otherwise: str = "default") -> str:
-    """A name from elsewhere (a path, a channel of another system) as a topic: ``/camera/front`` is ``camera.front``."""
+    """A topic for a foreign name (a path, a channel of another system): ``/camera/front`` becomes ``camera.front``."""
     plain = re.sub(r"[\s*>/]+", ".", name)
     return check_topic(re.sub(r"\.{2,}", ".", plain).strip(".") or otherwise)

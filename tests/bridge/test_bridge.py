@@ -513,4 +513,4 @@ def test_a_ring_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with Bridge("shm:/ring1", "shm:/ring2"), Bridge("shm:/ring2", "bus:ring3"):
         assert "ring" not in caplog.text.replace("ring1", "").replace("ring2", "").replace("ring3", "")
         with Bridge("bus:ring3", "shm:/ring1"):
-            assert "closes a ring with shm:/ring1 > shm:/ring2" in caplog.text and "shm:/ring2 > bus:ring3" in caplog.text
+            assert "forms a loop with shm:/ring1 > shm:/ring2" in caplog.text and "shm:/ring2 > bus:ring3" in caplog.text

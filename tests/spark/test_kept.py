@@ -97,7 +97,7 @@ def test_another_journal_in_its_place_is_told_by_the_task(tmp_path, fail):
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_segment_that_goes_while_it_is_read(tmp_path, whole):
     make(tmp_path / "j", 5000)
-    stretches = Directory(tmp_path / "j").stretches(1, 5001, Bounds(), log=True, whole=whole)
+    stretches = Directory(tmp_path / "j").stretches(1, 5001, Bounds(), log=True, fail_if_deleted=whole)
     assert next(stretches).index["position"][0] == 1
     first = take(tmp_path / "j", 3)
     if whole:
@@ -113,11 +113,11 @@ def test_a_segment_that_is_compacted_while_it_is_read(tmp_path):
             journal.append_many("t", [bytes(1000)] * 10)
             journal.append("c", b"x", key=f"{number % 2}")
         end = journal.frontier
-        stretches = Directory(tmp_path / "j").stretches(1, end, Bounds(), log=True, whole=True)
+        stretches = Directory(tmp_path / "j").stretches(1, end, Bounds(), log=True, fail_if_deleted=True)
         reached = int(next(stretches).index["position"][-1])
         assert journal.compact() > 0
         seen = [int(number) for stretch in stretches for number in stretch.index["position"]]
-        anew = Directory(tmp_path / "j").stretches(reached + 1, end, Bounds(), log=True, whole=True)
+        anew = Directory(tmp_path / "j").stretches(reached + 1, end, Bounds(), log=True, fail_if_deleted=True)
         assert seen == [int(number) for stretch in anew for number in stretch.index["position"]]
         assert len(set(range(reached + 1, end)) - set(seen)) > 20, "nothing was compacted"
 
@@ -127,12 +127,12 @@ def test_a_broker_whose_retention_was_faster_is_told(tmp_path):
     port = free_port()
     with Server(tmp_path / "j", port).start():
         place = open_place(f"broker://127.0.0.1:{port}")
-        assert len(list(place.ranges(1, 5001, Bounds(), 1 << 62, whole=True))) == 1
+        assert len(list(place.ranges(1, 5001, Bounds(), 1 << 62, fail_if_deleted=True))) == 1
     first = forget_before(tmp_path / "j", 3)
     with Server(tmp_path / "j", port).start():
         for end in (10, 5001):
             with pytest.raises(StateError, match=f"positions 1 to {first - 1} .* went by retention"):
-                list(place.batches(1, end, Reading(POSITION, Bounds(), whole=True)))
+                list(place.batches(1, end, Reading(POSITION, Bounds(), fail_if_deleted=True)))
         assert sum(batch.num_rows for batch in place.batches(1, 5001, Reading(POSITION, Bounds()))) == 5001 - first
 
 
@@ -213,4 +213,4 @@ def test_a_stream_tells_of_a_missing_segment_or_jumps_over_it_in_one_step(tmp_pa
         offset = following
     assert all(batches), "no batch is empty"
     assert [number for batch in batches for number in batch] == [*range(gone, lost[0]), *range(lost[-1] + 1, 5001)]
-    assert f"positions 1 to {gone - 1} of journal {uuid} are gone" in caplog.text
+    assert f"positions 1 to {gone - 1} of journal {uuid} were deleted" in caplog.text

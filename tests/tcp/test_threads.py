@@ -176,7 +176,7 @@ def test_a_function_may_hold_more_than_there_is_room_for() -> None:
         assert publisher.wait_ready(1, LONG)
         sender = threading.Thread(target=lambda: [publisher.publish(bytes(SIZE)) for _ in range(40)], daemon=True)
         sender.start()
-        eventually(lambda: subscriber._told_full)
+        eventually(lambda: subscriber._full_logged)
         assert count < 40
         while count < 40:
             held.clear()

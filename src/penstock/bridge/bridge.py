@@ -2,20 +2,19 @@
 
 Rules:
 
-- What the sink can hold of a message is kept (``penstock.carry``), what it cannot is told in ``not_held`` before the
-  first one; a channel of shared memory takes its type, its size of slots and of metadata from the source's. Over TCP
-  ordinals, times, virtual channels and properties are those of the source, so that whoever reads behind the bridge, or
-  behind several, counts what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). A
-  sink that numbers its own messages (shared memory, a journal) does so: what was lost before it stands in this bridge's
-  ``subscriber.ledger``.
-- A source of shared memory that has no publisher yet says what its messages have when one comes: a sink in shared
-  memory is opened then. Who asks for ``publisher`` earlier has it opened with what is known.
+- A message keeps the fields that the sink can hold (``penstock.carry``); ``not_held`` names the others before the first
+  message. A new shared-memory channel takes its type, slot size and metadata size from the source's channel. Over TCP,
+  ordinals, times, virtual channels and properties are the source's, so that a subscriber behind one or several bridges
+  can count what was lost before the last link (``gap``) apart from what was lost on it (``overflow``). Shared memory
+  and journals number messages themselves; what was lost before them is in this bridge's ``subscriber.ledger``.
+- The fields of a shared-memory source are known once it has a publisher: a sink in shared memory is opened then. Using
+  ``publisher`` earlier opens it with what is known.
 - ``run`` works in the caller's thread until ``close`` is called (by any thread), the source ends or ``count`` messages
-  have passed; ``start`` does it in a thread of its own. An error that ends that thread is logged, stands in ``failure``
-  and is raised by ``wait``.
+  have passed; ``start`` does so in a thread of its own. An error that ends that thread is logged, kept in ``failure``
+  and raised by ``wait``.
 - A shared-memory channel that was opened with ``local=True`` is not carried to where other machines may read.
-- Latency is shown with both clocks: what the difference of the two reads, and what it is when the other clock's offset,
-  as the handshake showed it (to within its own travel time), is taken out.
+- Latency is given twice: as the difference of the two clocks, and corrected by the other clock's offset, which the
+  handshake measured (to within its own travel time).
 """
 
 from __future__ import annotations
@@ -38,22 +37,22 @@ from penstock.errors import ClosedError, InvalidArgument, PenstockError, Refused
 from penstock.types import Schema, Terms
 
 LEAVING = ("tcp", "broker")  # reaches whose readers may be on another machine
-CLOSE_S = 5.0  # for a sink that is full
-POLL_S = 0.2  # how soon a close by another thread is noticed at the latest
+CLOSE_S = 5.0  # how long `close` waits for a sink that is full
+POLL_S = 0.2  # a close by another thread is noticed within this time
 
 logger = logging.getLogger("penstock.bridge")
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of the last message: this machine's clock minus the publisher's, and the same by one clock."""
+    """The latency of the last message: this machine's clock minus the publisher's time stamp, raw and corrected."""
 
     apparent_ns: int
     clock_offset_ns: int | None
 
     @property
     def corrected_ns(self) -> int | None:
-        """With the publisher's clock set right; None where its offset is not known."""
+        """Corrected by the offset of the publisher's clock; None if the offset is not known."""
         return None if self.clock_offset_ns is None else self.apparent_ns + self.clock_offset_ns
 
 
@@ -82,29 +81,29 @@ class Bridge:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._latency: Latency | None = None
-        self._final: Ledger | None = None
-        self._opening = threading.RLock()
+        self._final_ledger: Ledger | None = None
+        self._open_lock = threading.RLock()
         self._publisher: Publisher | None = None
         self._vchans = dict(vchans or {})
-        self._ends = (source, sink)
+        self._addresses = (source, sink)
         self._open_options = (names, dict(sink_options or {}))
         _refuse_loop(source, sink)
-        found = _channel(source)
+        found = _find_channel(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
-        #: What the sink cannot hold of what the source's messages have; told before the first one is carried.
-        self.not_held = _lost_on_the_way(source, sink, found)
-        ring = _ring(source, sink)
+        #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
+        self.not_held = _fields_not_held(source, sink, found)
+        ring = _bridges_back(source, sink)
         if ring:
-            logger.warning("%r closes a ring with %s: messages go round in it for ever", self, ", ".join(ring))
+            logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
         with contextlib.ExitStack() as opened:
             self._counters = _core.Counters("bridge", "bridge", f"{self.source} -> {self.sink}")
-            opened.callback(self._close_counters)  # last: what closing the sink ends is still counted
+            opened.callback(self._close_counters)  # runs last: messages that the sink drops on closing still count
             opened.callback(self._close_publisher)
             others: dict[str, Publisher] = {}
             self.others: Mapping[str, Publisher] = others
             if not (self._waits_for_channel and addresses.parse(sink).scheme == "shm"):
                 self._open_publisher(found)
-            if addresses.parse(sink).port == 0:  # a free one was taken: this is where it is found
+            if addresses.parse(sink).port == 0:  # the system chose a port: show the real address
                 self.sink = getattr(self.publisher, "address", self.sink)
             for target in (vchans or {}).values():
                 if isinstance(target, str) and target not in others:
@@ -121,37 +120,37 @@ class Bridge:
     @property
     def publisher(self) -> Publisher:
         """The handle at the sink."""
-        with self._opening:
-            return self._publisher or self._open_publisher(_channel(self._ends[0]))
+        with self._open_lock:
+            return self._publisher or self._open_publisher(_find_channel(self._addresses[0]))
 
     def _open_publisher(self, found: Any) -> Publisher:
         names, options = self._open_options
-        sink = self._ends[1]
-        self._publisher = _open_sink(sink, names, {**_inherited(found, sink), **options})
+        sink = self._addresses[1]
+        self._publisher = _open_sink(sink, names, {**_inherited_options(found, sink), **options})
         return self._publisher
 
     def _close_publisher(self) -> None:
-        with self._opening:
+        with self._open_lock:
             if self._publisher is not None:
                 self._publisher.close()
 
-    def _look_for_channel(self) -> None:
-        """Once the source has its first publisher: what its messages have is known now."""
-        found = _channel(self._ends[0])
+    def _open_sink_when_known(self) -> None:
+        """Once the source has its first publisher and the fields of its messages are known: open the sink."""
+        found = _find_channel(self._addresses[0])
         if found is None:
             return
         self._waits_for_channel = False
-        self.not_held = _lost_on_the_way(*self._ends, found)
+        self.not_held = _fields_not_held(*self._addresses, found)
         if self.not_held:
-            logger.warning("%r: the sink cannot hold %s of messages: they end here", self, " and ".join(self.not_held))
-        with self._opening:
+            logger.warning("%r: the sink cannot hold %s of messages: they are lost", self, " and ".join(self.not_held))
+        with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
 
     # -- working
 
     def run(self, count: int | None = None) -> int:
-        """Carry messages until closed, or so many; gives how many were taken from the source."""
+        """Carry messages until closed, or ``count`` of them; returns how many were taken from the source."""
         carried = 0
         carrier: Carrier | None = None
         while not self._closing.is_set() and (count is None or carried < count):
@@ -161,15 +160,15 @@ class Bridge:
             except ClosedError:
                 break
             if self._waits_for_channel:
-                self._look_for_channel()
+                self._open_sink_when_known()
             if not len(batch):
                 continue
-            if not carried:  # a channel that had no publisher when this began has said it now
+            if not carried:  # a channel that had no publisher at first is known to be local only now
                 self._refuse_local()
-            self._note(batch)
+            self._record_latency(batch)
             try:
                 if carrier is None:
-                    self._say_schema()
+                    self._announce_schema()
                     carrier = Carrier(self.publisher, self._vchans, self.others, self._counters)
                 carrier.carry(batch)
                 carried += len(batch)
@@ -182,7 +181,7 @@ class Bridge:
     def start(self) -> Bridge:
         """``run`` in a thread of its own."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="penstock-bridge", daemon=True)
+            self._thread = threading.Thread(target=self._run_and_log, name="penstock-bridge", daemon=True)
             self._thread.start()
         return self
 
@@ -190,11 +189,11 @@ class Bridge:
         if self._leaves_machine and getattr(self.subscriber, "local", False):
             raise RefusedError(f"{self.source} was opened with local=True: it is not carried to {self.sink}")
 
-    def _say_schema(self) -> None:
-        """What the source's messages are made of is said at the sink; a sink that carries another type is told of."""
+    def _announce_schema(self) -> None:
+        """Announce the schema of the source's messages at the sink; log a warning if the sink has another type."""
         parts = addresses.parse(self.source)
         if parts.scheme in ("journal", "broker") and (not parts.topic or set(parts.topic) & set("*>,")):
-            return  # of many topics, each may have its own
+            return  # several topics, each with a schema of its own
         try:
             text = self.subscriber.schema
             if text:
@@ -202,7 +201,7 @@ class Bridge:
         except PenstockError as error:
             logger.warning("%r carries the messages without their type: %s", self, error)
 
-    def _work(self) -> None:
+    def _run_and_log(self) -> None:
         try:
             self.run()
         except BaseException as error:
@@ -213,7 +212,7 @@ class Bridge:
             self._ended.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until what ``start`` began has ended: True, or the error that ended it; False when the time is over."""
+        """Wait until the thread of ``start`` has ended: True, or raises its error; False after ``timeout`` seconds."""
         ended = self._ended.wait(timeout)
         if self._failure is not None:
             raise self._failure
@@ -221,10 +220,10 @@ class Bridge:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the thread of ``start``, if it was an error."""
+        """The error that ended the thread of ``start``, or None."""
         return self._failure
 
-    def _note(self, batch: Any) -> None:
+    def _record_latency(self, batch: Any) -> None:
         last = batch[len(batch) - 1]
         session = last.source
         offset = getattr(session, "clock_offset_ns", None)
@@ -232,18 +231,18 @@ class Bridge:
             self._latency = Latency(time.time_ns() - last.timestamp_ns, offset)
             self._counters.note_latency(max(1, self._latency.corrected_ns or self._latency.apparent_ns))
 
-    # -- looking
+    # -- figures
 
     @property
     def latency(self) -> Latency | None:
-        """Of the last message that was carried."""
+        """The latency of the last message that was carried."""
         return self._latency
 
     @property
     def ledger(self) -> Ledger:
-        """What this bridge did; what was lost before it stands in ``subscriber.ledger``."""
-        if self._final is not None:
-            return self._final
+        """The counts of this bridge; what was lost before it is in ``subscriber.ledger``."""
+        if self._final_ledger is not None:
+            return self._final_ledger
         counts = self._counters.snapshot()
         dropped = {name: n for name, n in counts["dropped"].items() if n}
         in_flight = counts["matched"] - counts["delivered"] - sum(dropped.values())
@@ -252,23 +251,24 @@ class Bridge:
     # -- the end
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Stop, and close both ends; what was taken from the source has been published.
+        """Stop, and close both ends after publishing what was taken from the source.
 
-        A sink that stays full for ``timeout`` seconds is closed even so; what it did not take is counted as ``closed``.
+        A sink that stays full for ``timeout`` seconds is closed anyway; what it did not take is counted as ``closed``.
         """
         self._closing.set()
         thread = self._thread if self._thread is not threading.current_thread() else None
-        if thread is not None:
+        # Ctrl-C inside `start` may leave a thread that has not begun: it cannot be joined, and ends by `_closing`.
+        if thread is not None and thread.is_alive():
             thread.join(timeout)
             if thread.is_alive():
-                self._close_publisher()  # whoever waits for it waits no longer
+                self._close_publisher()  # ends the thread's wait for room in the sink
                 for other in self.others.values():
                     other.close()
                 thread.join()
         self._stack.close()
 
     def _close_counters(self) -> None:
-        self._final = self.ledger
+        self._final_ledger = self.ledger
         self._counters.close()
 
     def __enter__(self) -> Bridge:
@@ -282,8 +282,8 @@ class Bridge:
 
 
 def _refuse_loop(source: str, sink: str) -> None:
-    """A bridge from a place to itself would carry its own messages for ever."""
-    first, second = (_place(addresses.parse(text)) for text in (source, sink))
+    """Refuse a bridge from an address to itself, which would carry its own messages for ever."""
+    first, second = (_endpoint(addresses.parse(text)) for text in (source, sink))
     if first == second:
         raise InvalidArgument(
             f"{addresses.without_secrets(source)} is both source and sink: the bridge would carry its own messages for "
@@ -291,21 +291,21 @@ def _refuse_loop(source: str, sink: str) -> None:
         )
 
 
-def _ring(source: str, sink: str) -> list[str]:
-    """Bridges of this machine that carry, one after the other, from this one's sink to its source."""
+def _bridges_back(source: str, sink: str) -> list[str]:
+    """The other bridges on this machine that lead from this one's sink back to its source, if there are any."""
     from penstock import _core
 
-    ways: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = {}
+    bridges: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = {}
     for block in _core.counters_read():
         first, arrow, second = str(block["name"]).partition(" -> ")
         if block["room"] != "bridge" or not arrow:
             continue
-        with contextlib.suppress(InvalidArgument):  # a name that was cut short
-            places = [_place(addresses.parse(text)) for text in (first, second)]
-            ways.setdefault(places[0], []).append((f"{first} > {second} (pid {block['pid']})", places[1]))
-    wanted = _place(addresses.parse(source))
+        with contextlib.suppress(InvalidArgument):  # the counters cut long names, which may then not parse
+            places = [_endpoint(addresses.parse(text)) for text in (first, second)]
+            bridges.setdefault(places[0], []).append((f"{first} > {second} (pid {block['pid']})", places[1]))
+    wanted = _endpoint(addresses.parse(source))
     seen: set[tuple[Any, ...]] = set()
-    paths = [(_place(addresses.parse(sink)), list[str]())]
+    paths = [(_endpoint(addresses.parse(sink)), list[str]())]
     while paths:
         place, path = paths.pop()
         if place == wanted:
@@ -313,19 +313,19 @@ def _ring(source: str, sink: str) -> list[str]:
         if place in seen:
             continue
         seen.add(place)
-        paths.extend((after, [*path, told]) for told, after in ways.get(place, ()))
+        paths.extend((after, [*path, bridge]) for bridge, after in bridges.get(place, ()))
     return []
 
 
-def _place(parts: addresses.Address) -> tuple[Any, ...]:
+def _endpoint(parts: addresses.Address) -> tuple[Any, ...]:
     name = os.path.realpath(parts.name) if parts.scheme == "journal" else parts.name
     topic = parts.topic or ("default" if parts.scheme in ("journal", "broker") else "")
-    port = None if parts.port == 0 else parts.port  # any free one is never the source's
+    port = None if parts.port == 0 else parts.port  # a port that the system will choose equals no other
     return parts.scheme, name, parts.host, port, topic, parts.options.get("mux"), parts.options.get("id", "0")
 
 
-def _channel(source: str) -> Any:
-    """The source as a channel of shared memory that somebody publishes to; None for anything else."""
+def _find_channel(source: str) -> Any:
+    """The shared-memory channel of an address, if it has a publisher; None for anything else."""
     parts = addresses.parse(source)
     if parts.scheme != "shm":
         return None
@@ -335,16 +335,16 @@ def _channel(source: str) -> Any:
     return next((channel for channel in shm.channels() if channel.name == wanted and channel.publishers), None)
 
 
-def _lost_on_the_way(source: str, sink: str, channel: Any) -> list[str]:
+def _fields_not_held(source: str, sink: str, channel: Any) -> list[str]:
     has = {} if channel is None else {"metadata": channel.metadata_size, "type": channel.type}
     brings = [name for name, there in has.items() if there]
     return not_held(addresses.parse(source).scheme, addresses.parse(sink).scheme, brings)
 
 
-def _inherited(channel: Any, sink: str) -> dict[str, Any]:
-    """What a channel that is made as the sink takes from the source; what its address says comes first."""
+def _inherited_options(channel: Any, sink: str) -> dict[str, Any]:
+    """The options that a new shared-memory sink takes from the source's channel; its own address has precedence."""
     parts = addresses.parse(sink)
-    if channel is None or parts.scheme != "shm" or _channel(sink) is not None:
+    if channel is None or parts.scheme != "shm" or _find_channel(sink) is not None:
         return {}
     taken = {"type": channel.type, "slot_size": channel.slot_size, "metadata_size": channel.metadata_size}
     return {name: value for name, value in taken.items() if value and name not in parts.options}

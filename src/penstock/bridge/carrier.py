@@ -1,6 +1,6 @@
-"""Carrier: ``penstock.carry`` for a bridge, with the other sinks that a map of virtual channels names.
+"""Carrier: ``penstock.carry`` for a bridge whose map sends some virtual channels to other ids or other sinks.
 
-Used by one thread.
+One thread uses it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.channel import Publisher
 
 
 class Carrier(Carry):
-    """One sink, and the publishers of those virtual channels that go elsewhere."""
+    """Forwards to one sink, and to the publishers of those virtual channels that the map sends elsewhere."""
 
     def __init__(
         self,
@@ -29,10 +29,11 @@ class Carrier(Carry):
         self._others = {target: Carry(publisher, counters) for target, publisher in others.items()}
 
     def carry(self, batch: Any) -> None:
-        """Publish each of them, in order; what has another id or another sink by the map goes there."""
+        """Publish the messages of ``batch``, in order, with the id and at the sink that the map gives them."""
         if not self._vchans:
             super().carry(batch)
             return
+        # Only adjacent messages are grouped, so that the order within the batch is kept.
         for target, run in groupby(batch, lambda message: self._vchans.get(message.vchan_id)):
             if isinstance(target, str):
                 self._others[target].carry(list(run))

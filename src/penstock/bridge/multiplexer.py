@@ -1,10 +1,10 @@
-"""Multiplexer: a sink of many virtual channels in one piece of shared memory, a publisher for each.
+"""Multiplexer: a sink with many virtual channels in one shared-memory channel, a publisher for each.
 
 Rules:
 
-- Channels that ``names`` gives (the same file on every machine, ``penstock.shm.read_vchans``) are opened at once, so
-  that readers can come before the first message. Another id gets ``MULTIPLEXER/vchan-ID`` with its first message.
-- A message without a virtual channel has no place here and is refused; so is one too many for ``max_publishers``.
+- Channels named in ``names`` (the same file on every machine, ``penstock.shm.read_vchans``) are opened at once, so that
+  subscribers can join before the first message. Other ids get ``MULTIPLEXER/vchan-ID`` at their first message.
+- A message without a virtual channel is refused, and so is a virtual channel beyond ``max_publishers``.
 - One thread at a time; ``close`` and ``ledger`` by any thread.
 """
 
@@ -47,7 +47,7 @@ class Multiplexer(Publisher):
         self._publishers[vchan_id] = publisher
         return publisher
 
-    def _at(self, vchan_id: int | None) -> shm.Publisher:
+    def _publisher_for(self, vchan_id: int | None) -> shm.Publisher:
         if self._closed:
             raise ClosedError(f"the multiplexer at {self.address} is closed")
         if vchan_id is None:
@@ -56,11 +56,12 @@ class Multiplexer(Publisher):
         return found if found is not None else self._stack.enter_context(self._open(vchan_id))
 
     def publish(self, data: Any, *, vchan_id: int | None = None) -> int | None:
-        """Publish a copy of ``data`` at the virtual channel of that id."""
-        return self._at(vchan_id).forward([data]) if isinstance(data, Message) else self._at(vchan_id).publish(data)
+        """Publish a copy of ``data`` to the virtual channel ``vchan_id``."""
+        publisher = self._publisher_for(vchan_id)
+        return publisher.forward([data]) if isinstance(data, Message) else publisher.publish(data)
 
     def publish_many(self, batch: Iterable[Any]) -> int:
-        """Publish messages, each at its own virtual channel; gives how many."""
+        """Publish messages, each to its own virtual channel; returns how many."""
         count = 0
         for message in batch:
             self.publish(message, vchan_id=getattr(message, "vchan_id", None))
@@ -73,7 +74,7 @@ class Multiplexer(Publisher):
         raise RefusedError(f"{self.address} is a multiplexer; reserve at one of its virtual channels")
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until each virtual channel that is open has so many subscribers."""
+        """Wait until each open virtual channel has ``subscribers`` of them; ``timeout`` applies to each in turn."""
         return all(publisher.wait_ready(subscribers, timeout) for publisher in list(self._publishers.values()))
 
     @property

@@ -1,7 +1,7 @@
-"""The map of virtual channels: a text file, a line each, ``FROM = TO``.
+"""The map of virtual channels: a text file with lines ``FROM = TO``.
 
-``TO`` is another id (the message goes on with that one) or an address (messages of that id go there instead of to the
-sink). ``#`` begins a comment. Ids that are not named go on as they are. Pure functions; any thread may call them.
+``TO`` is another id (messages get that id) or an address (messages go there instead of to the sink). ``#`` begins a
+comment. Ids that are not named stay as they are. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_ID = 2**31 - 2
 
 
 def read_map(path: str | Path) -> dict[int, int | str]:
-    """What the file says; ``InvalidArgument`` names the line that is wrong."""
+    """Read the map from a file; ``InvalidArgument`` names the line that is wrong."""
     found: dict[int, int | str] = {}
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         text = line.partition("#")[0].strip()

@@ -377,7 +377,7 @@ class StreamServer(ServerLane):
         except PeerGone:
             self._drop_peer(peer)
         except (PenstockError, OSError) as error:
-            self._warnings.tell("calls: %s: %s", peer.name, error)
+            self._warnings.warn("calls: %s: %s", peer.name, error)
             self._drop_peer(peer)
         except Exception:
             logger.exception("calls: %s: internal error; the connection is closed", peer.name)
@@ -390,7 +390,7 @@ class StreamServer(ServerLane):
             return  # it hung up before it was accepted, or there is no descriptor for it: it stays in the backlog
         if len(self._peers) >= self._max_clients:
             connection.close()
-            self._warnings.tell("calls: %s: closed, %d clients are the most (max_clients)", where, self._max_clients)
+            self._warnings.warn("calls: %s: closed, %d clients are the most (max_clients)", where, self._max_clients)
             return
         prepare(connection, self._keepalive)
         if self._tls is not None:

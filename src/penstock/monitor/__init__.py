@@ -1,6 +1,6 @@
-"""The page: what ``penstock.observe`` sees, served to a browser and to Prometheus.
+"""The monitor: serves what ``penstock.observe`` collects to a browser and to Prometheus.
 
-The parts are loaded when used: importing this loads nothing else.
+Importing this package loads none of its modules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the page may change when the monitor was started with ``--allow-actions``: queues of brokers on this machine.
+"""Actions of the page, when the monitor was started with ``--allow-actions``: on queues of brokers on this machine.
 
-Each action finds the broker by the process that counts the queue, and asks it over its own protocol, so that the
-broker's rights hold here too. Any thread.
+Each action finds the broker's port by the process that counts the queue, and connects as any client does, so that the
+broker's permissions apply here too. Any thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["ACTIONS", "act"]
 
 
 def act(name: str, arguments: Mapping[str, Any]) -> str:
-    """Do it and say what was done; ``InvalidArgument`` for an action or argument that does not exist."""
+    """Carry out an action and say what was done; ``InvalidArgument`` for an unknown action or a wrong argument."""
     if name not in ACTIONS:
         raise InvalidArgument(f"there is no action {name!r}; {nearest(name, ACTIONS)}")
     queue, pid = arguments.get("queue"), arguments.get("pid")
@@ -27,23 +27,23 @@ def act(name: str, arguments: Mapping[str, Any]) -> str:
 
 
 def purge(queue: str, pid: int) -> str:
-    """Drop what the queue has."""
+    """Drop all messages of the queue."""
     return f"{_ask(pid, queue, 'purge')} messages of {queue} were dropped"
 
 
 def redrive(queue: str, pid: int) -> str:
-    """Send its dead letters back."""
+    """Put the queue's dead letters back into it."""
     return f"{_ask(pid, queue, 'redrive')} dead letters went back to {queue}"
 
 
 def pause(queue: str, pid: int) -> str:
-    """Hand out nothing until it is resumed; what is published meanwhile waits on disk."""
+    """Stop delivery from the queue until it is resumed; messages published meanwhile wait on disk."""
     _ask(pid, queue, "pause")
     return f"{queue} is paused: its messages wait until it is resumed"
 
 
 def resume(queue: str, pid: int) -> str:
-    """Hand out again."""
+    """Resume delivery from the queue."""
     _ask(pid, queue, "resume")
     return f"{queue} hands out messages again"
 
@@ -60,6 +60,7 @@ def _ask(pid: int, queue: str, verb: str) -> int:
     from penstock.broker import Client
 
     problem: Exception | None = None
+    # A broker's process may listen on other ports too: try each until one knows the queue.
     for port in ports(pid):
         try:
             with Client("127.0.0.1", port, timeout=5.0, reconnect=False) as client:
@@ -74,6 +75,7 @@ def _ask(pid: int, queue: str, verb: str) -> int:
 
 def ports(pid: int) -> Iterator[int]:
     """The TCP ports on which a process listens."""
+    # Linux lists a process's descriptors as socket inodes, and the listening ports (state 0A) by the same inodes.
     inodes = set()
     try:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():

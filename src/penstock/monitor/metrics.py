@@ -1,4 +1,4 @@
-"""The counters for Prometheus: cumulative where Prometheus wants counters, gauges else. Reads what the watcher saw."""
+"""The counters in Prometheus's format, read from the watcher's state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LABELS = ("room", "kind", "name", "pid", "handle")
 
 
 class Collector:
-    """What ``prometheus_client`` asks for samples; nothing is kept between two scrapes."""
+    """A collector for ``prometheus_client``; keeps nothing between two scrapes."""
 
     def __init__(self, watcher: Watcher) -> None:
         self._watcher = watcher
@@ -54,7 +54,7 @@ class Collector:
 
 
 def _buckets(counts: Sequence[int]) -> list[tuple[str, int]]:
-    """Cumulative, one to a doubling: half as many series as there are counts."""
+    """Cumulative buckets, one per doubling: every second bound, to halve the number of series."""
     sums = list(itertools.accumulate(counts))
     ends = [(str(bound / 1e9), sums[bucket]) for bucket, bound in enumerate(BOUNDS_NS) if bucket % 2 == 0]
     return [*ends, ("+Inf", sums[-1])]
@@ -66,7 +66,7 @@ def _labels(look: Look) -> tuple[str, ...]:
 
 
 def exposition(watcher: Watcher) -> bytes:
-    """The page that Prometheus scrapes."""
+    """The text that Prometheus scrapes."""
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)

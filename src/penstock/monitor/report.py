@@ -1,4 +1,4 @@
-"""A state as one JSON object: what the API gives and the page shows. Pure."""
+"""A state as one JSON object, as the API returns it and the page shows it. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["handle_record", "state_record"]
 
 
 def handle_record(look: Look) -> dict[str, Any]:
-    """One handle: its books, its rates, the verdict."""
+    """One handle: its ledger, its rates, the verdict."""
     block, ledger, latency = look.block, look.block.ledger, look.latency
     return {
         "key": f"{block.pid}-{block.index}-{block.taking}",
@@ -34,7 +34,7 @@ def handle_record(look: Look) -> dict[str, Any]:
 
 
 def state_record(state: State) -> dict[str, Any]:
-    """Everything of one look."""
+    """The whole state of one look."""
     processes = [
         {"pid": p.pid, "command": p.command, "resident_bytes": p.resident_bytes, "threads": p.threads,
          "cores": round(state.processor.get(p.pid, 0.0), 3)}

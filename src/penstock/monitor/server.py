@@ -1,9 +1,9 @@
 """The page, the API behind it and the metrics, served by Starlette.
 
-Rules: nothing is loaded from another place (the content security policy forbids it); whoever is not on loopback needs
-the token; a request whose Host is not ours, or that a web page elsewhere makes of the API, is refused, so that no such
-page reaches a monitor on loopback; what changes anything is refused unless actions were allowed. Runs in one event
-loop; the watcher has a thread of its own.
+Rules: the page loads nothing from other hosts (the content security policy forbids it). A monitor that does not listen
+on loopback needs a token. On loopback, a request with a foreign Host header, or to the API from another site's page, is
+refused, so that a web page cannot reach it through the user's browser. Actions are refused unless they were allowed.
+All this runs in one event loop; the watcher has a thread of its own.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ POLICY = "; ".join((
     "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
 ))  # fmt: skip
 COOKIE = "penstock_token"
-#: What a browser says of who asks: a page of ours, or its user alone. Programs say nothing.
+#: Values of Sec-Fetch-Site that are let in: our own page, or the user's own navigation. Programs send no such header.
 OWN_PAGE = ("same-origin", "none")
-#: A page that takes nothing for so long has lost its tail.
+#: A page that takes no message for so long loses its tail.
 STALLED_S = 10.0
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/?#\s]+))(?::\d{1,5})?", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Who may come in and what they may do."""
+    """Who may connect and what they may do."""
 
     host: str = "127.0.0.1"
     token: str | None = None
@@ -69,7 +69,7 @@ class Settings:
 
 
 class Door:
-    """Lets in who may come in, and adds the headers that keep the page to itself."""
+    """Middleware that refuses requests without permission and adds the security headers to each response."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -97,23 +97,25 @@ class Door:
         if token is None:
             return None
         given = request.query_params.get("token")
-        if given is not None and request.method == "GET" and request.scope["path"] == "/" and _same(given, token):
+        opens_page = request.method == "GET" and request.scope["path"] == "/"
+        if given is not None and opens_page and _equal_secrets(given, token):
+            # Move the token into a cookie at once: it must not stay in the address bar and the history.
             answer = RedirectResponse("/", 303)
             answer.set_cookie(COOKIE, quote(token, safe=""), httponly=True, samesite="strict")
             return answer
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if _same(bearer, token) or _same(request.cookies.get(COOKIE, ""), quote(token, safe="")):
+        if _equal_secrets(bearer, token) or _equal_secrets(request.cookies.get(COOKIE, ""), quote(token, safe="")):
             return None
         return PlainTextResponse("a token is needed: open /?token=..., or send 'Authorization: Bearer ...'", 401)
 
 
 def _names_loopback(hosts: list[str]) -> bool:
-    """Whether a request was sent to a name of this machine alone; what cannot be read as one name was not."""
+    """Whether the Host header is one name that means this machine alone (a defence against DNS rebinding)."""
     match = _HOST.fullmatch(hosts[0]) if len(hosts) == 1 else None
     return match is not None and is_loopback((match[1] or match[2]).lower())
 
 
-def _same(given: str, token: str) -> bool:
+def _equal_secrets(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
 
 
@@ -168,7 +170,7 @@ class _Api:
         return JSONResponse(self._watcher.history.series(names or None, last))
 
     async def events(self, request: Request) -> Response:
-        """One event a look: the state, and the newest sample of every series."""
+        """One event per look: the state, and the newest sample of every series."""
 
         async def stream() -> AsyncIterator[str]:
             seen = 0
@@ -184,7 +186,7 @@ class _Api:
         return StreamingResponse(stream(), media_type="text/event-stream")
 
     async def tail(self, request: Request) -> Response:
-        """Messages of one address as they come; subscribing to it is what the user asked for."""
+        """Messages of one address as they come. This subscribes, because the user asked for it."""
         source = tail.follow(request.query_params.get("address", ""), request.query_params.get("filter", ""))
         try:
             first = await asyncio.to_thread(next, source)
@@ -219,7 +221,7 @@ class _Api:
 async def _relay(
     request: Request, first: dict[str, Any], source: Iterator[dict[str, Any]], ending: Callable[[], bool]
 ) -> AsyncIterator[str]:
-    """What a thread reads, as events; the thread ends when the page goes. When it ends first, the page is told why."""
+    """The records of ``source`` as events, read by a thread that ends with the page. If it ends first, says why."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(256)
     stop = threading.Event()
@@ -231,7 +233,7 @@ async def _relay(
                 if stop.is_set():
                     break
                 _put(queue, record, loop)
-        except Exception as error:  # whatever it was: a page must not take a tail that has ended for one that is quiet
+        except Exception as error:  # of any kind: without an error the page would take an ended tail for a quiet one
             failures.append(str(error) or type(error).__name__)
         finally:
             source.close()  # type: ignore[attr-defined]
@@ -241,7 +243,7 @@ async def _relay(
     try:
         yield f"data: {json.dumps(first)}\n\n"
         while not ending() and not await request.is_disconnected():
-            ended = not thread.is_alive()  # before the look into the queue: what it put last is there by then
+            ended = not thread.is_alive()  # before reading the queue: its last record is in there by then
             try:
                 record = await asyncio.wait_for(queue.get(), 0.5)
             except TimeoutError:
@@ -256,7 +258,7 @@ async def _relay(
 
 
 def _put(queue: asyncio.Queue[dict[str, Any]], record: dict[str, Any], loop: asyncio.AbstractEventLoop) -> None:
-    """From the tail's thread into the page's queue; ``TimeoutError`` when the page takes nothing."""
+    """Put a record of the tail's thread into the page's queue; ``TimeoutError`` when the page takes nothing."""
     put = asyncio.run_coroutine_threadsafe(queue.put(record), loop)
     try:
         put.result(STALLED_S)

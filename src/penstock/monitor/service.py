@@ -1,4 +1,4 @@
-"""The page as a service: a listening socket, the watcher's thread and a web server, opened and closed together."""
+"""The monitor as a service: a listening socket, the watcher's thread and a web server, opened and closed together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Service"]
 
 
 class Service:
-    """A context: ``run`` serves in this thread until a signal ends it, ``start`` in a thread of its own."""
+    """A context manager: ``run`` serves in this thread until a signal ends it, ``start`` in a thread of its own."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Where the page is, with the token when there is one."""
+        """The page's URL, with the token when there is one."""
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{port}/" + (f"?token={quote(self.token, safe='')}" if self.token else "")
@@ -62,11 +62,11 @@ class Service:
         self._socket.close()
 
     def run(self) -> None:
-        """Serve until SIGINT or SIGTERM, which are handed on to the caller's handlers at the end."""
+        """Serve until SIGINT or SIGTERM; afterwards the caller's handlers get the signal."""
         self._server.run(sockets=[self._socket])
 
     def start(self) -> None:
-        """Serve in a thread, which leaves signals to the caller; comes back when the page answers."""
+        """Serve in a thread, which leaves signals to the caller; returns when the page answers."""
         self._server.signals = False
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="penstock-page", daemon=True

@@ -1,7 +1,7 @@
-"""A tail of messages for the page: subscribes when asked to, and shows at most so many a second.
+"""A tail of messages for the page: subscribes to one address and shows at most ``MAX_SHOWN_HZ`` messages.
 
-Opened and read in a thread of its own per tail (a room may block); ended by closing the generator. At most
-``MAX_TAILS`` at a time.
+Each tail has a thread of its own, since a subscriber may block; closing the generator ends it. At most ``MAX_TAILS``
+run at a time.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ MAX_TAILS = 8
 MAX_SHOWN_HZ = 50
 MAX_BODY_BYTES = 2048
 
-_open = threading.BoundedSemaphore(MAX_TAILS)
+_tail_slots = threading.BoundedSemaphore(MAX_TAILS)
 
 
 def tail_address(text: str) -> str:
-    """The address to subscribe to for a tail of ``text``: only what is open on this machine."""
+    """The address to subscribe to for a tail of ``text``; ``RefusedError`` unless it is open on this machine."""
     parts = addresses.parse(text)
     if parts.scheme == "bus":
         raise InvalidArgument(f"{parts.text}: a bus lives inside one process; only that process can read it")
-    bare = text.partition("?")[0]  # a queue named here would be emptied by looking at it
+    bare = text.partition("?")[0]  # without the options: a tail of ?queue=NAME would consume the queue's messages
     if bare not in {block.address.partition("?")[0] for block in live()}:
         raise RefusedError(f"{bare}: nobody on this machine has it open")
     return bare
@@ -44,24 +44,24 @@ def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
     """Records of messages as they come, and once a second ``{"skipped": n}`` for those that were not shown."""
     where = tail_address(text)
     passes = compile_filter(expression) if expression.strip() else None
-    if not _open.acquire(blocking=False):
+    if not _tail_slots.acquire(blocking=False):
         raise CapacityError(f"{MAX_TAILS} tails are open already; end one first")
     try:
         with penstock.subscriber(where) as subscriber:
             yield {"opened": where}
-            yield from _shown(subscriber, Values(subscriber), passes)
+            yield from _limited_records(subscriber, Values(subscriber), passes)
     finally:
-        _open.release()
+        _tail_slots.release()
 
 
-def _shown(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iterator[dict[str, Any]]:
+def _limited_records(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iterator[dict[str, Any]]:
     second, shown, skipped = int(time.monotonic()), 0, 0
     lost = dict(subscriber.ledger.dropped)
     while True:
-        records, hidden = _some(subscriber, values, passes, MAX_SHOWN_HZ - shown)
+        records, hidden = _read_records(subscriber, values, passes, MAX_SHOWN_HZ - shown)
         now = int(time.monotonic())
         if now != second:
-            yield {"skipped": skipped, "lost": _more(lost, dict(subscriber.ledger.dropped))}
+            yield {"skipped": skipped, "lost": _new_losses(lost, dict(subscriber.ledger.dropped))}
             lost = dict(subscriber.ledger.dropped)
             second, shown, skipped = now, 0, 0
         shown += len(records)
@@ -69,10 +69,10 @@ def _shown(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iter
         yield from records
 
 
-def _some(
+def _read_records(
     subscriber: penstock.Subscriber, values: Values, passes: Any, most: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Records of what came, and how many were not shown. Every message is given back when this returns."""
+    """Records of what came, and how many were not shown. All messages are released when this returns."""
     records: list[dict[str, Any]] = []
     hidden = 0
     for message in subscriber.read_many(64, 0.5):
@@ -85,7 +85,7 @@ def _some(
     return records, hidden
 
 
-def _more(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+def _new_losses(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     lost = {reason: n - before.get(reason, 0) for reason, n in after.items() if reason != "filtered"}
     return {reason: n for reason, n in lost.items() if n > 0}
 

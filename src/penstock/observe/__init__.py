@@ -1,7 +1,7 @@
-"""What can be seen of running systems: counters of every live process, their rates, health and links, decoded messages.
+"""Observation of running systems: counters of every live process, rates, health, the graph of links, decoded messages.
 
-Nothing here subscribes to what it shows unless it is asked for messages; counts come from the pages that every process
-keeps anyway. The parts are loaded when used: importing this loads nothing else.
+Counts come from the counter pages that every process maps anyway; only showing messages or trying a filter subscribes.
+Importing this package loads none of its modules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Message bodies for people: as text, hexadecimal, JSON, or one of a template's fields. Pure functions of bytes."""
+"""Message bodies in readable form: text, hexadecimal, JSON, or a template that names fields. Pure functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Format(enum.StrEnum):
 
 
 def body_text(body: bytes) -> str:
-    """The body as text; what is no UTF-8 becomes a replacement sign, control characters are escaped.
+    """The body as text; bytes that are not UTF-8 become U+FFFD, control characters are escaped.
 
     A message must not be able to steer the terminal it is printed on.
     """
@@ -45,7 +45,7 @@ def body_text(body: bytes) -> str:
 
 
 def body_value(body: bytes) -> Any:
-    """The body as JSON where it is, else as text where it is UTF-8, else ``{"hex": ...}``; always valid JSON again."""
+    """The body parsed as JSON, else as UTF-8 text, else ``{"hex": ...}``; the result can always be written as JSON."""
     try:
         return json_value(body)
     except ValueError:
@@ -57,26 +57,26 @@ def body_value(body: bytes) -> Any:
 
 
 def json_value(body: bytes) -> Any:
-    """What the body says as JSON (RFC 8259: UTF-8, and no NaN or number beyond all floats); else ``ValueError``."""
+    """The body parsed as strict JSON (RFC 8259: UTF-8, no NaN, no number beyond the floats); else ``ValueError``."""
     try:
-        return json.loads(body.decode("utf-8"), parse_constant=_no_number, parse_float=_finite)
+        return json.loads(body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=_finite_float)
     except RecursionError:
         raise ValueError("nested too deep") from None
 
 
-def _no_number(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _finite(digits: str) -> float:
-    value = float(digits)
+def _finite_float(digits: str) -> float:
+    value = float(digits)  # 1e999 would become inf, which cannot be written as JSON
     if not math.isfinite(value):
         raise ValueError(f"{digits} is beyond all floats")
     return value
 
 
 def hexadecimal(body: bytes) -> str:
-    """Lines of an offset, sixteen bytes and their printable characters; a long body is cut, and told so."""
+    """Lines of an offset, sixteen bytes and their printable characters; a long body is cut, and a last line says so."""
     lines = []
     shown = body[:MAX_SHOWN_BYTES]
     for at in range(0, len(shown), 16):
@@ -89,7 +89,7 @@ def hexadecimal(body: bytes) -> str:
 
 
 def record(message: Message, body: bytes | None = None) -> dict[str, Any]:
-    """A message as one JSON object: what it carries beside the body, and the body as ``body_value`` gives it."""
+    """A message as one JSON object: its header fields, and the body as ``body_value`` gives it."""
     body = bytes(message) if body is None else body
     out: dict[str, Any] = {
         "ordinal": message.ordinal,

@@ -1,7 +1,6 @@
-"""Why nothing arrives at an address: what can be told from counters, from the room and from the system.
+"""Why nothing arrives at an address: findings from the counters, from the address's room and from the system.
 
-What only one room can tell stands in its module ``explain``. Nothing here subscribes, except the look at a filter,
-which is asked for.
+What only one room knows is in its module ``explain``. Nothing here subscribes, except ``explain_filter``.
 """
 
 from __future__ import annotations
@@ -24,39 +23,39 @@ from penstock.types.fields import Values
 
 __all__ = ["Finding", "explain", "explain_filter"]
 
-#: How long a reader is watched before it is said to stand still.
+#: A reader that takes no message for so long, while some wait for it, is called stalled.
 WATCH_S = 2.0
 
 
 def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
-    """What can be said about the silence of an address, the likeliest reason first.
+    """The findings about an address where nothing arrives, the likeliest reason first.
 
-    Readers for which messages wait are watched for up to ``watch_s``, and said to stand still where they do.
+    Watches readers that have messages waiting for up to ``watch_s``, to find those that are stalled.
     """
     parts = addresses.parse(text)
     everything = seen()
     blocks = matching(everything, text)
     calls = [b for b in blocks if b.kind in ("client", "server")]
-    if calls:  # the channels below carry calls, and are right when the calls are
-        found = [*_calls(parts.text, calls), *_processes({b.pid for b in calls})]
+    if calls:  # the channels below only carry the calls: findings about them would repeat these
+        found = [*_call_findings(parts.text, calls), *_process_findings({b.pid for b in calls})]
         return sorted(found, key=lambda finding: not finding.grave)
-    found = [*_processes({b.pid for b in blocks}), *_room(parts)]
-    found += _publishers(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
+    found = [*_process_findings({b.pid for b in blocks}), *_room_findings(parts)]
+    found += _publisher_findings(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
     readers = [b for b in blocks if b.kind not in PRODUCERS]
-    found += _readers(readers, _standing(readers, watch_s), watch_s)
+    found += _reader_findings(readers, _stalled_readers(readers, watch_s), watch_s)
     if not blocks or (parts.scheme == "shm" and not any(b.kind in PRODUCERS for b in blocks)):
-        found += _misspelt(parts, everything)
+        found += _similar_addresses(parts, everything)
     return sorted(found, key=lambda finding: not finding.grave)
 
 
-def _room(parts: addresses.Address) -> Iterator[Finding]:
+def _room_findings(parts: addresses.Address) -> Iterator[Finding]:
     """The findings of the address's room."""
     found: Iterator[Finding] = importlib.import_module(f"{addresses.ROOMS[parts.scheme]}.explain").explain(parts)
     return found
 
 
 def explain_filter(text: str, expression: str, seconds: float) -> Finding:
-    """Reads for a while and tells how many messages came and how many pass the filter."""
+    """Subscribe for ``seconds`` and report how many messages came and how many pass the filter."""
     passes = compile_filter(expression)
     seen = passed = 0
     example = ""
@@ -64,7 +63,7 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     with penstock.subscriber(text) as subscriber:
         values = Values(subscriber)
         while (left := deadline - time.monotonic()) > 0:
-            came, through, first = _try(subscriber, values, passes, min(left, 0.5))
+            came, through, first = _count_passing(subscriber, values, passes, min(left, 0.5))
             seen, passed, example = seen + came, passed + through, example or first
     if not seen:
         return Finding(f"no message came within {seconds:g} s, whatever the filter")
@@ -75,18 +74,18 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     return Finding(f"{passed} of {seen} messages pass the filter", grave=False)
 
 
-def _try(
+def _count_passing(
     subscriber: penstock.Subscriber, values: Values, passes: Callable[..., bool], timeout: float
 ) -> tuple[int, int, str]:
-    """How many came, how many pass, what the first says. Every message is given back when this returns."""
+    """How many messages came, how many pass, and the first one's text. All are released when this returns."""
     batch = subscriber.read_many(256, timeout)
     example = bytes(memoryview(batch[0])[:80]).decode("utf-8", "replace") if len(batch) else ""
     return len(batch), sum(passes(message, values) for message in batch), example
 
 
-def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
+def _publisher_findings(text: str, publishers: list[Block], scheme: str) -> Iterator[Finding]:
     if not publishers and scheme == "bus":
-        return  # its room has said that nobody can from here
+        return  # the findings of the bus already say that other processes cannot publish to it
     if not publishers and scheme == "shm":
         yield Finding(f"nobody publishes {text} on this machine", f"penstock pub {text} 'hello'")
     elif not publishers:
@@ -106,8 +105,8 @@ def _publishers(text: str, publishers: list[Block], scheme: str) -> Iterator[Fin
             yield Finding(f"{who} dropped {block.lost} messages: {_reasons(block)}")
 
 
-def _calls(text: str, blocks: list[Block]) -> Iterator[Finding]:
-    """Who asks, who answers, and what became of the calls."""
+def _call_findings(text: str, blocks: list[Block]) -> Iterator[Finding]:
+    """The clients and servers of an address, and the outcomes of their calls."""
     if not any(block.kind == "server" for block in blocks):
         yield Finding(f"nobody on this machine answers calls to {text}", f"penstock serve {text} COMMAND")
     for block in blocks:
@@ -134,10 +133,10 @@ _CALL_ENDS = {
 }
 
 
-def _standing(readers: list[Block], watch_s: float) -> set[Key]:
-    """Those for which something waits and that took nothing while they were watched.
+def _stalled_readers(readers: list[Block], watch_s: float) -> set[Key]:
+    """The readers that have messages waiting and took none while they were watched.
 
-    They are watched because the time of the last message alone does not tell a slow reader from one that stands still.
+    The time of the last message alone cannot distinguish a slow reader from a stalled one.
     """
     counts = {block.key: flow(block) for block in readers if block.waiting or block.depth}
     deadline = time.monotonic() + watch_s
@@ -148,7 +147,7 @@ def _standing(readers: list[Block], watch_s: float) -> set[Key]:
     return set(counts)
 
 
-def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterator[Finding]:
+def _reader_findings(readers: list[Block], stalled: set[Key], watch_s: float) -> Iterator[Finding]:
     if not readers:
         yield Finding("nobody reads it on this machine", grave=False)
     for block in readers:
@@ -156,13 +155,13 @@ def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterat
         quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
         if block.state.lower().startswith(STANDSTILL) and quiet_s > 1:
             yield Finding(f"{who} says: {block.state}")
-        stands = block.key in standing
-        quiet = _quiet(block, watch_s)
-        if stands and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+        is_stalled = block.key in stalled
+        quiet = _quiet_time(block, watch_s)
+        if is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")
-        elif stands and block.waiting:
+        elif is_stalled and block.waiting:
             yield Finding(f"{block.waiting} messages wait for {who}, which took none {quiet}")
         elif block.waiting:
             yield Finding(f"{who} reads, and {block.waiting} messages wait for it", grave=False)
@@ -179,8 +178,8 @@ def _readers(readers: list[Block], standing: set[Key], watch_s: float) -> Iterat
             yield Finding(f"{who} lost {block.lost} messages: {_reasons(block)}", remedy if grave else "", grave=grave)
 
 
-def _quiet(block: Block, watch_s: float) -> str:
-    """For how long a reader that stands still has taken nothing: exactly where its handle notes when it reads."""
+def _quiet_time(block: Block, watch_s: float) -> str:
+    """For how long a stalled reader has taken nothing: exact only if its handle records when it reads."""
     if block.kind not in READERS or (block.delivered and not block.last_ns):
         return f"in {watch_s:g} s"
     if block.idle_s is None:
@@ -192,7 +191,7 @@ def _reasons(block: Block) -> str:
     return ", ".join(f"{number} {reason}" for reason, number in sorted(block.losses.items()) if number)
 
 
-def _processes(pids: set[int]) -> Iterator[Finding]:
+def _process_findings(pids: set[int]) -> Iterator[Finding]:
     for pid in sorted(pids):
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -204,8 +203,8 @@ def _processes(pids: set[int]) -> Iterator[Finding]:
             yield Finding(f"process {pid} waits for a disk or device", grave=False)
 
 
-def _misspelt(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
-    """What is open under a name like it: another place of the same reach, not the broker of its own topic."""
+def _similar_addresses(parts: addresses.Address, everything: list[Block]) -> Iterator[Finding]:
+    """Open addresses of the same scheme with a similar name; not the broker that this address belongs to."""
     text = parts.text.partition("?")[0]
     known = {b.address.partition("?")[0] for b in everything if b.address.startswith(f"{parts.scheme}:")}
     close = difflib.get_close_matches(text, sorted(n for n in known if not text.startswith(n)), n=3, cutoff=0.75)

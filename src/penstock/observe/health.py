@@ -1,6 +1,6 @@
-"""How well each block does, and why: one verdict and the sentences behind it.
+"""The health of each block of counters: one verdict and the reasons for it.
 
-The verdicts, the worst first: ``books`` (its ledger cannot be right), ``stuck`` (something waits and nothing moves),
+The verdicts, the worst first: ``books`` (its ledger cannot be right), ``stuck`` (messages wait and none moves),
 ``losing`` (messages were lost since the last look), ``late`` (far behind what is stored), ``idle``, ``ok``.
 Pure functions of blocks and rates.
 """
@@ -19,24 +19,25 @@ IDLE_S = 5.0
 STUCK_S = 3.0
 LATE_MESSAGES = 10_000
 
-#: What a handle says of itself when it stands still begins with one of these.
+#: The ``state`` text of a handle that cannot go on begins with one of these.
 STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
 
-#: A reader may catch the fields of a running handle between two stores: so much may be missing at one look.
+#: Counters are read without a lock, between two stores of a running handle: they may be inconsistent by so much.
 BOOKS_SLACK = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A word of ``ORDER`` and what can be said about it."""
+    """A word of ``ORDER`` and the reasons for it."""
 
     word: str
     reasons: tuple[str, ...] = ()
 
 
 def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
-    """The verdict on one block; ``books_open_looks`` is how many looks in a row its ledger has not closed."""
+    """The verdict on one block; ``books_open_looks`` is how many looks in a row its ledger did not balance."""
     found: dict[str, list[str]] = {}
+    # One or two looks may have caught the counters between two stores; three in a row have not.
     if books_open_looks >= 3:
         found.setdefault("books", []).append(
             f"{-block.in_flight} more delivered and dropped than matched: the books do not close"
@@ -62,7 +63,7 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
 def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     found = []
     state = block.state.lower()
-    moves = block.kind == "queue" and rate.messages_hz > 0  # its word is of one consumer, others may go on
+    moves = block.kind == "queue" and rate.messages_hz > 0  # the state is that of one consumer; others may go on
     if state.startswith(STANDSTILL) and not moves:
         found.append(("stuck", block.state))
     open_s = (block.read_ns - block.opened_ns) / 1e9
@@ -75,5 +76,5 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
 
 
 def books_open(block: Block) -> bool:
-    """Whether the ledger's equation leaves less than nothing in flight, beyond what one look can misread."""
+    """Whether the ledger gives a negative number in flight that one inconsistent read cannot explain."""
     return block.in_flight < -BOOKS_SLACK or (block.in_flight < 0 and block.idle_s is not None and block.idle_s > 1.0)

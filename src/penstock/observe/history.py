@@ -1,7 +1,6 @@
-"""The last fifteen minutes of every number, one sample a second, in memory of a fixed size.
+"""The last fifteen minutes of every series, one sample a second, in a bounded amount of memory.
 
-One writer (the watcher's thread) and any number of readers: a series is replaced, never changed under a reader, by
-appending to a ring and giving copies.
+One writer (the watcher's thread) and any number of readers; a lock guards the rings, and readers get copies.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class _Ring:
 
 
 class History:
-    """Series by name. A series that was not fed at a tick has a hole there, which a plot shows as a gap."""
+    """Series by name. A series without a value at a tick has a hole there, which a plot shows as a gap."""
 
     def __init__(self) -> None:
         self._series: OrderedDict[str, _Ring] = OrderedDict()
@@ -34,11 +33,12 @@ class History:
         self._times = array("d", [0.0]) * SAMPLES
 
     def add(self, time_s: float, values: dict[str, float]) -> None:
-        """One sample of each series; the least recently fed series goes when there are too many."""
+        """Add one sample of each series; when there are too many, drop the least recently updated one."""
         with self._lock:
             self._tick += 1
             slot = self._tick % SAMPLES
             self._times[slot] = time_s
+            # Write every ring, also those without a new value: the slot still holds a sample of 15 minutes ago.
             for name, ring in self._series.items():
                 ring.values[slot] = values.get(name, float("nan"))
             for name, value in values.items():
@@ -57,7 +57,7 @@ class History:
             chosen = self._series if names is None else {n: self._series[n] for n in names if n in self._series}
             return {
                 "times": [self._times[slot] for slot in slots],
-                "series": {name: [_known(ring.values[slot]) for slot in slots] for name, ring in chosen.items()},
+                "series": {name: [_none_if_nan(ring.values[slot]) for slot in slots] for name, ring in chosen.items()},
             }
 
     def names(self) -> list[str]:
@@ -66,5 +66,5 @@ class History:
             return list(self._series)
 
 
-def _known(value: float) -> float | None:
+def _none_if_nan(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 3)

@@ -1,8 +1,8 @@
-"""How long messages were on their way, out of the counts that readers keep by size: median and 99th percentile.
+"""Latency percentiles (median and 99th) out of the histograms that readers keep.
 
-A reader counts each latency it measures in one of 52 buckets, two to a doubling from 1 us to 34 s, so a percentile is
-known to within a third. ``Windows`` keeps what is needed to tell the last minute from all the time before; the counts
-of two moments a handle, no more. Not for several threads.
+A reader counts each latency it measures in one of 52 buckets, two per doubling from 1 us to 34 s, so a percentile is
+known to within a third. ``Windows`` keeps two earlier histograms of each handle, to subtract what was measured before
+the last minute. One thread at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.observe.snapshot import Block, Key
 
 __all__ = ["BOUNDS_NS", "Spread", "Windows", "quantile", "spread"]
 
-#: Where each bucket ends, the last but one at 34 s; the last has no end.
+#: The upper bound of each bucket, up to 34 s; the last bucket has none.
 BOUNDS_NS: tuple[int, ...] = (
     1024, *(bound for octave in range(25) for bound in (1536 << octave, 2048 << octave)),
 )  # fmt: skip
@@ -25,7 +25,7 @@ WINDOW_NS = 30_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Latencies of a number of messages that were measured."""
+    """The percentiles of the latencies that were measured."""
 
     measured: int
     p50_ns: float
@@ -33,13 +33,13 @@ class Spread:
 
 
 def quantile(counts: Sequence[int], part: float) -> float:
-    """The latency that ``part`` of them do not exceed, in nanoseconds; within a bucket taken as evenly spread."""
+    """The latency in nanoseconds that ``part`` of the messages do not exceed; interpolates within a bucket."""
     wanted = part * sum(counts)
     below = 0
     for bucket, count in enumerate(counts):
         if count and below + count >= wanted:
             low = BOUNDS_NS[bucket - 1] if bucket else 0
-            high = BOUNDS_NS[bucket] if bucket < len(BOUNDS_NS) else low  # no end: said as "> 34 s"
+            high = BOUNDS_NS[bucket] if bucket < len(BOUNDS_NS) else low  # the last bucket: shown as "> 34 s"
             return low + (high - low) * (wanted - below) / count
         below += count
     return 0.0
@@ -52,19 +52,19 @@ def spread(counts: Sequence[int]) -> Spread | None:
 
 
 class Windows:
-    """What each handle measured in the last 30 to 60 s; in the first 30 s of looking, since it was opened."""
+    """What each handle measured in the last 30 to 60 s; in the first 30 s of watching, since it was opened."""
 
     def __init__(self) -> None:
         self._older: dict[Key, tuple[int, ...]] = {}
         self._newer: dict[Key, tuple[int, ...]] = {}
-        self._turned_ns = 0
+        self._window_began_ns = 0
 
     def look(self, blocks: Iterable[Block], now_ns: int) -> dict[Key, Spread]:
         """The spread of each handle that measured something in its window."""
         counts = {block.key: block.latency_counts for block in blocks if block.latency_counts}
-        self._turned_ns = self._turned_ns or now_ns
-        if now_ns - self._turned_ns >= WINDOW_NS:
-            self._older, self._newer, self._turned_ns = self._newer, counts, now_ns
+        self._window_began_ns = self._window_began_ns or now_ns
+        if now_ns - self._window_began_ns >= WINDOW_NS:
+            self._older, self._newer, self._window_began_ns = self._newer, counts, now_ns
         found = {}
         for key, now in counts.items():
             before = self._older.get(key)

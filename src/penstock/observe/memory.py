@@ -1,9 +1,9 @@
-"""The counters of every process, joined to what can be seen beside them.
+"""The counters of every process, completed from shared-memory channels, gateway links and the other handles.
 
-A handle of shared memory counts messages; how many slots it holds, how far behind it is and when the channel was last
-written stands in the channel itself, which is read here without joining it. What a subscriber is behind by more than
-the channel has slots is lost, whether it has noticed yet or not. A gateway's source counts nothing itself: its links
-do. Who does not count its peers has those that are open on this machine. Any thread.
+A handle of shared memory only counts messages. How many slots it holds, how far behind it is and when the channel was
+last written is in the channel itself, which this module reads without joining it. A subscriber that is further behind
+than the channel has slots has lost the difference, even if it has not noticed yet. A gateway's source counts nothing
+itself: its links do. For handles that do not count their peers, those open on this machine are counted. Any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOCAL = ("bus", "shm", "journal")
 
 
 def seen() -> list[Block]:
-    """Every block of every live process, with all that is known beside its counters."""
+    """Every block of every live process, completed as the module says."""
     blocks = live()
     if any(block.room == "shm" for block in blocks):
         from penstock import shm
@@ -35,7 +35,7 @@ def seen() -> list[Block]:
 
 
 def with_sources(blocks: list[Block]) -> list[Block]:
-    """A module of a gateway that receives nothing, but sends: with what the busiest of its links took from it."""
+    """Give each gateway module that only sends the counts of its busiest outgoing link."""
     sent: dict[tuple[int, str], tuple[int, int]] = {}
     for block in blocks:
         if (block.room, block.kind) == ("gateway", "link"):
@@ -52,7 +52,7 @@ def with_sources(blocks: list[Block]) -> list[Block]:
 
 
 def with_peers(blocks: list[Block]) -> list[Block]:
-    """Those that count no peers with how many handles of the other side are open at their address."""
+    """Give handles that count no peers the number of handles of the other side at the same address."""
     sides: dict[tuple[str, bool], int] = {}
     for block in blocks:
         if block.kind in (*PRODUCERS, *READERS):
@@ -67,7 +67,7 @@ def with_peers(blocks: list[Block]) -> list[Block]:
 
 
 def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
-    """The blocks, those of shared memory with held slots as depth, with lag, and a publisher with its last time."""
+    """Give blocks of shared memory their held slots (as depth), their lag, and a publisher its last time."""
     known: dict[Key, Block] = {}
     handles: dict[tuple[int, str], list[Block]] = {}
     for block in blocks:
@@ -75,24 +75,24 @@ def with_memory(blocks: list[Block], channels: list[Channel]) -> list[Block]:
             handles.setdefault((block.pid, block.kind), []).append(block)
     for channel in channels:
         for block, member in _members(handles, channel):
-            known[block.key] = _joined(block, channel, member)
+            known[block.key] = _with_member(block, channel, member)
     return [known.get(block.key, block) for block in blocks]
 
 
 def _members(handles: dict[tuple[int, str], list[Block]], channel: Channel) -> Iterator[tuple[Block, Member]]:
-    """Which block is which member: the same process, side and name, in the order of opening."""
+    """Match blocks to members: the same process, side and name, in the order of opening."""
     groups: dict[tuple[int, str, str], list[Member]] = {}
     for member in channel.members:
         name = channel.name if member.vchan_id is None else channel.vchans.get(member.vchan_id, "")
         groups.setdefault((member.pid, member.kind, name), []).append(member)
     for (pid, kind, name), members in groups.items():
         own = [block for block in handles.get((pid, kind), ()) if block.name in (name, channel.name)]
-        if len(own) == len(members):  # else one of them opens or closes just now
+        if len(own) == len(members):  # otherwise one is being opened or closed, and the order would mislead
             own.sort(key=lambda block: block.opened_ns)
             yield from zip(own, sorted(members, key=lambda member: member.joined_ns), strict=True)
 
 
-def _joined(block: Block, channel: Channel, member: Member) -> Block:
+def _with_member(block: Block, channel: Channel, member: Member) -> Block:
     if member.kind == "publisher":
         used = channel.held_slots + channel.owned_slots
         return replace(
@@ -100,7 +100,7 @@ def _joined(block: Block, channel: Channel, member: Member) -> Block:
             last_ns=max(block.last_ns, channel.last_ns if block.matched else 0),
         )  # fmt: skip
     behind = max(0, channel.published + 1 - member.next_ordinal)
-    # Of a virtual channel's ordinals nothing says how many of those behind are its own.
+    # Virtual channels share the channel's ordinals: nothing says how many of those behind are this one's.
     lost = max(0, behind - channel.slots) if member.vchan_id is None and not member.reliable else 0
     dropped = {**block.dropped, "overflow": block.dropped.get("overflow", 0) + lost} if lost else block.dropped
     return replace(

@@ -1,4 +1,4 @@
-"""Rates out of counters: what changed between two looks, divided by the time between them. Pure functions."""
+"""Rates: the change of counters between two looks, divided by the time between them. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from penstock.observe.snapshot import Block, Key
 
 __all__ = ["PRODUCERS", "READERS", "Rate", "between", "carries_calls", "flow"]
 
-#: Kinds that put messages in; the client of calls asks, so it stands where a publisher does.
+#: Kinds that put messages in; a client puts its calls in, as a publisher does.
 PRODUCERS = ("publisher", "source", "client")
-#: Kinds that hand messages to a program; links, queues of brokers and places hand on what one of these counts too.
+#: Kinds that hand messages to a program. Others (links, brokers' queues, channels) only pass on what these count too.
 READERS = ("subscriber", "callback", "fifo")
 
 
@@ -28,20 +28,20 @@ class Rate:
 
 
 def flow(block: Block) -> int:
-    """Messages that went through it: what a publisher published, a server was asked, what anything else handed on."""
+    """Messages that went through a block: published by a publisher, asked of a server, delivered by all others."""
     return max(block.matched, block.delivered) if block.kind in (*PRODUCERS, "server") else block.delivered
 
 
 def carries_calls(block: Block) -> bool:
-    """Whether it is a channel below a client or server of calls, whose own rows count the calls."""
+    """Whether the block is a channel that carries calls; the rows of the client and server count those."""
     return "/@server-" in block.name or "/@client-" in block.name or ".@answers." in block.name
 
 
 def between(before: Iterable[Block], after: Iterable[Block], looked_ns: int) -> dict[Key, Rate]:
-    """The rate of every block of ``after``; one that was not there before has been counted from its opening.
+    """The rate of every block of ``after``; a new block's rate is taken from when it was opened.
 
-    ``looked_ns`` is when the look before began, 0 when there was none. What a block lost before anybody looked is in
-    its ledger; it is no loss since the last look."""
+    ``looked_ns`` is when the previous look began, 0 if there was none. Losses from before the first look are in the
+    ledger, but do not count as losses since the last look."""
     known = {block.key: block for block in before}
     return {block.key: _rate(known.get(block.key), block, looked_ns) for block in after}
 
@@ -52,8 +52,8 @@ def _rate(old: Block | None, new: Block, looked_ns: int) -> Rate:
     if seconds <= 0:
         return Rate()
     fresh = old is not None or 0 < looked_ns <= new.opened_ns
-    more = {name: n - (old.dropped.get(name, 0) if old else 0) for name, n in new.losses.items() if fresh}
-    dropped = {name: n for name, n in more.items() if n > 0}
+    change = {name: n - (old.dropped.get(name, 0) if old else 0) for name, n in new.losses.items() if fresh}
+    dropped = {name: n for name, n in change.items() if n > 0}
     return Rate(
         messages_hz=max(0, flow(new) - (flow(old) if old else 0)) / seconds,
         bytes_hz=max(0, new.bytes - (old.bytes if old else 0)) / seconds,

@@ -1,7 +1,7 @@
 """The counters of every live process on this machine, as one list of blocks.
 
-A block is what a handle (publisher, subscriber, queue, module, link, session) counts for its ledger in the page of its
-process; reading it costs that process nothing. Any thread may call this.
+A block holds the counters of one handle (publisher, subscriber, queue, module, link, session) in the counter page that
+its process maps; reading it costs that process nothing. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Key = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What one handle counted up to now. ``key`` tells it from every other, also from a later one in its place."""
+    """The counters of one handle. ``key`` is unique, also among handles that use the same slot one after the other."""
 
     pid: int
     index: int
@@ -58,10 +58,10 @@ class Block:
 
     @property
     def losses(self) -> dict[str, int]:
-        """What was lost, by reason. What a filter kept back was dropped as was asked for, and is no loss; a call that
-        ended in an error was answered."""
-        kept = ("filtered", "error", "refused") if self.kind in ("client", "server") else ("filtered",)
-        return {reason: n for reason, n in self.dropped.items() if reason not in kept}
+        """Lost messages by reason. What a filter dropped was dropped on request and is no loss; a call that ended in
+        an error was answered."""
+        no_loss = ("filtered", "error", "refused") if self.kind in ("client", "server") else ("filtered",)
+        return {reason: n for reason, n in self.dropped.items() if reason not in no_loss}
 
     @property
     def lost(self) -> int:
@@ -69,29 +69,29 @@ class Block:
 
     @property
     def dropped_count(self) -> int:
-        """What the ledger's equation calls dropped: for all reasons, filters too."""
+        """Dropped messages as in the ledger's equation: for all reasons, including filters."""
         return sum(self.dropped.values())
 
     @property
     def in_flight(self) -> int:
-        """What the ledger's equation leaves; caught between two stores it is off by a few."""
+        """What the ledger's equation leaves; off by a few when the counters were read between two stores."""
         return self.matched - self.delivered - self.dropped_count - self.expired
 
     @property
     def waiting(self) -> int:
-        """Messages that wait to be taken. The depth of a reader of shared memory is what it holds, not what waits."""
+        """Messages that wait to be read. The depth of a shared-memory reader is what it holds, so its lag counts."""
         return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
 
     @property
     def ledger(self) -> Ledger:
-        """The counts as a ledger; negative in-flight counts stay visible as a ledger that does not balance."""
+        """The counts as a ledger; a negative in-flight count becomes 0, so that the ledger visibly does not balance."""
         return Ledger(
             self.matched, self.delivered, self.dropped, self.expired, max(0, self.in_flight), self.redelivered
         )
 
     @property
     def address(self) -> str:
-        """The address one would give to ``penstock sub`` for this; empty for what has none."""
+        """The address that ``penstock sub`` takes for this handle; empty if there is none."""
         return address_of(self.room, self.name)
 
     @property
@@ -101,7 +101,7 @@ class Block:
 
 
 def address_of(room: str, name: str) -> str:
-    """How a room's name reads as an address."""
+    """The address for the name of a handle in a room; empty if there is none."""
     if name.partition(":")[0] in ROOMS:
         return name
     if room == "shm":
@@ -122,9 +122,9 @@ def live() -> list[Block]:
 
 
 def matching(blocks: Iterable[Block], address: str) -> list[Block]:
-    """The blocks that belong to an address: the same, or below it; options of the address do not matter.
+    """The blocks of an address and of those below it; options of the address are ignored.
 
-    ``*`` stands for any characters; what is no address (``cam``) is a part of one.
+    ``*`` stands for any characters; a text without a scheme (``cam``) matches any part of an address.
     """
     scheme, colon, _ = address.partition(":")
     part = not colon or scheme not in ROOMS
@@ -132,6 +132,7 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
         fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
         fits = fitting.search if part else fitting.fullmatch
         return [b for b in blocks if fits(b.address or f"{b.room}:{b.name}")]
+    # A separator must follow: shm:/cam is not above shm:/camera.
     wanted = absolute(address.partition("?")[0].rstrip("/#"))
     return [
         b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))
@@ -139,7 +140,7 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
 
 
 def absolute(address: str) -> str:
-    """An address with the directory of a journal as it is from any working directory."""
+    """An address in which a journal's directory is an absolute path."""
     scheme, _, rest = address.partition(":")
     if scheme != "journal":
         return address

@@ -1,8 +1,8 @@
-"""The flow as a graph: who publishes into what, who reads from it. A pure function of what the watcher saw.
+"""The graph of publishers, channels and subscribers. A pure function of the watcher's state.
 
-Nodes are channels (an address) and what works on them (publishers, subscribers, queues, modules, pipelines), one node
-for all handles of one kind that one process has on one channel. Edges go the way messages go; a gateway's links and a
-bridge are edges.
+Nodes are channels (an address) and what uses them (publishers, subscribers, queues, modules, pipelines), one node
+for all handles of one kind that one process has on one channel. Edges point the way messages go; a gateway's links and
+a bridge are edges.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["graph"]
 
 MAX_NODES = 120
 
-#: Of a node with many handles one that idles says nothing when another flows.
+#: A node with many handles has the health of the worst; "idle" comes last, since one idle handle among others is fine.
 _WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
 
-#: Kinds that are the channel itself, not one who uses it.
+#: Kinds that are the channel itself, not a user of it.
 PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
 ARROW, SOURCE = "->", "<-"
 
-#: The bus inside of a gateway: what flows there is told by the gateway's modules.
+#: The bus inside a gateway: the gateway's modules already show what flows there.
 _INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
 
 
@@ -47,7 +47,7 @@ class _Node:
     pids: set[int] = field(default_factory=set)
     handles: int = 0
 
-    def take(self, look: Look) -> None:
+    def add_handle(self, look: Look) -> None:
         """Count one more handle into this node."""
         first = self.handles == 0
         self.handles += 1
@@ -74,26 +74,27 @@ def graph(state: State) -> dict[str, Any]:
     """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page."""
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
-    inside = _gateways(state, nodes, edges)
+    inside = _add_gateways(state, nodes, edges)
     rest = [look for look in state.looks if look.block.key not in inside]
-    # A broker is shown by its topics and queues: it is no place that would take them all in.
+    # A broker is shown by its topics and queues: as a place it would swallow all of them into one node.
     places = {place_of(look) for look in rest if look.block.kind in PLACES and look.block.kind != "broker"}
     for look in rest:
         if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
-            _queue(look.block.name, nodes).take(look)
+            _queue_node(look.block.name, nodes).add_handle(look)
         elif ARROW in look.block.name:
-            _join(look, nodes, edges)
+            _add_link(look, nodes, edges)
         elif look.block.kind in ("broker", "links"):
-            continue  # it holds, or stands for, what others are shown for
+            continue  # other nodes show what it holds or stands for
         elif look.block.kind in PLACES:
-            _place(place_of(look), look, nodes).take(look)
+            _channel_node(place_of(look), look, nodes).add_handle(look)
         elif look.block.kind == "pipeline":
-            _pipeline(look, places, nodes, edges)
+            _add_pipeline(look, places, nodes, edges)
         elif look.block.kind == "module":
-            _named(look.block.name, look, nodes).take(look)
+            _module_node(look.block.name, look, nodes).add_handle(look)
         else:
-            _use(look, places, state, nodes, edges)
+            _add_handle(look, places, state, nodes, edges)
     _sum_channels(nodes, edges)
+    # The browser lays out the graph: keep the busiest nodes, and say how many were left out.
     kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
     ids = {node.id for node in kept}
     return {
@@ -103,9 +104,9 @@ def graph(state: State) -> dict[str, Any]:
     }
 
 
-def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
-    """Modules are nodes, links are edges; an address that a gateway reaches is the channel itself. Gives the blocks
-    used up: those above, and what the gateway's own bus and its publishers count a second time."""
+def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
+    """Add gateways: modules as nodes, links as edges, addresses that a gateway reaches as channels. Returns the keys
+    of all blocks that need no node of their own: these, and the gateway's own bus and publishers, which count twice."""
     used: set[Key] = set()
     owners = {look.block.pid for look in state.looks if look.block.room == "gateway"}
     reached: set[tuple[int, str]] = set()
@@ -115,14 +116,14 @@ def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str]
             continue
         used.add(block.key)
         if block.kind == "module":
-            node = _end(block.name, block.pid, nodes)
+            node = _link_end(block.name, block.pid, nodes)
             if node.type == "module":
-                node.take(look)
+                node.add_handle(look)
             else:
                 reached.add((block.pid, node.id))
         else:
             start, _, end = (part.strip() for part in block.name.partition(ARROW))
-            _flow(edges, _end(start, block.pid, nodes).id, _end(end, block.pid, nodes).id, look)
+            _add_to_edge(edges, _link_end(start, block.pid, nodes).id, _link_end(end, block.pid, nodes).id, look)
     for look in state.looks:
         block = look.block
         if block.pid in owners and (
@@ -133,8 +134,8 @@ def _gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str]
     return used
 
 
-def _end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
-    """The end of a gateway's link: a channel where it is an address, else a module of that process."""
+def _link_end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
+    """The node at the end of a gateway's link: a channel if the name is an address, else a module of that process."""
     scheme, colon, _ = name.partition(":")
     if colon and scheme in ROOMS:
         bare = name.partition("?")[0]
@@ -148,17 +149,17 @@ def place_of(look: Look) -> str:
     return look.block.address or f"{look.block.room}:{look.block.name}"
 
 
-def _place(where: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+def _channel_node(where: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(where, _Node(where, "channel", where, look.block.room))
 
 
-def _named(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
+def _module_node(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     kind = look.block.kind if look.block.kind in ("module", "pipeline") else "module"
     return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
 
 
 def program_name(process: Process | None) -> str:
-    """What a person would call a process: the script or module, and for a module with commands its command."""
+    """A short name of a process: its script or module; for a module with commands, the command."""
     words = process.command.split() if process else []
     if not words or "python" not in words[0].rpartition("/")[2]:
         return words[0].rpartition("/")[2] if words else ""
@@ -169,31 +170,31 @@ def program_name(process: Process | None) -> str:
     return rest[0].rpartition("/")[2] if rest else ""
 
 
-def _pipeline(
+def _add_pipeline(
     look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
-    """A pipeline, named ``NAME <- SOURCE`` where it reads one place: an edge from there to it."""
+    """Add a pipeline; one named ``NAME <- SOURCE`` gets an edge from its source."""
     name, _, source = (part.strip() for part in look.block.name.partition(SOURCE))
-    node = _named(name, look, nodes)
-    node.take(look)
+    node = _module_node(name, look, nodes)
+    node.add_handle(look)
     if source:
         if source not in places:
             nodes.setdefault(source, _Node(source, "channel", source, source.partition(":")[0]))
-        _flow(edges, source, node.id, look)
+        _add_to_edge(edges, source, node.id, look)
 
 
-def _queue(name: str, nodes: dict[str, _Node]) -> _Node:
+def _queue_node(name: str, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(f"queue {name}", _Node(f"queue {name}", "queue", name, "broker", "queue"))
 
 
-def _use(
+def _add_handle(
     look: Look, places: set[str], state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
     block = look.block
     where = place_of(look)
     bare = where.partition("?")[0]
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
-    channel = _place(parent, look, nodes)
+    channel = _channel_node(parent, look, nodes)
     own = bare[len(parent) + 1 :] if parent != bare else ""
     name = program_name(state.processes.get(block.pid)) or block.program or block.kind
     if own:  # one of several topics at that place
@@ -202,27 +203,27 @@ def _use(
         f"{block.pid}|{block.kind}|{where}", _Node(f"{block.pid}|{block.kind}|{where}", block.kind, name, block.room)
     )
     node.detail = f"{block.kind} {block.pid}"
-    node.take(look)
+    node.add_handle(look)
     _, queued, queue = where.partition("?queue=")
     if queued and block.kind == "subscriber":  # the topic fills the queue, the queue feeds its consumer
-        _flow(edges, channel.id, _queue(queue, nodes).id, look)
-        _flow(edges, _queue(queue, nodes).id, node.id, look)
+        _add_to_edge(edges, channel.id, _queue_node(queue, nodes).id, look)
+        _add_to_edge(edges, _queue_node(queue, nodes).id, node.id, look)
         return
     ends = (node.id, channel.id) if block.kind in PRODUCERS else (channel.id, node.id)
-    _flow(edges, *ends, look)
+    _add_to_edge(edges, *ends, look)
 
 
-def _join(look: Look, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
-    """A link or bridge, named ``FROM -> TO``: an edge between two nodes, not a node."""
+def _add_link(look: Look, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """Add a link or bridge, named ``FROM -> TO``: an edge between two nodes, not a node."""
     start, _, end = (part.strip() for part in look.block.name.partition(ARROW))
     for name in (start, end):
         if name not in nodes:
             type_ = "channel" if ":" in name else "module"
             nodes[name] = _Node(name, type_, name, look.block.room)
-    _flow(edges, start, end, look)
+    _add_to_edge(edges, start, end, look)
 
 
-def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look) -> None:
+def _add_to_edge(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look) -> None:
     edge = edges.setdefault((start, end), _Edge(start, end))
     edge.rate_hz += look.rate.messages_hz
     edge.bytes_hz += look.rate.bytes_hz
@@ -232,8 +233,8 @@ def _flow(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look)
 
 
 def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
-    """A channel without counters of its own carries what flows into it (or out of it, when the source is elsewhere); a
-    module that receives nothing does what it sends."""
+    """Give a channel without counters of its own the rate of its incoming edges (or of the outgoing ones, if the
+    source is elsewhere), and a module that receives nothing the rate of what it sends."""
     for node in nodes.values():
         if (node.type == "channel" and node.handles == 0) or (node.type == "module" and node.messages == 0):
             into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)

@@ -1,7 +1,7 @@
 """OpenTelemetry trace context in message properties, when the user has OpenTelemetry loaded.
 
-Whether it is there is asked once, and only of what the program has imported already: a program without it pays for
-one look into a dictionary of modules, one with it for its own propagator.
+OpenTelemetry is never imported by ``inject``: a program that has not imported it pays one lookup in ``sys.modules``,
+one that has pays for its own propagator.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ def inject(properties: MutableMapping[str, str]) -> None:
 
 
 def extract(properties: Mapping[str, str]) -> Any:
-    """The context that a message carries, for ``tracer.start_as_current_span(..., context=...)``; None without any."""
+    """The context that a message carries, for ``tracer.start_as_current_span(..., context=...)``; None if it has none.
+    """
     if "traceparent" not in properties:
         return None
     from opentelemetry import propagate

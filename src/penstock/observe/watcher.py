@@ -1,7 +1,7 @@
-"""Looks at the counters once a second and keeps what the page, ``top`` and the demo show.
+"""Reads the counters once a second (one "look") and keeps what the page, ``top`` and the demo show.
 
-``Watcher`` has one thread of its own (``start``), or is driven by ``look`` from the caller's. ``state`` may be read by
-any thread: a look makes a new immutable state and swaps it in.
+``Watcher`` has one thread of its own (``start``), or the caller drives it by ``look``. Any thread may read ``state``:
+each look makes a new immutable state and swaps it in.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["Look", "State", "Watcher"]
 log = logging.getLogger("penstock.monitor")
 
 def reads(block: Block) -> bool:
-    """Whether messages end here."""
+    """Whether the block hands messages to a program."""
     return block.kind in READERS or (block.room, block.kind) == ("bus", "queue")
 
 
@@ -42,7 +42,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything seen at one look."""
+    """Everything read in one look."""
 
     time_ns: int = 0
     looks: tuple[Look, ...] = ()
@@ -52,12 +52,12 @@ class State:
 
     @property
     def alarms(self) -> list[Look]:
-        """The blocks whose books do not close."""
+        """The blocks whose ledgers do not balance."""
         return [look for look in self.looks if look.verdict.word == "books"]
 
 
 class Watcher:
-    """The looks, one after the other, with their history."""
+    """Looks at the counters, and keeps the newest state and the history."""
 
     def __init__(self, source: Callable[[], Iterable[Block]] = seen, every_s: float = 1.0) -> None:
         self.history = History()
@@ -65,81 +65,82 @@ class Watcher:
         self._source = source
         self._state = State()
         self._looked_ns = 0  # when the last look began; 0 before the first
-        self._open_books: dict[Key, int] = {}
-        self._moved: dict[Key, tuple[int, int]] = {}
+        self._unbalanced: dict[Key, int] = {}
+        self._last_counts: dict[Key, tuple[int, int]] = {}
         self._latencies = Windows()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._looked = threading.Condition()
+        self._new_state = threading.Condition()
 
     @property
     def state(self) -> State:
         return self._state
 
     def look(self) -> State:
-        """One look now; gives the new state."""
+        """Look once, now; returns the new state."""
         before, began_ns = self._state, time.time_ns()
-        blocks = self._with_last(list(self._source()))
+        blocks = self._with_last_moved(list(self._source()))
         rates = between((look.block for look in before.looks), blocks, self._looked_ns)
-        self._open_books = {b.key: self._open_books.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
+        self._unbalanced = {b.key: self._unbalanced.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
         now = time.time_ns()
         latencies = self._latencies.look(blocks, now)
         looks = tuple(
             Look(
-                b, rates[b.key], health.judge(b, rates[b.key], self._open_books.get(b.key, 0)), latencies.get(b.key)
+                b, rates[b.key], health.judge(b, rates[b.key], self._unbalanced.get(b.key, 0)), latencies.get(b.key)
             ) for b in blocks
         )  # fmt: skip
         found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
-        state = State(now, looks, found, _processor(before, found, now), _shared())
+        state = State(now, looks, found, _cores_in_use(before, found, now), _shared())
         self._state, self._looked_ns = state, began_ns
         self.history.add(now / 1e9, _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0))
-        with self._looked:
-            self._looked.notify_all()
+        with self._new_state:
+            self._new_state.notify_all()
         return state
 
-    def _with_last(self, blocks: list[Block]) -> list[Block]:
-        """Where a handle keeps no time of its last message: when it was last seen to have moved."""
+    def _with_last_moved(self, blocks: list[Block]) -> list[Block]:
+        """Give handles that record no time of their last message the time when their count last changed."""
         moved: dict[Key, tuple[int, int]] = {}
         for block in blocks:
-            count, when = self._moved.get(block.key, (0, 0))
+            count, when = self._last_counts.get(block.key, (0, 0))
             moved[block.key] = (count, when) if flow(block) == count else (flow(block), block.read_ns)
-        self._moved = moved
+        self._last_counts = moved
         return [b if b.last_ns >= (when := moved[b.key][1]) else replace(b, last_ns=when) for b in blocks]
 
     def start(self) -> None:
-        """Look by itself until ``stop``."""
+        """Look every ``every_s`` in a thread, until ``stop``."""
         self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; what was seen stays."""
+        """End the thread; the state and the history stay."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
 
     def wait(self, after_ns: int, timeout: float) -> State:
-        """The first state later than ``after_ns``, or the present one when the time is over."""
-        with self._looked:
-            self._looked.wait_for(lambda: self._state.time_ns > after_ns or self._stop.is_set(), timeout)
+        """Wait for a state newer than ``after_ns``; after ``timeout`` seconds, the current one."""
+        with self._new_state:
+            self._new_state.wait_for(lambda: self._state.time_ns > after_ns or self._stop.is_set(), timeout)
         return self._state
 
     def _run(self) -> None:
         next_s = time.monotonic()
-        told = ""
+        last_logged = ""
         while not self._stop.is_set():
             try:
                 self.look()
-                told = ""
-            except Exception as error:  # what one look met may be gone at the next; meanwhile /health says stale
-                if repr(error) != told:
-                    told = repr(error)
+                last_logged = ""
+            except Exception as error:  # the cause may be gone at the next look; meanwhile /health says stale
+                if repr(error) != last_logged:
+                    last_logged = repr(error)
                     log.exception("a look failed; the next one is in %g s", self.every_s)
+            # At a fixed pace; but after a slow look pause at least a quarter, so as not to use a core all the time.
             next_s = max(next_s + self.every_s, time.monotonic() + self.every_s / 4)
             self._stop.wait(max(0.0, next_s - time.monotonic()))
 
 
-def _processor(before: State, processes: dict[int, system.Process], now: int) -> dict[int, float]:
-    """Cores in use by each process since the look before."""
+def _cores_in_use(before: State, processes: dict[int, system.Process], now: int) -> dict[int, float]:
+    """How many cores each process has used, on average, since the previous look."""
     seconds = (now - before.time_ns) / 1e9
     if not before.time_ns or seconds <= 0:
         return {}
@@ -157,8 +158,8 @@ def _shared() -> dict[str, int]:
 
 
 def _samples(state: State, seconds: float) -> dict[str, float]:
-    """The numbers of one look by series: of each address, each kind of loss, each process. ``seconds`` is how long ago
-    the look before was, 0 for the first one."""
+    """The values of one look by series: for each address, each kind of loss, each process. ``seconds`` is the time
+    since the previous look, 0 for the first one."""
     values: dict[str, float] = {}
 
     def add(name: str, value: float) -> None:
@@ -185,7 +186,7 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
 
 
 def summary(state: State) -> dict[str, Any]:
-    """The sums of one look."""
+    """The totals of one look."""
     published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
     delivered = sum(look.rate.messages_hz for look in state.looks if reads(look.block))
     return {

@@ -1,4 +1,4 @@
-"""Messages as tables, streams and answers, on Apache Spark.
+"""Messages as tables and streams on Apache Spark.
 
 ``session()`` starts a Spark that is set up for Penstock; ``spark.read.format("penstock").load(directory)`` and
 ``spark.readStream`` read journals; ``df.write`` and ``df.writeStream`` write them. ``functions`` decodes payloads and
@@ -16,7 +16,7 @@ __all__ = ["session", "push_down", "make_class_cache", "find_java"]
 
 
 def __getattr__(name: str) -> object:
-    """``table`` and ``arrow_batches`` need pyarrow and more, which importing this must not."""
+    """Load ``table`` and ``arrow_batches`` on first use: they need pyarrow, which a plain import must not load."""
     if name == "arrow_batches":
         from penstock.spark.batches import arrow_batches
 

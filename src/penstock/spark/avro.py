@@ -1,7 +1,7 @@
 """Avro's binary form to Arrow, by a schema: what ``decode.avro`` runs on executors. Plain Python, knows no Spark.
 
-A schema becomes an Arrow type and a function that reads one value. Named types may be used again but not inside
-themselves; a union is a type that may be null. What a payload claims to hold is bounded by its size.
+A schema becomes an Arrow type and a function that reads one value. Named types may be reused, but not recursively; a
+union must be one type and null. The sizes that a payload claims are checked against its length.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TIMES = {"timestamp-millis": 1000, "timestamp-micros": 1}
 
 
 class Bytes:
-    """A payload that is read from its beginning."""
+    """Reads a payload from its beginning."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.items = data, 0, 0
@@ -60,8 +60,8 @@ class Bytes:
         while count := self.number():
             if count < 0:
                 count = -count
-                self.number()  # bytes of the block, for those who pass over it
-            self.items += count  # of nulls too, which take no byte
+                self.number()  # the block's size in bytes, for readers that skip it
+            self.items += count  # also of nulls: they take no bytes, so the payload's size does not bound them
             if self.items > len(self.data):
                 raise ValueError(f"{self.items} items cannot stand in {len(self.data)} bytes")
             yield from range(count)
@@ -97,7 +97,7 @@ def _compile(schema: Any, names: dict[str, Any], depth: int, space: str = "") ->
         found = names.get(full, names.get(schema))
         if found is None:
             raise InvalidArgument(f"Avro type {schema!r} is unknown here; {nearest(schema, [*_PLAIN, *names])}")
-        return _known(found, schema)
+        return _named_type(found, schema)
     if not isinstance(schema, Mapping) or "type" not in schema:
         raise InvalidArgument(f"{schema!r} is no Avro schema: a name, an object with a type, or a list was expected")
     kind = schema["type"]
@@ -107,14 +107,14 @@ def _compile(schema: Any, names: dict[str, Any], depth: int, space: str = "") ->
     if name is not None:
         space = str(schema.get("namespace", space if "." not in name else name.rpartition(".")[0]))
         name = name if "." in name or not space else f"{space}.{name}"
-        names[name] = None  # being made
+        names[name] = None  # marks a type whose definition is not complete: recursion is refused
     made = _logical(schema, *_COMPLEX[kind](schema, names, depth + 1, space))
     if name is not None:
         names[name] = made
     return made
 
 
-def _known(found: Any, name: str) -> tuple[pyarrow.DataType, Read]:
+def _named_type(found: Any, name: str) -> tuple[pyarrow.DataType, Read]:
     if not isinstance(found, tuple):
         raise InvalidArgument(f"Avro type {name!r} is used inside itself, which no column can be")
     return found
@@ -174,7 +174,7 @@ def _fixed(schema: Mapping[str, Any], *_: Any) -> tuple[pyarrow.DataType, Read]:
 
 
 def _logical(schema: Mapping[str, Any], kind: pyarrow.DataType, read: Read) -> tuple[pyarrow.DataType, Read]:
-    """Times, dates and decimals; other logical types are what they are made of."""
+    """Times, dates and decimals; other logical types are read as their underlying type."""
     name = schema.get("logicalType")
     if name in _TIMES and kind == pyarrow.int64():
         factor = _TIMES[name] * _MICROSECOND

@@ -44,7 +44,7 @@ class ArrowBatches:
         self._options = options | {"ends": ends_of(options, self.schema)}
 
     def mapInArrow(self, function: Function, schema: StructType | str) -> DataFrame:
-        """What ``function`` makes of each task's batches; as ``DataFrame.mapInArrow``."""
+        """Apply ``function`` to the batches of each task, as ``DataFrame.mapInArrow`` does."""
         reader = JournalReader(dict(self._options), self.schema)
         parts, how = reader.partitions(), reader.how
 

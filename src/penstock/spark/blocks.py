@@ -1,4 +1,4 @@
-"""Rows on their way to a journal or broker, as ranges: an index of fixed width and the bytes that it tells of.
+"""Rows encoded for a journal or broker as ranges: an index of fixed width, and the bytes it points to.
 
 The same form as a broker's range fetch (docs/formats.md), made of Arrow columns without a loop over rows: executors
 send it to a broker, the driver stages it in a journal. Needs numpy and pyarrow only; a function here may run in any
@@ -31,7 +31,7 @@ SHAPE = pyarrow.schema(
     ]
 )
 BLOCK_BYTES, BLOCK_ROWS = 2 << 20, 8192
-MAX_NAME_BYTES = 65_535  # of a message id, of a key
+MAX_NAME_BYTES = 65_535  # the longest message id or key
 ENTRY = numpy.dtype(ENTRY_FIELDS)
 
 
@@ -47,12 +47,12 @@ class Block:
 def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> Iterator[Block]:
     """Rows of ``SHAPE`` in blocks that a broker takes.
 
-    ``own``: properties that the receiver gives itself, left out here; others that begin with ``$`` are refused then.
+    ``own``: properties that the receiver sets itself; they are left out, and others that begin with ``$`` are refused.
     """
     if not batch.schema.equals(SHAPE):
         found = ", ".join(batch.schema.names)
         raise InvalidArgument(f"staged rows have the columns {', '.join(SHAPE.names)} and their types, not {found}")
-    batch.validate(full=True)  # a file may hold anything
+    batch.validate(full=True)  # the batch may come from a file: wrong offsets must not be followed
     topic, payload, time_ns, properties, message_id, key = batch.columns
     if topic.null_count:
         raise InvalidArgument(f"{topic.null_count} rows have no topic")
@@ -62,25 +62,25 @@ def encode(batch: pyarrow.RecordBatch, own: Collection[str] | None = None) -> It
         if lengths.max(initial=0) > MAX_NAME_BYTES:
             raise InvalidArgument(f"{name} has at most {MAX_NAME_BYTES} bytes, not {lengths.max()}")
     times = pyarrow.compute.fill_null(time_ns, layout.TIME_NOW).to_numpy()
-    whole = sum(sizes[1:], sizes[0])
-    for low, high in rows.cuts(whole, ENTRY.itemsize, BLOCK_BYTES, BLOCK_ROWS):
+    row_sizes = sum(sizes[1:], sizes[0])
+    for low, high in rows.cuts(row_sizes, ENTRY.itemsize, BLOCK_BYTES, BLOCK_ROWS):
         names = topic[low:high].dictionary_encode()
         index = numpy.zeros(high - low, ENTRY)
         index["position"] = -1
         index["timestamp_ns"] = times[low:high]
-        index["offset"][1:] = numpy.cumsum(whole[low : high - 1])
+        index["offset"][1:] = numpy.cumsum(row_sizes[low : high - 1])
         index["topic"] = names.indices.to_numpy()
         lengths = ("length", "properties_length", "message_id_length", "key_length")
         for field, size in zip(lengths, sizes, strict=True):
             index[field] = size[low:high]
-        yield Block(names.dictionary.to_pylist(), index.tobytes(), _joined([part[low:high] for part in parts]))
+        yield Block(names.dictionary.to_pylist(), index.tobytes(), _interleaved([part[low:high] for part in parts]))
 
 
 def _bytes(column: pyarrow.Array) -> pyarrow.Array:
     return pyarrow.compute.fill_null(column.cast(pyarrow.binary()), b"")
 
 
-def _joined(parts: list[pyarrow.Array]) -> Any:
+def _interleaved(parts: list[pyarrow.Array]) -> Any:
     """The bytes of all parts of the first row, then of the second, and so on."""
     there = [part for part in parts if _edges(part)[0] != _edges(part)[-1]]
     if not there:
@@ -96,12 +96,12 @@ def _edges(values: pyarrow.Array) -> Any:
 
 
 def encode_properties(column: pyarrow.Array, own: Collection[str] | None = None) -> pyarrow.Array:
-    """A map array as what a journal keeps of it: key NUL value NUL ..., nothing where there are none."""
+    """A map array in the form that a journal stores: key NUL value NUL ..., empty if there are none."""
     count = len(column)
     if column.null_count:
         column = pyarrow.compute.if_else(column.is_valid(), column, pyarrow.scalar([], column.type))
     edges = column.offsets.to_numpy()[: count + 1]
-    keys, items = column.keys, column.items  # of all that the column refers to, wherever it begins
+    keys, items = column.keys, column.items  # of the whole buffer: a sliced column begins somewhere inside
     low, high = int(edges[0]), int(edges[-1])
     keys, items, edges = keys[low:high], items[low:high], edges - low
     if items.null_count:
@@ -110,15 +110,15 @@ def encode_properties(column: pyarrow.Array, own: Collection[str] | None = None)
         if pyarrow.compute.any(pyarrow.compute.match_substring(texts, "\0")).as_py():
             raise InvalidArgument("a property has a NUL in it")
     if own is not None and len(keys):
-        keys, items, edges = _without(keys, items, edges, own)
+        keys, items, edges = _without_own(keys, items, edges, own)
     words = [keys.cast(pyarrow.binary()), items.cast(pyarrow.binary()), b""]
     pairs = pyarrow.compute.binary_join_element_wise(*words, b"\0")
     offsets = pyarrow.py_buffer(numpy.ascontiguousarray(_edges(pairs)[edges], numpy.int32))
     return pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, offsets, pairs.buffers()[2]])
 
 
-def _without(keys: Any, items: Any, edges: Any, own: Collection[str]) -> tuple[Any, Any, Any]:
-    """Without the receiver's own properties; its marks are no others'."""
+def _without_own(keys: Any, items: Any, edges: Any, own: Collection[str]) -> tuple[Any, Any, Any]:
+    """Remove the receiver's own properties; refuse others that begin with ``$``, which is reserved for it."""
     marked = pyarrow.compute.starts_with(keys, "$")
     if not pyarrow.compute.any(marked).as_py():
         return keys, items, edges

@@ -1,4 +1,4 @@
-"""Which messages a query wants: topics, ordinals, positions and times, from its options and pushed-down filters.
+"""The messages that a query selects: topics, ordinals, positions and times, from options and pushed-down filters.
 
 A ``Bounds`` is asked twice: by the planner, whether a segment with these least and greatest values can hold a match,
 and by the reader, for the mask over an index. Filters go back to Spark as well, so that ours may be too wide, never
@@ -30,12 +30,12 @@ class Bounds:
     patterns: tuple[tuple[str, ...], ...] = ()
     ordinals: tuple[int, int] = (LEAST, GREATEST)
     positions: tuple[int, int] = (LEAST, GREATEST)
-    times: tuple[int, int] = (LEAST, GREATEST)  # of publishing
-    stored: tuple[int, int] = (LEAST, GREATEST)  # of storing
+    times: tuple[int, int] = (LEAST, GREATEST)  # when a message was published
+    stored: tuple[int, int] = (LEAST, GREATEST)  # when it was stored
 
     @property
     def by_row(self) -> bool:
-        """Whether rows must be looked at one by one, beyond their position."""
+        """Whether rows must be tested one by one, not by their position alone."""
         return bool(self.patterns) or any(
             bounds != (LEAST, GREATEST) for bounds in (self.ordinals, self.times, self.stored)
         )
@@ -51,7 +51,7 @@ class Bounds:
         times: tuple[int, int],
         stored: tuple[int, int] = (LEAST, GREATEST),
     ) -> bool:
-        """Whether something with these least and greatest values can match."""
+        """Whether a segment with these least and greatest values can hold a match."""
         pairs = ((self.ordinals, ordinals), (self.positions, positions), (self.times, times), (self.stored, stored))
         return all(low <= greatest and least <= high for (low, high), (least, greatest) in pairs)
 
@@ -141,7 +141,7 @@ def time_ns(text: str, option: str, last: bool = False) -> int:
 
 
 def push(bounds: Bounds, filter_: Any) -> Bounds:
-    """``bounds`` cut down by one of Spark's filters; unchanged when it says nothing that we can use."""
+    """``bounds`` narrowed by one of Spark's filters; unchanged if the filter is of no use here."""
     kind = type(filter_).__name__
     attribute = getattr(filter_, "attribute", None)
     if attribute is None or len(attribute) != 1 or not hasattr(filter_, "value"):
@@ -189,7 +189,7 @@ def _push_range(bounds: Bounds, name: str, kind: str, value: Any) -> Bounds:
 
 
 def _range(value: Any) -> tuple[int, int] | None:
-    """A value as the least and greatest whole number it stands for: a microsecond is a thousand nanoseconds."""
+    """The least and greatest integer that a value stands for: a time in microseconds covers a thousand nanoseconds."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

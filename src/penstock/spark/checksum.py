@@ -1,4 +1,4 @@
-"""The checksum of a journal's blocks, by the fastest means that a Python has.
+"""The checksum of a journal's blocks, by the fastest implementation that is installed.
 
 A block's sum is CRC-32 as zlib computes it, so that a Python with nothing but the standard library can check it. Where
 Penstock's compiled core is installed it computes the same number several times faster; an executor that has
@@ -15,7 +15,7 @@ Checksum = Callable[[Any], int]
 
 
 def fastest() -> Checksum:
-    """``crc32(data)`` of the compiled core where there is one, zlib's otherwise."""
+    """``crc32(data)`` of the compiled core if it is installed, otherwise zlib's."""
     try:
         from penstock._core import journal
     except ImportError:
@@ -24,7 +24,7 @@ def fastest() -> Checksum:
 
 
 def fastest_crc32c() -> Callable[..., int]:
-    """``crc32c(data, value=0)`` likewise, by which records and index entries are checked."""
+    """``crc32c(data, value=0)`` likewise; records and index entries carry this checksum."""
     try:
         from penstock._core import journal
     except ImportError:

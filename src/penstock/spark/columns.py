@@ -1,4 +1,4 @@
-"""The columns a journal has as a table, and which of them a query asked for.
+"""The columns of a journal as a table, and the choice of columns that a query makes.
 
 The name of a column is in ``FIELDS`` once; a user's schema or ``columns=`` picks among them, and only what is picked
 is read. Types must be those of ``FIELDS`` exactly, since batches go to the JVM without conversion.
@@ -44,7 +44,7 @@ IN_INDEX = frozenset(("topic", "ordinal", "position", "timestamp", "timestamp_ns
 
 
 def choose(text: str | None) -> list[str]:
-    """The columns named in ``text``, separated by commas; the default ones when there is none."""
+    """The columns named in ``text``, separated by commas; the default columns if ``text`` is None."""
     if text is None:
         return list(DEFAULT)
     names = [name.strip() for name in text.split(",") if name.strip()]
@@ -55,7 +55,7 @@ def choose(text: str | None) -> list[str]:
 
 
 def check(names: Sequence[str]) -> None:
-    """``InvalidArgument`` for a column that a journal does not have, or one named twice."""
+    """Raise ``InvalidArgument`` for a column that a journal does not have, or that is named twice."""
     for name in names:
         if name not in FIELDS:
             raise InvalidArgument(f"a journal has no column {name!r}; {nearest(name, FIELDS)}")
@@ -80,7 +80,7 @@ def check_schema(schema: StructType) -> list[str]:
 
 
 def arrow_schema(schema: StructType) -> pyarrow.Schema:
-    """What batches must look like to the byte: Spark compares it."""
+    """The exact schema of batches: Spark compares it and refuses any difference."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return to_arrow_schema(schema, timezone="UTC")

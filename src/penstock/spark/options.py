@@ -19,13 +19,13 @@ SPARKS_OWN = (
     "checkpointLocation", "queryName", "outputMode",
     "owner", "provider", "comment", "external", "is_managed_location", "serialization.format", "location", "collation",
 )  # fmt: skip
-_MADE_BY_SPARK = ("option.",)  # of tables: each option once more
-#: Names that another source has for the same thing.
+_MADE_BY_SPARK = ("option.",)  # Spark repeats each option of a table under this prefix
+#: Other sources' names for the same options.
 ALIASES = {"startingOffsets": "startingOffset", "maxOffsetsPerTrigger": "maxMessagesPerTrigger"}
 
 
 def check_options(options: Mapping[str, str]) -> None:
-    """``InvalidArgument`` for an option that is not one, with the nearest that is."""
+    """Raise ``InvalidArgument`` for an unknown option, naming the nearest known one."""
     known = {name.lower() for name in (*OPTIONS, *SPARKS_OWN, *ALIASES)}
     for name in options:
         if name.lower() not in known and not name.lower().startswith(_MADE_BY_SPARK):
@@ -33,7 +33,7 @@ def check_options(options: Mapping[str, str]) -> None:
 
 
 def folded(options: Mapping[str, str]) -> dict[str, str]:
-    """Options under the spelling of ``OPTIONS``: Spark hands them over in small letters, and some have two names."""
+    """Options with the spelling of ``OPTIONS``: Spark passes them in lower case, and some have two names."""
     spelling = {name.lower(): name for name in OPTIONS}
     found = {spelling[name.lower()]: value for name, value in options.items() if name.lower() in spelling}
     others = {alias.lower(): name for alias, name in ALIASES.items()}
@@ -50,7 +50,7 @@ def folded(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def choice(options: Mapping[str, str], name: str, valid: Iterable[str], default: str) -> str:
-    """One of ``valid``, whatever its case."""
+    """The option's value, which must be one of ``valid`` regardless of case."""
     value = options.get(name, default).lower()
     if value not in valid:
         raise InvalidArgument(f"{name}={options[name]!r} is not a choice; {nearest(value, valid)}")

@@ -23,7 +23,7 @@ _GREATEST_FLOAT32 = float(numpy.finfo(numpy.float32).max)
 
 
 def each(batch: pyarrow.Array, function: Callable[[bytes], Any], kind: pyarrow.DataType) -> Decoded:
-    """Decode one by one where the form leaves no other way; whatever ``function`` raises becomes the reason."""
+    """Decode payloads one by one, for formats that allow nothing faster; an exception becomes the row's reason."""
     values: list[Any] = []
     reasons: list[str | None] = []
     check = _number_check(kind)
@@ -34,14 +34,14 @@ def each(batch: pyarrow.Array, function: Callable[[bytes], Any], kind: pyarrow.D
                 check(value)
             values.append(value)
             reasons.append(None if data is not None else "payload is null")
-        except Exception as error:  # a decoder's error is the row's, never the job's
+        except Exception as error:  # one bad payload must not fail the whole job
             values.append(None)
             reasons.append(_reason(error))
     return _typed(values, reasons, kind)
 
 
 def _typed(values: list[Any], reasons: list[str | None], kind: pyarrow.DataType) -> Decoded:
-    """The values as Arrow: all at once, or, when one does not fit, each for itself."""
+    """The values as an Arrow array: converted together, or one by one if one of them does not fit."""
     errors = (pyarrow.ArrowException, TypeError, ValueError, OverflowError)
     try:
         return pyarrow.array(values, kind), pyarrow.array(reasons, pyarrow.string())
@@ -56,9 +56,9 @@ def _typed(values: list[Any], reasons: list[str | None], kind: pyarrow.DataType)
 
 
 def _number_check(kind: pyarrow.DataType) -> Callable[[Any], None] | None:
-    """Raises ``ValueError`` for a number that the type would cut; None where there is none in it.
+    """A check that raises ``ValueError`` for a number the type cannot hold exactly; None if it holds no numbers.
 
-    Arrow cuts 1.5 to 1 for an integer and makes 1e39 infinite for a float; it refuses other numbers that do not fit.
+    Arrow itself turns 1.5 into the integer 1 and 1e39 into an infinite float; other misfits it refuses.
     """
     if pyarrow.types.is_integer(kind):
         return _check_integer
@@ -139,7 +139,7 @@ def avro(batch: pyarrow.Array, schema: str, skip: int) -> Decoded:
 
 
 def protobuf(batch: pyarrow.Array, descriptors: bytes, name: str) -> Decoded:
-    """Protobuf messages of that name."""
+    """Protobuf messages of the type ``name``."""
     from penstock.spark.protobuf import compiled
 
     kind, decode = compiled(descriptors, name)
@@ -256,7 +256,7 @@ def _fixed_bytes(values: numpy.ndarray[Any, Any]) -> pyarrow.Array:
 
 
 def extents(batch: pyarrow.Array) -> tuple[numpy.ndarray[Any, Any], numpy.ndarray[Any, Any], numpy.ndarray[Any, Any]]:
-    """The bytes under a binary array, and where each value begins and how long it is (null: length -1)."""
+    """The buffer of a binary array, and the begin and length of each value (length -1 for null)."""
     wide = pyarrow.types.is_large_binary(batch.type)
     offset_type = numpy.int64 if wide else numpy.int32
     _, offsets, values = batch.buffers()
@@ -323,7 +323,7 @@ def array(batch: pyarrow.Array, dtype: numpy.dtype[Any], count: int | None) -> D
 def _join(
     data: numpy.ndarray[Any, Any], begins: numpy.ndarray[Any, Any], sizes: numpy.ndarray[Any, Any]
 ) -> numpy.ndarray[Any, Any]:
-    """The named stretches of ``data`` one after the other."""
+    """The given ranges of ``data``, concatenated."""
     if len(begins) == 0:
         return numpy.empty(0, numpy.uint8)
     first, last = int(begins[0]), int(begins[-1] + sizes[-1])

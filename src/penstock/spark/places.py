@@ -1,4 +1,4 @@
-"""What a query reads: journals named by path, by glob, several at once, or behind a broker.
+"""The journals that a query reads: given by path, by glob, as a list, or as a broker's address.
 
 ``Place`` is the narrow seam: its journal's UUID, its first position and frontier, ranges of even bytes, and Arrow
 batches of a range. A directory and a broker are the two kinds of it. Small and picklable as text: executors open it
@@ -44,24 +44,24 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How batches are to be read."""
+    """The options for reading batches."""
 
     schema: pyarrow.Schema
     bounds: Bounds
     permissive: bool = False
     check: bool = True
     batch_bytes: int = BATCH_BYTES
-    whole: bool = False  # what retention took meanwhile is an error, not left out
-    lossy: bool = False  # a segment that is missing between others is left out, not an error
+    fail_if_deleted: bool = False  # positions that retention deleted meanwhile are an error; otherwise they are skipped
+    lossy: bool = False  # a segment missing between others is skipped; otherwise it is an error
 
     @property
     def needs_log(self) -> bool:
-        """Whether a column is asked for that is not in the index."""
+        """Whether the query uses a column that is not in the index."""
         return any(name not in IN_INDEX for name in self.schema.names)
 
 
 class Place(Protocol):
-    """A journal, wherever it is."""
+    """A journal, in a directory or behind a broker."""
 
     uuid: str
 
@@ -81,17 +81,17 @@ class Place(Protocol):
         most_bytes: int,
         *,
         log: bool = True,
-        whole: bool = False,
+        fail_if_deleted: bool = False,
         lossy: bool = False,
         permissive: bool = False,
     ) -> Iterator[Range]:
-        """What can match in these positions, in pieces of about ``most_bytes``; without ``log`` indexes alone count."""
+        """Ranges of ``most_bytes`` each that cover all possible matches; without ``log`` only index bytes count."""
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         """The matching messages of these positions."""
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Ranges of positions between others that are lost."""
+        """Ranges of positions that are lost between others."""
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
@@ -107,7 +107,7 @@ def open_place(text: str) -> Place:
 
 
 def open_places(texts: Iterable[str]) -> list[Place]:
-    """All of them; ``InvalidArgument`` where two are the same journal, whose messages would come twice."""
+    """Open several journals; ``InvalidArgument`` if two are the same one, since its messages would come twice."""
     known: dict[str, str] = {}
     opened = []
     for text in texts:
@@ -121,7 +121,7 @@ def open_places(texts: Iterable[str]) -> list[Place]:
 
 
 def resolve(options: Mapping[str, str]) -> list[str]:
-    """The places that ``load(...)`` named, globs expanded, in a stable order, each once, links looked through."""
+    """The journals that ``load(...)`` named: globs expanded, links resolved, without duplicates, in a stable order."""
     texts = list(json.loads(options["paths"])) if "paths" in options else []
     if options.get("path"):
         texts.append(options["path"])
@@ -146,7 +146,7 @@ def with_options(text: str, options: Mapping[str, str]) -> str:
 
 
 def shown(text: str) -> str:
-    """A place as it may be printed: without the token of a broker's address."""
+    """A journal's address without a broker's token, fit to be printed."""
     return text.partition("?")[0] if text.startswith("broker://") else text
 
 
@@ -186,7 +186,7 @@ class DirectoryPlace:
         most_bytes: int,
         *,
         log: bool = True,
-        whole: bool = False,
+        fail_if_deleted: bool = False,
         lossy: bool = False,
         permissive: bool = False,
     ) -> Iterator[Range]:
@@ -196,13 +196,13 @@ class DirectoryPlace:
             share = self.directory.share(segment, bounds, log)
             if segment.end * share <= most_bytes and (low, high) == (segment.first, segment.next):
                 size = int(segment.end * share)
-                return [Range(self.path, self.uuid, low, high, size)]  # a whole one needs no look at its index
+                return [Range(self.path, self.uuid, low, high, size)]  # an uncut segment: its index is not needed
             return [
                 Range(self.path, self.uuid, piece_start, piece_end, int(size * share))
                 for piece_start, piece_end, size in self.directory.cut(segment, low, high, most_bytes / share)
             ]
 
-        for pieces in self.directory.visit(start, end, bounds, look, whole=whole, lossy=lossy):
+        for pieces in self.directory.visit(start, end, bounds, look, fail_if_deleted=fail_if_deleted, lossy=lossy):
             yield from pieces
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
@@ -214,7 +214,7 @@ class DirectoryPlace:
         self.directory.permissive = reading.permissive
         for stretch in self.directory.stretches(
             start, end, reading.bounds,
-            log=needs_log, named="topic" in names, whole=reading.whole, lossy=reading.lossy,
+            log=needs_log, named="topic" in names, fail_if_deleted=reading.fail_if_deleted, lossy=reading.lossy,
         ):  # fmt: skip
             lengths = stretch.index["length"] if "payload" in names else numpy.zeros(len(stretch.index), numpy.uint32)
             for low, high in rows.cuts(lengths, rows.row_bytes(names), reading.batch_bytes):

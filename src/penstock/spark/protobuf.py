@@ -86,8 +86,8 @@ def _is_map(field: Any) -> bool:
 
 
 def _is_repeated(field: Any) -> bool:
-    told = getattr(field, "is_repeated", None)
-    return bool(field.label == field.LABEL_REPEATED if told is None else told)  # protobuf 5 has the label only
+    repeated = getattr(field, "is_repeated", None)
+    return bool(field.label == field.LABEL_REPEATED if repeated is None else repeated)  # protobuf 5 has the label only
 
 
 def _kind(field: Any, inside: tuple[str, ...]) -> pyarrow.DataType:

@@ -1,4 +1,4 @@
-"""Records of a journal's log by their index entries: their sizes, which are damaged. Pure functions over arrays."""
+"""Sizes and checksums of a journal's records, computed from their index entries. Pure functions over arrays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def record_bytes(entries: Array) -> Array:
 
 
 def wrong_records(log: Array, begins: Array, ends: Array, entries: Array, nonce: int) -> Array:
-    """Which records fail their own CRC32C (of nonce, position and all bytes after the word), equal sizes at once."""
+    """Which records fail their CRC32C (over nonce, position and all bytes after it); groups records of equal size."""
     wrong = numpy.zeros(len(begins), numpy.bool_)
     sizes = ends - begins
     head = numpy.frombuffer(nonce.to_bytes(8, "little"), numpy.uint8)

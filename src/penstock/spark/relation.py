@@ -2,16 +2,16 @@
 
 Why: Spark 4.3 keeps one Python source per loaded frame and in it the plan that the last push-down made. The filters of
 one query would stay for the next one over the same frame, and of two scans in one query the last one's filters would
-count for both: rows would go missing. And it never tells a Python source which columns a query uses. Here the frame's
-table is replaced by one that makes a new source for each scan, for the columns asked for (``scans``, Java that is
-compiled in the driver's JVM). Filters are all given back to Spark, which looks at every row again. Since every scan
-plans anew, where each journal ends is noted when the frame is loaded: all scans of a frame see the same messages.
+count for both: rows would go missing. Nor does it tell a Python source which columns a query uses. This module replaces
+the frame's table by one that makes a new source for each scan, with the columns it needs (``scans``, Java that is
+compiled in the driver's JVM). All filters are returned to Spark, which checks every row again. Every scan plans for
+itself, so the end of each journal is recorded when the frame is loaded: all scans of a frame see the same messages.
 
-In SQL the same is done by two rules among a session's extensions, which also give a table of the catalog the options
-that it was created with (Spark forgets them) and know ``penstock.`/path` ``.
+In SQL two rules among a session's extensions do the same. They also give a catalog table the options that it was
+created with (Spark forgets them), and resolve ``penstock.`/path` ``.
 
-With a Spark where this cannot be done, and with one that it was not tried with, a warning says so and what is lost:
-frames and views are right all the same, without push-down. Driver only; any thread may load.
+With a version of Spark where this fails or that was never tested, a warning says what is lost: frames and views are
+correct, but without push-down. Driver only; any thread may load.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("penstock.spark")
 _compiled: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 _with_rules: weakref.WeakSet[Any] = weakref.WeakSet()  # contexts
-TRIED = ("4.3.",)  # versions of Spark, each by tests/spark/test_relation.py
+TRIED = ("4.3.",)  # versions of Spark that tests/spark/test_relation.py has run with
 _ENABLED = "spark.sql.python.filterPushdown.enabled"
 
 
 def push_down(spark: SparkSession) -> None:
-    """Columns and filters of queries reach journals in ``spark`` too, a session that ``session()`` did not start.
+    """Enable push-down of columns and filters in ``spark``, a session that ``session()`` did not start.
 
-    It holds for frames loaded afterwards, and for classic sessions: frames of Spark Connect are read whole.
+    It applies to frames loaded afterwards, in classic sessions; Spark Connect reads whole frames.
     """
     spark.conf.set(_ENABLED, "true")
     install(spark)
 
 
 def install(spark: SparkSession) -> None:
-    """From now on ``spark.read.format("penstock").load(...)`` gives such frames; other formats are not touched.
+    """Make ``spark.read.format("penstock").load(...)`` return such frames; other formats are not affected.
 
-    Tables and paths in SQL are known where ``spark`` has not run a query yet.
+    Tables and paths in SQL work only if ``spark`` has not run a query yet.
     """
     _add_rules(spark)
     _wrap_load()
@@ -71,7 +71,7 @@ def _add_rules(spark: SparkSession) -> None:
             arguments[0] = paths
             rule, extensions = queries.newInstance(arguments), spark._jsparkSession.extensions()
             (extensions.injectHintResolutionRule if paths else extensions.injectResolutionRule)(rule)
-    except Exception as error:  # whatever another version of Spark does here
+    except Exception as error:  # other versions of Spark may differ here
         what = "tables and paths of journals cannot be used in SQL (views can), and filters are not pushed down"
         LOG.warning("with Spark %s %s: %s", version, what, _reason(error))
 
@@ -92,9 +92,9 @@ def _wrap_load() -> None:
 
 
 def separated(frame: DataFrame) -> DataFrame:
-    """The same frame with a source for each scan; as it was when it is not ours or push-down is not wanted.
+    """The same frame with a source for each scan; unchanged if it is not ours or push-down is off.
 
-    What is wrong with options, schema or place is raised here, as a Penstock error and without Spark's stack around it.
+    Errors in options, schema or path are raised here as Penstock errors, without Spark's stack trace around them.
     """
     relation = _relation(frame)
     if relation is None:
@@ -107,7 +107,7 @@ def separated(frame: DataFrame) -> DataFrame:
     more = {"pushdown": "true", "ends": ends_of(given, frame.schema)}
     try:
         return _with_own_sources(frame, relation, given | more)
-    except Exception as error:  # whatever another version of Spark does here: correct, only without push-down
+    except Exception as error:  # other versions of Spark may differ here: results stay correct, without push-down
         text = "with Spark %s filters are not pushed down to journals, which are read whole: %s"
         LOG.warning(text, frame.sparkSession.version, _reason(error))
         return frame
@@ -173,4 +173,4 @@ def ends_of(options: Mapping[str, str], schema: StructType) -> str:
 
     reader = JournalReader(dict(options), schema)
     ends = {place.uuid: place.frontier for place in open_places(reader.places)}
-    return json.dumps(ends if reader.ends is None else reader.ends)  # who loads may have noted them before
+    return json.dumps(ends if reader.ends is None else reader.ends)  # the option may have been given already

@@ -29,13 +29,13 @@ from penstock.spark.places import Range, Reading, shown
 
 SAMPLE = 256
 FETCH_BYTES = 4 << 20
-MOST_PARTS_BYTES, MOST_TOPICS_BYTES = 60_000, 30_000  # names in one line of the protocol
+MOST_PARTS_BYTES, MOST_TOPICS_BYTES = 60_000, 30_000  # bytes of names in one line of the protocol
 ADDRESS_OPTIONS = ("token", "tls", "queue", "timeout")
 
 
 @contextlib.contextmanager
 def connect(text: str, kind: type[RangeClient] = RangeClient) -> Iterator[RangeClient]:
-    """A connection to the broker at ``broker://HOST:PORT?token=...``; what goes wrong with it names the broker."""
+    """A connection to the broker at ``broker://HOST:PORT?token=...``; errors name the broker."""
     host, port, options = address(text)
     try:
         client = kind(
@@ -70,7 +70,7 @@ def address(text: str) -> tuple[str, int, dict[str, str]]:
 
 
 def _tls(text: str | None) -> ssl.SSLContext | None:
-    """``true``: certificates that the system trusts; anything else is the file of the one to trust."""
+    """``true`` trusts the system's certificates; any other text is the file of the certificate to trust."""
     if text is None or text.lower() == "false":
         return None
     try:
@@ -85,7 +85,7 @@ def queue_name(text: str) -> str | None:
 
 
 class WholeRanges(RangeClient):
-    """Raises where a broker would go on with what it still has: positions that went by retention."""
+    """Raises an error for positions that retention has deleted; a plain client would skip them."""
 
     def fetch(
         self,
@@ -128,7 +128,7 @@ class BrokerPlace:
         most_bytes: int,
         *,
         log: bool = True,
-        whole: bool = False,
+        fail_if_deleted: bool = False,
         lossy: bool = False,
         permissive: bool = False,
     ) -> Iterator[Range]:
@@ -142,17 +142,17 @@ class BrokerPlace:
             yield Range(self.text, self.uuid, low, high, int((high - low) * each))
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
-        return []  # a broker does not start with such a journal
+        return []  # a broker refuses to start with such a journal
 
     def _bytes_each(self, start: int) -> float:
-        """What a message takes, about: the mean of a few."""
+        """The approximate size of a message: the mean of a few."""
         with connect(self.text) as client:
             part = client.fetch(start, SAMPLE)
         return max(1.0, len(part.payload) / part.count) + rows.HEADER_BYTES if part.count else 100.0
 
     def batches(self, start: int, end: int, reading: Reading) -> Iterator[pyarrow.RecordBatch]:
         names = reading.schema.names
-        with connect(self.text, WholeRanges if reading.whole else RangeClient) as client:
+        with connect(self.text, WholeRanges if reading.fail_if_deleted else RangeClient) as client:
             if client.journal != self.uuid:
                 raise StateError(anew_text(shown(self.text)))
             for part in self._parts(client, start, end, reading.bounds):
@@ -168,7 +168,7 @@ class BrokerPlace:
                     yield source.batch(reading.schema)
 
     def _parts(self, client: RangeClient, start: int, end: int, bounds: Bounds) -> Iterator[Any]:
-        """The broker picks the topics of one set of plain patterns itself; what is more is picked here."""
+        """The broker filters by one set of plain patterns; any further filter is applied here."""
         patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
         plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
         known = len(plain) == len(patterns) and all(map(_can_be_asked_for, plain))
@@ -186,7 +186,7 @@ class BrokerPlace:
         return frontier
 
     def committed(self, position: int) -> None:
-        """Everything below ``position`` was processed: the queue, where one is named, moves there."""
+        """Everything below ``position`` was processed: move the queue there, if one is named."""
         name = queue_name(self.text)
         if name is not None:
             with connect(self.text) as client:
@@ -194,7 +194,7 @@ class BrokerPlace:
 
 
 def _can_be_asked_for(name: str) -> bool:
-    """Whether a topic or pattern can stand in a request; what cannot is found among all that the broker has."""
+    """Whether a request can contain a topic or pattern; others are filtered here, out of all topics."""
     try:
         check_pattern(name)
     except Refusal:
@@ -203,14 +203,14 @@ def _can_be_asked_for(name: str) -> bool:
 
 
 class BrokerStaging:
-    """A transaction of the broker: tasks stage parts of it, one commit publishes them, once per id."""
+    """A transaction of the broker: tasks stage parts of it, and one commit publishes them, once for each id."""
 
     def __init__(self, text: str, transaction: str) -> None:
         self.text = text
         self.transaction = transaction
 
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
-        # attempts are counted from 0 by every driver, and what one that died has staged is still there
+        # Every driver counts attempts from 0, and what a driver that died has staged is still there.
         name = f"{self.transaction}.{partition}.{attempt}-{secrets.token_hex(6)}"
         count = 0
         try:
@@ -219,7 +219,7 @@ class BrokerStaging:
                     for block in blocks.encode(batch, own=OWN_PROPERTIES):
                         count += client.load(name, block.topics, block.index, block.data)
         except BaseException:
-            with contextlib.suppress(PenstockError):  # where it fails too, the commit or the idle time sweeps
+            with contextlib.suppress(PenstockError):  # else the commit or the broker removes it later
                 self._forget(name)
             raise
         return (name, count) if count else ("", 0)
@@ -234,7 +234,7 @@ class BrokerStaging:
         with connect(self.text) as client:
             if parts:
                 client.commit(self.transaction, parts)
-            client.abort(f"{self.transaction}.*")  # what attempts that failed have left
+            client.abort(f"{self.transaction}.*")  # remove what failed attempts have staged
 
     def abort(self) -> None:
         self._forget(f"{self.transaction}.*")

@@ -26,7 +26,7 @@ _ROW_BYTES = {"topic": 16, "properties": 16, "message_id": 8, "key": 8, "payload
 def cuts(
     lengths: Array, row_bytes: int, batch_bytes: int, batch_rows: int = MAX_BATCH_ROWS
 ) -> Iterator[tuple[int, int]]:
-    """Where to cut rows with payloads of ``lengths`` so that a batch has about ``batch_bytes``."""
+    """The indexes at which to cut rows with payloads of ``lengths`` into batches of about ``batch_bytes``."""
     total = numpy.cumsum(lengths.astype(numpy.int64) + row_bytes)
     begin = 0
     while begin < len(lengths):
@@ -38,7 +38,7 @@ def cuts(
 
 
 def row_bytes(columns: Sequence[str]) -> int:
-    """Bytes that a row has beside its payload, about."""
+    """The approximate size of a row besides its payload."""
     return max(1, sum(_ROW_BYTES.get(name, 8) for name in columns))
 
 
@@ -60,7 +60,7 @@ def _exact(values: pyarrow.Array, kind: pyarrow.DataType) -> pyarrow.Array:
 
 
 class IndexedRows:
-    """The columns of one batch; what several columns need is made once."""
+    """The columns of one batch; intermediate results that several columns need are computed once."""
 
     def __init__(
         self, index: Array, log: Array | None, topics: Mapping[int, str], journal: str, damaged: Array | None
@@ -134,7 +134,7 @@ class IndexedRows:
         return self._split
 
     def _vchan_id(self) -> pyarrow.Array:
-        """The property ``vchan_id``, where a message has one that is a number."""
+        """The property ``vchan_id`` if a message has one that is a number, else null."""
         if not self._has_extras():
             return pyarrow.nulls(len(self.index), pyarrow.int32())
         found = pyarrow.compute.map_lookup(self._properties(), pyarrow.scalar("vchan_id"), "first")
@@ -153,7 +153,7 @@ class IndexedRows:
         return bool(self.index["extra_bytes"].any())
 
     def _parts(self) -> tuple[Any, Any, Any]:
-        """Where properties, message id and key of each message begin, and their sizes."""
+        """The begins and sizes of each message's properties, message id and key."""
         count = len(self.index)
         if not self._has_extras():
             nothing = (numpy.zeros(count, numpy.int64), numpy.zeros(count, numpy.int64))
@@ -182,7 +182,7 @@ class IndexedRows:
         return value
 
     def _text(self, extents: tuple[Array, Array]) -> pyarrow.Array:
-        """Text where there is some, null where there is none."""
+        """The text, or null if its size is 0."""
         return texts(self._log_or_empty(), *extents)
 
     def _without_damaged(self, values: pyarrow.Array) -> pyarrow.Array:
@@ -192,7 +192,7 @@ class IndexedRows:
 
 
 class FetchedRows(IndexedRows):
-    """Messages that a broker sent: what belongs to one lies side by side, without a record around it.
+    """Messages that a broker sent: the parts of each are adjacent, without a record header.
 
     The entries are those of ``penstock.broker.fetch.Range.entries``, which has checked where they point to.
     """
@@ -201,11 +201,11 @@ class FetchedRows(IndexedRows):
         super().__init__(entries, data, topics, journal, None)
 
     def _stored_ns(self) -> pyarrow.Array:
-        """A range does not tell it."""
+        """Unknown: a broker's range does not contain it."""
         return pyarrow.nulls(len(self.index), pyarrow.int64())
 
     def _topic(self) -> pyarrow.Array:
-        numbers = sorted(self.topics)  # a broker may number them as it likes
+        numbers = sorted(self.topics)  # a broker's topic numbers may have gaps
         ids = numpy.ascontiguousarray(self.index["topic"])
         places = numpy.searchsorted(numpy.array(numbers, numpy.uint32), ids)
         names = pyarrow.array([self.topics[number] for number in numbers], pyarrow.string())

@@ -39,7 +39,7 @@ for entry in $PYTHONPATH; do
 done
 PYTHONPATH=${{kept#:}} exec {python} "$@"
 """
-BUFFER_BYTES = 1 << 20  # of what the JVM and a Python worker exchange; Arrow batches are of this order
+BUFFER_BYTES = 1 << 20  # between the JVM and a Python worker; Arrow batches are of this order
 
 
 def session(
@@ -56,7 +56,7 @@ def session(
     java = find_java()
     os.environ["JAVA_HOME"] = str(java.home)
     where = master or config.get("spark.master", "local[*]")
-    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):  # of tasks; of planning, which is the driver's
+    for variable in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):  # for tasks, and for planning on the driver
         if os.environ.get(variable, "") in ("", worker_python("local")):
             os.environ[variable] = worker_python(where)
     from pyspark.sql import SparkSession
@@ -100,7 +100,7 @@ def defaults(master: str, java: Java, class_cache: bool = True) -> dict[str, Any
 
 
 def worker_python(master: str) -> str:
-    """The Python of the workers: on this machine one that imports PySpark from where it is installed."""
+    """The Python of the workers; on this machine a script that imports PySpark from its installed files."""
     import pyspark
 
     home = Path(pyspark.__file__).parent
@@ -110,7 +110,7 @@ def worker_python(master: str) -> str:
     try:
         script = cache_directory() / f"python-{zlib.crc32(text.encode()):08x}"
         write_script(script, text)
-    except OSError:  # a home that cannot be written: Spark's own way is only slower
+    except OSError:  # the home directory is read-only: Spark's own way works too, only slower
         return sys.executable
     return str(script) if os.access(script, os.X_OK) else sys.executable
 
@@ -126,7 +126,7 @@ def java_options(java: Java, class_cache: bool) -> list[str]:
 
 
 def class_cache_path(java: Java) -> Path:
-    """Where the class cache for this Spark and this Java lies; a cache holds for one place of Spark's jars only."""
+    """The path of the class cache for this Spark and this Java; a cache is valid for one location of the jars only."""
     import pyspark
 
     place = zlib.crc32(str(Path(pyspark.__file__).parent).encode())

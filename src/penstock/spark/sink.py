@@ -4,7 +4,7 @@ replayed.
 Executors stage: each task writes its rows to a file of its own (for a journal) or to a transaction of the broker. The
 driver publishes all of them in one atomic commit that also holds the mark "this query, this batch". A batch that
 Spark runs again after a crash finds the mark and publishes nothing. Row ids could not do that: a replay may order
-rows anew.
+rows differently.
 
 A journal is written by the driver, unless another process has it open: then name its broker instead.
 """
@@ -37,7 +37,7 @@ ACCEPTED = {
     "message_id": ("string",),
     "key": ("string",),
 }
-IGNORED = ("ordinal", "position", "vchan_id", "journal")  # what a journal gives its messages itself
+IGNORED = ("ordinal", "position", "vchan_id", "journal")  # the journal assigns these itself
 
 
 @dataclass
@@ -59,7 +59,7 @@ def target(options: dict[str, str]) -> str:
 
 
 def check_schema(schema: StructType, options: dict[str, str]) -> list[str]:
-    """The columns that become messages; ``InvalidArgument`` says what is missing or of no use."""
+    """The columns that become parts of messages; ``InvalidArgument`` for a missing or unusable one."""
     kinds = {field.name: field.dataType.simpleString() for field in schema.fields}
     for name, kind in kinds.items():
         if name in IGNORED:
@@ -76,7 +76,7 @@ def check_schema(schema: StructType, options: dict[str, str]) -> list[str]:
 
 
 class _Writer:
-    """What batch and streaming share."""
+    """Common to batch and streaming writers."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.options = folded(options)
@@ -85,7 +85,7 @@ class _Writer:
         self.target = target(self.options)
 
     def stage(self, batches: Iterator[pyarrow.RecordBatch], transaction: str) -> Staged:
-        """On an executor: keep the rows of one task aside."""
+        """On an executor: stage the rows of one task."""
         context = TaskContext.get()
         partition = context.partitionId() if context is not None else 0
         attempt = context.taskAttemptId() if context is not None else 0
@@ -126,6 +126,7 @@ class _Writer:
 
     def publish(self, messages: Sequence[Any], transaction: str, *, once: bool, batch: int | None = None) -> None:
         """On the driver: one atomic commit of what all tasks staged, in the order of partitions."""
+        # By partition, not by completion: a frame that was sorted keeps its order in the journal.
         staged = sorted((message for message in messages if message is not None), key=lambda message: message.partition)
         self._staging(transaction).commit([message.name for message in staged], once=once, batch=batch)
 
@@ -138,7 +139,7 @@ class _Writer:
 
 
 class JournalWriter(DataSourceArrowWriter):
-    """``df.write``: the option ``transaction`` names the job, so that running it again publishes nothing more."""
+    """``df.write``: the option ``transaction`` names the job, so that a second run publishes nothing again."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.inner = _Writer(options, schema)
@@ -157,7 +158,7 @@ class JournalWriter(DataSourceArrowWriter):
 
 
 class JournalStreamWriter(DataSourceStreamArrowWriter):
-    """``df.writeStream``: the query's id and the batch's number, which a replay has again, name the commit."""
+    """``df.writeStream``: the query's id and the batch's number name the commit; a replay has the same ones."""
 
     def __init__(self, options: dict[str, str], schema: StructType) -> None:
         self.inner = _Writer(options, schema)
@@ -181,7 +182,7 @@ class JournalStreamWriter(DataSourceStreamArrowWriter):
 
 
 def transaction_name(query: str, batch: int) -> str:
-    """What marks a batch of a streaming query."""
+    """The name by which a batch of a streaming query is marked as committed."""
     return f"query-{query}-{batch}"
 
 

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 PARTITION_BYTES = 128 << 20
 LEAST_PARTITION_BYTES = 1 << 20
-PIECES = 8  # of a task at least, so that tasks are even to about a sixteenth
+PIECES = 8  # a task gets at least so many pieces, so that tasks differ by about a sixteenth at most
 MAX_PARTITIONS = 100_000
 
 
 class PenstockSource(DataSource):
-    """What Spark finds under the name ``penstock``."""
+    """The data source that Spark knows as ``penstock``."""
 
     @classmethod
     def name(cls) -> str:
@@ -63,9 +63,11 @@ class PenstockSource(DataSource):
         return stream_writer(dict(self.options), schema)
 
 
-def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds, *, whole: bool = False) -> Reading:
-    """How the options want batches to be read (``failOnDataLoss`` or else ``whole``); the schema's columns must be a
-    journal's.
+def reading(
+    options: Mapping[str, str], schema: StructType, bounds: Bounds, *, fail_if_deleted: bool = False
+) -> Reading:
+    """The ``Reading`` that the options ask for. Without ``failOnDataLoss``, ``fail_if_deleted`` applies. Raises for a
+    schema with columns that a journal does not have.
     """
     columns.check_schema(schema)
     size = integer(options.get("batchBytes", str(BATCH_BYTES)), "batchBytes")
@@ -77,7 +79,7 @@ def reading(options: Mapping[str, str], schema: StructType, bounds: Bounds, *, w
         permissive=choice(options, "mode", ("failfast", "permissive"), "failfast") == "permissive",
         check=choice(options, "check", ("true", "false"), "true") == "true",
         batch_bytes=size,
-        whole=choice(options, "failOnDataLoss", ("true", "false"), str(whole).lower()) == "true",
+        fail_if_deleted=choice(options, "failOnDataLoss", ("true", "false"), str(fail_if_deleted).lower()) == "true",
         lossy=options.get("failOnDataLoss", "").lower() == "false",
     )
 
@@ -91,25 +93,26 @@ class Part(InputPartition):
 
 
 def planned(spans: Sequence[tuple[Place, int, int]], options: Mapping[str, str], how: Reading) -> list[InputPartition]:
-    """(place, start, end) spans as tasks of even bytes."""
+    """Cut spans (place, start, end) into tasks of about equal size."""
 
     def pieces(most_bytes: int) -> Iterator[Range]:
         for place, start, end in spans:
             yield from place.ranges(
                 start, end, how.bounds, most_bytes,
-                log=how.needs_log, whole=how.whole, lossy=how.lossy, permissive=how.permissive,
+                log=how.needs_log, fail_if_deleted=how.fail_if_deleted, lossy=how.lossy, permissive=how.permissive,
             )  # fmt: skip
 
+    # Two passes, since the size of a task depends on the total; the second finds sealed segments in the cache.
     most = partition_bytes(options, sum(piece.size for piece in pieces(1 << 62)))
     return list(plan(pieces(max(1, most // PIECES)), most))
 
 
 def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
-    """Ranges put together into tasks of about ``most_bytes``; neighbours become one."""
+    """Join ranges into tasks of about ``most_bytes``; adjacent ranges become one."""
     parts: list[Part] = []
     reached, number = 0, -1
     for piece in ranges:
-        middle = (reached + piece.size // 2) // most_bytes  # by the sum, so that what one has too much the next has not
+        middle = (reached + piece.size // 2) // most_bytes  # by the running sum, so that errors do not add up
         reached += piece.size
         if middle != number:
             parts.append(Part([]))
@@ -126,15 +129,15 @@ def plan(ranges: Iterable[Range], most_bytes: int) -> list[Part]:
 
 
 def partition_bytes(options: Mapping[str, str], total_bytes: int) -> int:
-    """How much one task reads: at most what the option says, or so that every core has as much to do as the others."""
+    """How much one task reads: at most the option's value, or such that every core gets an equal share."""
     if "partitionBytes" in options:
         most = max(1, integer(options["partitionBytes"], "partitionBytes"))
-        return max(1, _even(total_bytes, most, 1))
-    return max(LEAST_PARTITION_BYTES, _even(total_bytes, PARTITION_BYTES, os.cpu_count() or 1))
+        return max(1, _even_size(total_bytes, most, 1))
+    return max(LEAST_PARTITION_BYTES, _even_size(total_bytes, PARTITION_BYTES, os.cpu_count() or 1))
 
 
-def _even(total: int, most: int, multiple: int) -> int:
-    """The size of a part when ``total`` is parted evenly into so many times ``multiple`` that none is over ``most``."""
+def _even_size(total: int, most: int, multiple: int) -> int:
+    """The size of a part if ``total`` is divided evenly into a multiple of ``multiple`` parts, none above ``most``."""
     rounds = max(1, -(-total // (most * multiple)))
     return -(-total // (rounds * multiple))
 
@@ -157,20 +160,20 @@ class JournalReader(DataSourceReader):
         self.places = resolve(self.options)
         self.ends = _ends(self.options)
         if choice(self.options, "pushdown", ("true", "false"), "false") == "true":
-            self.pushFilters = _Push(self)  # type: ignore[method-assign]
+            self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def partitions(self) -> list[InputPartition]:
         opened = open_places(self.places)
         if gone := (self.ends or {}).keys() - {place.uuid for place in opened}:
             raise StateError(
-                f"journal {min(gone)} went or was made anew since this frame was loaded; load the frame again"
+                f"journal {min(gone)} was deleted or created anew since this frame was loaded; load the frame again"
             )
-        start = self.start if self.how.whole else None
+        start = self.start if self.how.fail_if_deleted else None
         spans = [(place, place.first if start is None else start, self._end(place)) for place in opened]
         return planned(spans, self.options, self.how) or [Part([])]
 
     def _end(self, place: Place) -> int:
-        """Where this frame ends: noted when it was loaded, or now. A journal that came later is not part of it."""
+        """The end of this frame: as recorded when it was loaded, or now. A journal created later is not part of it."""
         return place.frontier if self.ends is None else min(place.frontier, self.ends.get(place.uuid, 0))
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -187,12 +190,12 @@ def _ends(options: Mapping[str, str]) -> dict[str, int] | None:
         raise InvalidArgument(f"ends={options['ends']!r} is not of the form {{journal UUID: position}}") from None
 
 
-class _Push:
+class _PushFilters:
     """Stands in for ``pushFilters`` when the option ``pushdown`` asks for it.
 
-    Frames of a session of ours ask for it, since each of their scans has a source of its own (see ``relation``); in
-    any other session a frame may serve one query only. Why no method: Spark refuses a reader that overrides
-    ``pushFilters`` where push-down is off; with the default as ``__func__`` it is used where it is on.
+    Frames of ``session()`` ask for it, since each of their scans has a source of its own (see ``relation``); in any
+    other session such a frame must serve one query only. It is an object and not a method, because Spark refuses a
+    reader that overrides ``pushFilters`` while push-down is off; it recognises the default by its ``__func__``.
     """
 
     __func__ = staticmethod(DataSourceReader.pushFilters)

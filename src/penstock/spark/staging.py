@@ -1,12 +1,12 @@
-"""Where rows wait between the tasks that wrote them and the one commit that publishes them.
+"""Staging: stores rows between the tasks that write them and the one commit that publishes them.
 
 Beside a journal ``DIRECTORY`` they lie in ``DIRECTORY.staging/TRANSACTION/``, one Arrow file a task attempt; only
 files whose task succeeded are named to ``commit``. The marks of what was committed are state records of the journal,
 in the same atomic batch as the messages. ``write`` runs on executors and needs no native code; ``commit`` runs on the
 driver.
 
-A transaction of any size is seen at once: every ``SPILL_BYTES`` go into the journal out of sight, and the last batch,
-which has the mark, makes all of them visible. Whoever dies before leaves nothing.
+A transaction of any size becomes visible at once: batches of ``SPILL_BYTES`` are appended to the journal invisibly, and
+the last batch, which carries the mark, makes all of them visible. A crash before it leaves nothing visible.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Staging(Protocol):
     """One transaction of one target."""
 
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
-        """Keep one task's rows; gives the name to commit them by, and how many they are."""
+        """Stage one task's rows; returns the name for ``commit`` and the number of rows."""
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
-        """Publish what was kept under ``names``, in that order, in one step; with ``once`` never a second time."""
+        """Publish what was staged under ``names``, in that order, atomically; with ``once`` never a second time."""
 
     def abort(self) -> None:
-        """Forget the transaction."""
+        """Discard the transaction."""
 
 
 def open_staging(target: str, transaction: str, options: Mapping[str, str]) -> Staging:
@@ -75,7 +75,7 @@ class DirectoryStaging:
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        # attempts are counted from 0 by every driver, and a worker of one that died may still be writing
+        # Every driver counts attempts from 0, and a worker of a driver that died may still be writing.
         name = f"{partition:06d}-{attempt}-{secrets.token_hex(6)}"
         rows = 0
         first = next(batches, None)
@@ -88,9 +88,9 @@ class DirectoryStaging:
             for batch in _chain(first, batches):
                 out.write_batch(batch)
                 rows += batch.num_rows
-        whole = f"{name}-{rows}.arrow"  # cut short it cannot pass for one with fewer
-        os.rename(self.directory / f"{name}.arrow", self.directory / whole)
-        return whole, rows
+        final_name = f"{name}-{rows}.arrow"  # with the number of rows: a truncated file is detected
+        os.rename(self.directory / f"{name}.arrow", self.directory / final_name)
+        return final_name, rows
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         from penstock.journal import Journal
@@ -142,7 +142,7 @@ class DirectoryStaging:
 
     def abort(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another transaction may be under way
+        with contextlib.suppress(OSError):  # the directory is not empty while another transaction is staged
             self.root.rmdir()
 
 
@@ -152,13 +152,13 @@ def committed(journal: Journal) -> list[str]:
     for kind, data in journal.state_records():
         if kind == STATE_KIND:
             name = str(json.loads(data)["transaction"])
-            latest.pop(_owner(name), None)
+            latest.pop(_owner(name), None)  # so that the newest mark moves to the end of the order
             latest[_owner(name)] = name
     return list(latest.values())[-MAX_MARKS:]
 
 
 def _owner(transaction: str) -> str:
-    """The streaming query that a transaction belongs to: it runs its last batch again, never an earlier one."""
+    """The streaming query of a transaction. Spark replays its last batch only, so only the last mark is needed."""
     return transaction.rpartition("-")[0] if transaction.startswith("query-") else transaction
 
 

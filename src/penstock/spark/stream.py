@@ -1,7 +1,7 @@
 """``spark.readStream.format("penstock")``: a journal as a stream.
 
-An offset is ``{journal UUID: the next position to read}``, so that a directory made anew under the old name is told
-and never mistaken for its forerunner. Positions are durable and never used twice, so a batch that is run again has
+An offset is ``{journal UUID: the next position to read}``, so that a journal created anew under the old name is
+detected and never mistaken for the old one. Positions are durable and never reused, so a batch that is run again has
 the same rows. The reader lives in one Python process beside the driver for as long as its query; ``read`` runs on
 executors.
 """
@@ -44,19 +44,19 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = folded(options)
         check_options(self.options)
         self.bounds = from_options(self.options)
-        self.how = reading(self.options, schema, self.bounds, whole=True)
-        self.fail = self.how.whole
+        self.how = reading(self.options, schema, self.bounds, fail_if_deleted=True)
+        self.fail = self.how.fail_if_deleted
         self.limit = read_limit(self.options)
         self.paths = resolve(self.options)
-        self.target: Offset | None = None
+        self.target: Offset | None = None  # where Trigger.AvailableNow ends
 
     # -- offsets ------------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> Offset:
         start = self.options.get("startingOffset", "earliest")
-        return {uuid: self._starting(place, start) for uuid, place in self._places().items()}
+        return {uuid: self._start_position(place, start) for uuid, place in self._places().items()}
 
-    def _starting(self, place: Place, text: str) -> int:
+    def _start_position(self, place: Place, text: str) -> int:
         kind, _, value = text.partition(":")
         if kind == "earliest":
             return place.first
@@ -77,20 +77,20 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         places = self._places()
-        self._check(start, places)
-        known = {uuid: self._next(place, int(start.get(uuid, place.first))) for uuid, place in places.items()}
+        self._check_not_lost(start, places)
+        known = {uuid: self._skip_deleted(place, int(start.get(uuid, place.first))) for uuid, place in places.items()}
         ends = {uuid: max(known[uuid], place.frontier) for uuid, place in places.items()}
         if self.target is not None:
             ends = {uuid: max(known[uuid], min(end, self.target.get(uuid, 0))) for uuid, end in ends.items()}
         if isinstance(limit, ReadMaxRows):
             shared = share(known, ends, max(1, limit.max_rows))
-            return {uuid: self._next(places[uuid], end, say=False) for uuid, end in shared.items()}
+            return {uuid: self._skip_deleted(places[uuid], end, say=False) for uuid, end in shared.items()}
         if isinstance(limit, ReadMaxBytes):
-            return self._within(places, known, ends, max(1, limit.max_bytes))
+            return self._limit_bytes(places, known, ends, max(1, limit.max_bytes))
         return ends
 
-    def _next(self, place: Place, position: int, *, say: bool = True) -> int:
-        """A position, or with ``failOnDataLoss=false`` the first one after it that is kept, in one step."""
+    def _skip_deleted(self, place: Place, position: int, *, say: bool = True) -> int:
+        """``position``, or with ``failOnDataLoss=false`` the first one after it that still exists."""
         if self.fail:
             return position
         kept = max(position, place.first)
@@ -98,11 +98,11 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if low == kept:
                 kept = high
         if kept > position and say:
-            LOG.warning("positions %d to %d of journal %s are gone: going on", position, kept - 1, place.uuid)
+            LOG.warning("positions %d to %d of journal %s were deleted: skipping", position, kept - 1, place.uuid)
         return kept
 
-    def _within(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
-        """As far as ``most_bytes`` go, journal by journal; one message at least, however long it is."""
+    def _limit_bytes(self, places: Mapping[str, Place], known: Offset, ends: Offset, most_bytes: int) -> Offset:
+        """The offset that ``most_bytes`` reach, journal by journal; at least one message, however large."""
         reached, left = dict(known), most_bytes
         for uuid, place in places.items():
             at, stop, piece_bytes = known[uuid], ends[uuid], max(1, most_bytes // 4)
@@ -111,7 +111,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     at, stop, self.bounds, piece_bytes, lossy=not self.fail, permissive=self.how.permissive
                 ):
                     if piece.size > left and (piece_bytes > 1 or left < most_bytes):
-                        break  # look at it in smaller pieces, down to one message
+                        break  # cut it into smaller pieces, down to one message
                     at, left = piece.end, left - piece.size
                 else:
                     at, stop = stop, ends[uuid]
@@ -132,7 +132,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         places = self._places()
-        self._check(start, places)
+        self._check_not_lost(start, places)
         spans = [
             (places[uuid], int(start.get(uuid, places[uuid].first)), stop)
             for uuid, stop in end.items()
@@ -154,8 +154,8 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _places(self) -> dict[str, Place]:
         return {place.uuid: place for place in open_places(self.paths)}
 
-    def _check(self, start: Mapping[str, Any], places: Mapping[str, Place]) -> None:
-        """Tell, unless ``failOnDataLoss=false``, of a journal that is another one now and of messages gone too soon."""
+    def _check_not_lost(self, start: Mapping[str, Any], places: Mapping[str, Place]) -> None:
+        """Unless ``failOnDataLoss=false``: raise if a journal was replaced, or if messages were deleted unread."""
         if not self.fail:
             return
         for uuid, position in start.items():
@@ -175,7 +175,7 @@ class JournalStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_limit(options: Mapping[str, str]) -> ReadLimit:
-    """How much one trigger takes."""
+    """The limit for one trigger, from the options."""
     rows, size = options.get("maxMessagesPerTrigger"), options.get("maxBytesPerTrigger")
     if rows is not None and size is not None:
         raise InvalidArgument("give maxMessagesPerTrigger or maxBytesPerTrigger, not both")
@@ -189,7 +189,7 @@ def read_limit(options: Mapping[str, str]) -> ReadLimit:
 
 
 def share(known: Offset, ends: Offset, most: int) -> Offset:
-    """``most`` positions shared out evenly among the journals that have some; what one does not need the others get."""
+    """Divide ``most`` positions evenly among the journals; what one does not need goes to the others."""
     reached = dict(known)
     left = most
     waiting = sorted(uuid for uuid in known if ends[uuid] > known[uuid])
@@ -205,7 +205,7 @@ def share(known: Offset, ends: Offset, most: int) -> Offset:
 
 
 def lag(query: StreamingQuery) -> int | None:
-    """How many positions the query is behind its journals, by its last progress; None before the first one."""
+    """How many positions the query is behind its journals, from its last progress report; None before the first."""
     progress = query.lastProgress
     if progress is None:
         return None

@@ -1,4 +1,4 @@
-"""The topics that a segment's messages have: their names by number, from the heads of segments and of batches."""
+"""Topic names by number for the messages of a segment, read from the heads of segments and of batches."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class TopicNames:
-    """Names of topics: a segment begins with all that are known by then, so the next one's head has all of this one's.
+    """Topic names. A segment begins with all names known so far, so the next segment's head has all of this one's.
 
-    The last segment has no next one: its own head, and the batches of it that are marked as naming topics.
+    For the last segment they come from its own head and from those of its batches that are marked as naming topics.
     """
 
     def __init__(self, directory: Directory, segment: Segment, listed: Sequence[tuple[int, int]] | None = None) -> None:
-        """``listed``: the segments of the directory, where the caller has just listed them."""
+        """``listed``: the directory's segments, if the caller has just listed them."""
         self.directory = directory
         self.names: dict[int, str] = {}
         names = layout.latest_segments(os.listdir(directory.path)) if listed is None else listed
         later = names[bisect.bisect_right(names, (segment.first, sys.maxsize)) :]
-        for name in later:  # any of them has all; the next one has the fewest besides
+        for name in later:  # each of them has all these names; the next one has the fewest others
             with suppress(CorruptionError):
                 path = directory.path / layout.segment_name(*name)
                 self._head(path, directory.header(name).nonce)
@@ -64,7 +64,7 @@ class TopicNames:
             position += kind == layout.KIND_MESSAGE
 
     def _record(self, data: bytes, at: int, nonce: int, position: int) -> tuple[int, int]:
-        """Take a topic's name from the record at ``at``; gives its kind and where the next one is, -1: damaged."""
+        """Read a topic's name from the record at ``at``; returns its kind and the next offset (-1: damaged)."""
         if at + layout.RECORD.size > len(data):
             return 0, -1
         fields = layout.RECORD.unpack_from(data, at)
@@ -79,7 +79,7 @@ class TopicNames:
         return kind, int(at + size)
 
     def _later_batches(self, segment: Segment) -> None:
-        """Topics that were new in this segment: in batches with a mark, found by the gaps between messages."""
+        """Read the topics that are new in this segment from marked batches, which lie in the gaps between messages."""
         entries = self.directory.index(segment, segment.first, segment.next)
         if not len(entries) or set(numpy.unique(entries["topic"]).tolist()) <= self.names.keys():
             return
@@ -94,7 +94,7 @@ class TopicNames:
                 self._gap(file, path, begin, end)
 
     def _gap(self, file: Any, path: Path, at: int, end: int) -> None:
-        """What lies between two messages: records that are none, heads of batches."""
+        """Read what lies between two messages: heads of batches, and records that are not messages."""
         while at + layout.RECORD.size <= end:
             file.seek(at)
             head = file.read(layout.BATCH.size)

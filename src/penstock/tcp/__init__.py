@@ -1,4 +1,4 @@
-"""TCP: publish and subscribe between machines, now.
+"""TCP: publish and subscribe between machines, for messages that nobody stores.
 
 Speaks protocol version 0 of tcp_pubsub byte for byte in both directions; our own peers add ordinals, times, drops,
 virtual channels and properties in an extension that version 0 readers skip. Linux; Windows is out of scope.

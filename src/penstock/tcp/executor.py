@@ -1,13 +1,13 @@
-"""Executor: the threads that publishers and subscribers share for what is done once a connection.
+"""Executor: the threads that publishers and subscribers share for work that is done once per connection.
 
-Job: accepting, connecting, handshakes, timers, reconnects, and calling a subscriber's function. What is done once a
-message is native: a publisher sends in its caller's thread, a reader reads in its own.
+Job: accepting, connecting, handshakes, timers, reconnects, and calling a subscriber's function. Work that is done once
+per message is native: a publisher sends in its caller's thread, a reader receives in its own.
 
 Rules:
 
-- One epoll instance, at most ``threads`` threads, started when there is work and none is free. A descriptor is watched
-  one-shot: its callback runs in one thread at a time, and rearms it by ``watch``.
-- Callbacks must not wait for long: those of users may, and then take one of the threads.
+- One epoll instance and at most ``threads`` threads. A thread is started when there is work and all others are busy.
+  Descriptors are watched one-shot: a callback runs in one thread at a time and calls ``watch`` to go on.
+- Callbacks must not block for long. A user's callback may; it then occupies one of the threads.
 - Every method may be called by any thread. In a forked child the executor is dead; a new default one is made.
 """
 
@@ -39,7 +39,7 @@ HANG_UP = select.EPOLLRDHUP
 
 
 class Timer:
-    """One call to come; ``cancel`` calls it off."""
+    """A callback that is due later; ``cancel`` prevents it."""
 
     __slots__ = ("callback", "due")
 
@@ -48,7 +48,7 @@ class Timer:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        self.callback = None
+        self.callback = None  # the entry stays in the heap and is skipped when it comes to the top
 
 
 class Executor:
@@ -66,19 +66,19 @@ class Executor:
         self._callbacks: dict[int, Callback] = {}
         self._soon: deque[Callback] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
-        self._numbers = itertools.count()
+        self._timer_numbers = itertools.count()
         self._workers: list[threading.Thread] = []
         self._idle = 0
-        self._listening: dict[int, float] = {}  # by thread: when it looks at the timers again
+        self._polling_until: dict[int, float] = {}  # by thread: when its wait in epoll ends for the next timer
         self._closed = False
         self._pid = os.getpid()
         self.handles: weakref.WeakSet[Any] = weakref.WeakSet()  # closed at exit
         _executors.add(self)
 
-    # -- what others ask for
+    # -- scheduling work
 
     def watch(self, descriptor: int, events: int, callback: Callback) -> None:
-        """Call ``callback`` once when ``descriptor`` has one of ``events``; call again to go on watching."""
+        """Call ``callback`` once, when ``descriptor`` has one of ``events``. Call ``watch`` again to go on."""
         with self._lock:
             self.check_open()
             self._callbacks[descriptor] = callback
@@ -86,10 +86,10 @@ class Executor:
                 self._epoll.modify(descriptor, events | select.EPOLLONESHOT)
             except FileNotFoundError:
                 self._epoll.register(descriptor, events | select.EPOLLONESHOT)
-            self._need_worker()
+            self._start_worker_if_all_busy()
 
     def unwatch(self, descriptor: int) -> None:
-        """Forget ``descriptor``; call it before closing that. Its callback may be running."""
+        """Stop watching ``descriptor``. Call this before you close it; its callback may still be running."""
         with self._lock:
             if self._callbacks.pop(descriptor, None) is not None and not self._closed:
                 with contextlib.suppress(OSError):
@@ -100,17 +100,17 @@ class Executor:
         with self._lock:
             self.check_open()
             self._soon.append(callback)
-            self._need_worker()
+            self._start_worker_if_all_busy()
             self._wake()
 
     def call_later(self, delay: float, callback: Callback) -> Timer:
         """Call ``callback`` in one of the threads, ``delay`` seconds from now."""
         timer = Timer(time.monotonic() + delay, callback)
-        entry = (timer.due, next(self._numbers), timer)
+        entry = (timer.due, next(self._timer_numbers), timer)
         with self._lock:
             self.check_open()
             heapq.heappush(self._timers, entry)
-            self._need_worker()
+            self._start_worker_if_all_busy()
             self._wake()
         return timer
 
@@ -134,7 +134,7 @@ class Executor:
             workers = list(self._workers)
             self._wake()
         for worker in workers:
-            if worker is not threading.current_thread():
+            if worker is not threading.current_thread():  # a callback may close the executor that runs it
                 worker.join()
         self.loop.stop()
         self._epoll.close()
@@ -150,18 +150,18 @@ class Executor:
     # -- the threads
 
     def check_open(self) -> None:
-        """``ClosedError`` where it can do nothing any more."""
+        """Raise ``ClosedError`` if this executor is closed or belongs to the parent process."""
         if self._closed or self.forked:
             raise ClosedError("this executor is closed (or was made before a fork); use another one")
 
-    def _need_worker(self) -> None:
-        """One thread more, where all are busy. The lock is held."""
+    def _start_worker_if_all_busy(self) -> None:
+        """Start one more thread if all are busy and ``threads`` allows it. The caller holds the lock."""
         if self._idle or len(self._workers) >= self.threads:
             return
         worker = threading.Thread(target=self._run, name="penstock-tcp-worker", daemon=True)
         try:
             worker.start()
-        except RuntimeError:  # no more threads: those there are do it, later
+        except RuntimeError:  # the system allows no more threads: those that exist do the work later
             if not self._workers:
                 raise
             return
@@ -169,36 +169,37 @@ class Executor:
         self._idle += 1
 
     def _wake(self) -> None:
-        """Let a thread that listens look again. The lock is held, so that the descriptor is not another's by now."""
-        with contextlib.suppress(OSError):  # full: awake already
+        """Wake one thread out of epoll. The caller holds the lock: otherwise ``close`` could reuse the descriptor."""
+        with contextlib.suppress(OSError):  # the pipe is full: a wake-up is pending anyway
             os.write(self._wake_write, b"\0")
 
     def _run(self) -> None:
         while not self._closed:
-            callback = self._next()
+            callback = self._next_callback()
             if callback is not None:
-                self._call(callback)
+                self._run_callback(callback)
 
-    def _call(self, callback: Callback) -> None:
+    def _run_callback(self, callback: Callback) -> None:
         with self._lock:
             self._idle -= 1
             if self._soon or self._timers or self._callbacks:
-                self._need_worker()  # somebody stays to listen while this one works
-            if self._idle and (self._soon or self._first_due() < min(self._listening.values(), default=0.0)):
-                self._wake()  # who listens does not know of it: this one read what was to wake the other
+                self._start_worker_if_all_busy()  # one thread keeps polling while this one works
+            if self._idle and (self._soon or self._first_due() < min(self._polling_until.values(), default=0.0)):
+                # This thread consumed the wake-up byte that was meant for the new work; pass it on.
+                self._wake()
         try:
             callback()
-        except BaseException:  # an exit too: the thread is not its own
+        except BaseException:  # SystemExit too: a user's function must not end a shared thread
             logger.exception("a callback in the executor failed")
         with self._lock:
             self._idle += 1
 
     def _first_due(self) -> float:
-        """When the next timer is due. The lock is held."""
+        """When the next timer is due. The caller holds the lock."""
         return self._timers[0][0] if self._timers else math.inf
 
-    def _next(self) -> Callback | None:
-        """The next thing to do, or None after a wait."""
+    def _next_callback(self) -> Callback | None:
+        """Wait for the next callback; None when there is none yet and the caller should ask again."""
         with self._lock:
             if self._soon:
                 return self._soon.popleft()
@@ -213,16 +214,16 @@ class Executor:
                     heapq.heappop(self._timers)
                     return timer.callback
                 break
-            self._listening[threading.get_ident()] = self._first_due()
+            self._polling_until[threading.get_ident()] = self._first_due()
         try:
-            events = self._epoll.poll(timeout, 1)
+            events = self._epoll.poll(timeout, 1)  # one event a thread, so that the others can take the rest
         finally:
             with self._lock:
-                del self._listening[threading.get_ident()]
+                del self._polling_until[threading.get_ident()]
         for descriptor, _ in events:
             if descriptor == self._wake_read:
                 if self._closed:
-                    return None
+                    return None  # leave the byte in the pipe: the other threads must wake too
                 with contextlib.suppress(OSError):
                     os.read(self._wake_read, 4096)
                 continue
@@ -234,8 +235,8 @@ class Executor:
 _executors: weakref.WeakSet[Executor] = weakref.WeakSet()
 
 
-class _Default:
-    """The process's own executor; a forked child gets another one."""
+class _DefaultExecutor:
+    """Holds the executor that the whole process shares; a forked child gets another one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -253,16 +254,16 @@ class _Default:
         self._executor = None
 
 
-_default = _Default()
+_default = _DefaultExecutor()
 
 
 def default_executor() -> Executor:
-    """The process's own, made when first asked for."""
+    """The executor that the whole process shares, made at the first call."""
     return _default.get()
 
 
 def _close_all() -> None:
-    """At exit: publishers flush for a moment, then the threads end while the interpreter still stands."""
+    """At exit: let publishers flush for a moment, then end the threads before the interpreter is torn down."""
     for executor in list(_executors):
         if executor.forked:
             continue

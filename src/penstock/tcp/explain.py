@@ -1,4 +1,4 @@
-"""Why nothing arrives: what the network can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at a tcp or broker address: probes the network. ``explain`` connects, but does not subscribe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER_S = 2.0
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
-    """Whether somebody listens there."""
+    """Report whether a process listens at the address, or why it cannot be reached."""
     where = parts.name or f"{parts.host}:{parts.port}"
     try:
         if parts.name:
@@ -39,9 +39,9 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
 
 def unreached(subscriber: Any, deadline: float) -> str:
-    """Why a publisher of an open subscriber cannot be reached; empty once all are, or when the time is over.
+    """The error of the first session that cannot connect; empty when all are connected or ``deadline`` has passed.
 
-    ``deadline`` is a moment of ``time.monotonic``.
+    ``deadline`` is a value of ``time.monotonic``.
     """
     for session in subscriber.sessions:
         while not session.wait_connected(0.02):
@@ -53,7 +53,7 @@ def unreached(subscriber: Any, deadline: float) -> str:
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What a publisher anywhere tells in the greeting: subscribes for that moment; nothing where none is there."""
+    """What a publisher says of itself in the handshake; subscribes for that long. Empty when no publisher answers."""
     from penstock.tcp import open_subscriber
 
     options = addresses.convert(parts.options, open_subscriber, parts.text)

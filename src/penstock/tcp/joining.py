@@ -1,7 +1,7 @@
-"""Joining: a connection on its way to becoming a subscriber of a publisher: the handshake, within a time.
+"""Joining: a publisher's side of one handshake, from the accepted connection to the new subscriber.
 
-Rules: served by one executor thread at a time. It ends in exactly one of two ways: the socket belongs to the native
-core (``joined``), or it is closed and the reason told (``failed``).
+Rules: one executor thread at a time serves it. It ends within ``handshake_timeout`` in exactly one of two ways: the
+native core owns the socket (``Publisher.joined``), or it is closed with a reason (``Publisher.failed``).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Joining:
         self._answer = publisher.new_answer()
         self._ended = False
         self._lock = threading.RLock()  # a finaliser may close the publisher inside a call of its own thread
-        self._timer = executor.call_later(publisher.handshake_timeout, self._too_late)
+        self._timer = executor.call_later(publisher.handshake_timeout, self._on_timeout)
 
     def begin(self) -> None:
-        self._executor.watch(self._socket.fileno(), READ, self._readable)
+        self._executor.watch(self._socket.fileno(), READ, self._on_readable)
 
-    def _readable(self) -> None:
+    def _on_readable(self) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -47,10 +47,10 @@ class Joining:
                 if not self._ended:
                     self._fail(error)
                 return
-            if self._ended:
+            if self._ended:  # a finaliser in this thread may have closed the publisher in the meantime
                 return
             if agreed is None:
-                self._executor.watch(self._socket.fileno(), READ, self._readable)
+                self._executor.watch(self._socket.fileno(), READ, self._on_readable)
             else:
                 self._join(agreed)
 
@@ -65,12 +65,12 @@ class Joining:
             try:
                 agreed = self._answer.feed(data)
             finally:
-                self._send()
+                self._send()  # also after an error: a refusal has to reach the peer
             if agreed is not None:
                 return agreed
 
     def _send(self) -> None:
-        """A challenge or a refusal: a few bytes into an empty socket, so that what does not fit is no peer of ours."""
+        """Send a challenge or a refusal: a few bytes, which fit into the empty send buffer of any honest peer."""
         if self._answer.outgoing:
             data = bytes(self._answer.outgoing)
             self._answer.outgoing.clear()
@@ -89,17 +89,18 @@ class Joining:
 
     def _fail(self, error: BaseException) -> None:
         self._finish()
-        if isinstance(error, RefusedError):  # let the refusal arrive: unread bytes would turn the close into a reset
+        if isinstance(error, RefusedError):
+            # Unread bytes would turn the close into a reset, and the refusal would not arrive.
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
         self._socket.close()
         self._publisher.failed(self, error)
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         self.abandon(f"no handshake within {self._publisher.handshake_timeout:g} s")
 
     def abandon(self, reason: str) -> None:
-        """Close it for ``reason``, unless it has ended."""
+        """Close the connection with ``reason``, unless the handshake has ended."""
         with self._lock:
             if not self._ended:
                 self._fail(ProtocolError(reason))

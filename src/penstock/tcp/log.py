@@ -1,4 +1,4 @@
-"""The room's log: connects, handshakes, drops. Off unless asked for; then it costs a test of a level.
+"""The room's log: connects, handshakes, drops. It is off by default and then costs one check of the level.
 
 ``PENSTOCK_LOG=debug`` (or ``info``, ``warning``) writes to stderr; programs with their own logging configure the logger
 ``penstock.tcp`` instead. Any thread may log.
@@ -13,40 +13,41 @@ import time
 
 logger = logging.getLogger("penstock.tcp")
 
-BURST = 5  # warnings of one handle that are told at once
-PERIOD_S = 10.0  # then they are counted for so long
+BURST = 5  # a handle logs at most so many warnings in one period
+PERIOD_S = 10.0  # further warnings of the period are only counted
 
 
 class Throttle:
-    """Warnings of one handle: a peer that misbehaves again and again must not fill the log. Any thread."""
+    """Limits the rate of one handle's warnings, so that a peer that misbehaves cannot fill the log. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._began = -PERIOD_S
-        self._told = self._kept_back = 0
+        self._logged = self._suppressed = 0
 
-    def tell(self, text: str, *arguments: object) -> None:
-        """Warn, or count it where there were too many of late."""
+    def warn(self, text: str, *arguments: object) -> None:
+        """Log a warning; count it instead when this period has had ``BURST`` of them."""
         now = time.monotonic()
         with self._lock:
             if now - self._began >= PERIOD_S:
-                kept_back, self._kept_back, self._told, self._began = self._kept_back, 0, 0, now
+                suppressed, self._suppressed, self._logged, self._began = self._suppressed, 0, 0, now
             else:
-                kept_back = 0
-            self._told += 1
-            if self._told > BURST:
-                self._kept_back += 1
+                suppressed = 0
+            self._logged += 1
+            if self._logged > BURST:
+                self._suppressed += 1
                 return
-        if kept_back:
-            logger.warning("%d more warnings were kept back", kept_back)
+        # Outside the lock: a logging handler may be slow, or may log through this object itself.
+        if suppressed:
+            logger.warning("%d more warnings were suppressed", suppressed)
         logger.warning(text, *arguments)
 
     def end(self) -> None:
-        """The handle is closed: tell of what was counted."""
+        """The handle is closed: log how many warnings were suppressed."""
         with self._lock:
-            kept_back, self._kept_back = self._kept_back, 0
-        if kept_back:
-            logger.warning("%d more warnings were kept back", kept_back)
+            suppressed, self._suppressed = self._suppressed, 0
+        if suppressed:
+            logger.warning("%d more warnings were suppressed", suppressed)
 
 
 def _configure() -> None:
@@ -55,6 +56,7 @@ def _configure() -> None:
     if number is None:
         return
     logger.setLevel(number)
+    # A program with logging of its own keeps it: a second handler would print each line twice.
     if not logging.getLogger().handlers and not logger.handlers:
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))

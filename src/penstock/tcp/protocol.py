@@ -1,17 +1,17 @@
 """The protocol, version 0, without I/O: bytes in, events out.
 
-Job: what stands before the data. A subscriber asks, a publisher answers; after that the native core scans frames.
+Job: the handshake before the data. A subscriber asks, a publisher answers; after that the native core scans frames.
 
 Rules:
 
-- Feed a ``Negotiation`` exactly the bytes it ``needs``; it gives events, and bytes to be sent in ``outgoing``. It never
-  asks for more than the frame it is reading, so nothing of the data that follows is swallowed.
+- Feed a ``Negotiation`` at most the bytes it ``needs``; it gives events, and puts bytes to send into ``outgoing``. It
+  never asks for more than the frame it is reading, so it cannot swallow the data that follows.
 - A header of 12 bytes (see ``docs/formats.md``): size, type, reserved, size of the data. Header bytes beyond what is
-  known are skipped, fields left out read as 0, unknown types are skipped whole, reserved bits are ignored.
-- Our own peers say so in the data of the handshake, behind the version: ``MAGIC`` and a list of tagged fields, of which
-  unknown ones are skipped; everybody else gets plain version 0. Every header of a handshake has 12 bytes.
-- A token never travels: both sides prove it by an HMAC over two nonces, compared in constant time.
-- No state is shared: one negotiation belongs to one connection and to whichever thread serves it.
+  known are skipped, fields left out read as 0, frames of unknown types are skipped, reserved bits are ignored.
+- Our own peers identify themselves in the data of the handshake, after the version: ``MAGIC`` and a list of tagged
+  fields (unknown ones are skipped). All other peers get plain version 0. Every header of a handshake has 12 bytes.
+- A token is never sent: both sides prove that they know it by an HMAC over two nonces, compared in constant time.
+- No state is shared: one negotiation belongs to one connection, and one thread at a time serves it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ PUBLISHES = "messages are published at this port, nobody answers calls there; re
 NO_PAST_HERE = "this publisher keeps nothing on disk; open it with durable=, or the subscriber without start="
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
-# In an extended answer, whose first field it is: the native core writes it at the very moment of joining, and in the
-# field behind it how many messages of the past come first.
+# NEXT_ORDINAL is the first field of an extended answer, at a fixed offset: the native core fills it in at the moment of
+# joining, and in the field after it how many messages of the history come first.
 NEXT_ORDINAL_OFFSET = HEADER.size + 1 + len(MAGIC) + FIELD.size
 
 
@@ -52,7 +52,7 @@ class FrameType(enum.IntEnum):
 
 
 class Tag(enum.IntEnum):
-    """The fields of a handshake between our own peers. New ones are added; a number is never used again."""
+    """The fields of a handshake between our own peers. New tags may be added; a number is never reused."""
 
     NEXT_ORDINAL = 1
     NONCE = 2
@@ -74,16 +74,16 @@ SIZES = {Tag.NEXT_ORDINAL: 8, Tag.NONCE: 16, Tag.IDENTITY: 16, Tag.CLOCK_NS: 8, 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a subscriber asks for of the past."""
+    """Which messages of the history a subscriber asks for."""
 
-    past: bool = True  # what the publisher keeps for who joins
-    start: str = ""  # a place in what it keeps on disk, as ``start=`` names it; empty: nothing of that
-    last: tuple[bytes, int] = (NO_NONCE, 0)  # the publisher's identity and the last ordinal that came from it
+    past: bool = True  # those that the publisher keeps for subscribers that join
+    start: str = ""  # a position in what it keeps on disk, as ``start=`` names it; empty: none of that
+    last: tuple[bytes, int] = (NO_NONCE, 0)  # the publisher's identity and the last ordinal received from it
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """Both sides are agreed; data follows."""
+    """The result of a handshake; data follows."""
 
     version: int
     extended: bool
@@ -91,13 +91,13 @@ class Agreed:
     next_ordinal: int = 0
     peer_clock_ns: int = 0
     schema: str = ""
-    past: int = 0  # so many messages at the beginning may have come over a connection before
+    past: int = 0  # so many first messages are history; an earlier connection may have delivered them
     wanted: Wanted = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """What our own peers say of themselves in a handshake."""
+    """The fields that our own peers add to a handshake."""
 
     wants_token: bool = False
     nonce: bytes = NO_NONCE
@@ -105,13 +105,13 @@ class Extension:
     next_ordinal: int = 0
     clock_ns: int = 0
     proof: bytes = b""
-    calls: bool = False  # requests and answers follow, not messages
+    calls: bool = False  # the connection carries requests and answers, not messages
     schema: str = ""
     past: int = 0
     wanted: Wanted = Wanted()
 
     def encode(self) -> bytes:
-        """The list of fields, the next ordinal first."""
+        """The fields as bytes; the next ordinal comes first (``NEXT_ORDINAL_OFFSET``)."""
         fields = [
             (Tag.NEXT_ORDINAL, struct.pack("<Q", self.next_ordinal)),
             (Tag.PAST, struct.pack("<Q", self.past)),
@@ -137,7 +137,7 @@ class Extension:
 
     @classmethod
     def decode(cls, data: bytes) -> Extension | None:
-        """From what follows the version; None where a peer is not one of ours."""
+        """The fields out of the bytes after the version; None if the peer is not one of ours."""
         if not data.startswith(MAGIC):
             return None
         fields: dict[int, bytes] = {}
@@ -152,8 +152,8 @@ class Extension:
             if len(value) != size or SIZES.get(tag, size) != size:
                 raise ProtocolError(f"field {tag} of the handshake has {len(value)} bytes")
             fields.setdefault(tag, value)
-        told = fields.get(Tag.LAST, bytes(24))
-        last = (told[:16], int.from_bytes(told[16:], "little"))
+        last_field = fields.get(Tag.LAST, bytes(24))
+        last = (last_field[:16], int.from_bytes(last_field[16:], "little"))
         return cls(
             Tag.WANTS_TOKEN in fields,
             fields.get(Tag.NONCE, NO_NONCE),
@@ -179,13 +179,13 @@ def frame(kind: FrameType, data: bytes) -> bytes:
 
 
 def prove(token: bytes, side: bytes, request_nonce: bytes, answer_nonce: bytes) -> bytes:
-    """What only a holder of the token can say about these two nonces."""
+    """The HMAC over both nonces that only a holder of the token can compute; ``side`` prevents reflecting it."""
     return hmac.digest(token, b"penstock tcp " + side + request_nonce + answer_nonce, "sha256")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One whole frame of a negotiation."""
+    """One complete frame of a negotiation."""
 
     kind: int
     header: bytes
@@ -193,10 +193,10 @@ class Frame:
 
     @property
     def version(self) -> int:
-        return self.data[0] if self.data else 0  # left out: 0
+        return self.data[0] if self.data else 0  # a peer may leave it out, which means 0
 
     def extension(self) -> Extension | None:
-        """What a peer of ours says of itself, or None."""
+        """The fields of a peer of ours; None for other peers."""
         return Extension.decode(self.data[1:])
 
 
@@ -206,7 +206,7 @@ class FrameReader:
     def __init__(self, max_data: int = MAX_HANDSHAKE_DATA) -> None:
         self._max_data = max_data
         self._buffer = bytearray()
-        self._size = 2  # of what is being waited for
+        self._size = 2  # bytes the buffer must reach next: the header's size, the header, then the frame
 
     @property
     def needs(self) -> int:
@@ -214,7 +214,7 @@ class FrameReader:
         return self._size - len(self._buffer)
 
     def feed(self, data: bytes) -> Frame | None:
-        """A frame, once it is whole. ``ProtocolError`` says what is wrong with it."""
+        """A frame, once it is complete. ``ProtocolError`` says what is wrong with it."""
         if len(data) > self.needs:
             raise ValueError(f"feed at most the {self.needs} bytes that are needed, not {len(data)}")
         self._buffer += data
@@ -232,15 +232,15 @@ class FrameReader:
             if len(self._buffer) < header_size + data_size:
                 self._size = header_size + data_size
                 continue
-            whole = Frame(kind, header, bytes(self._buffer[header_size:]))
+            complete = Frame(kind, header, bytes(self._buffer[header_size:]))
             self._buffer.clear()
             self._size = 2
-            return whole
+            return complete
         return None
 
 
 class Negotiation:
-    """What both sides share: frames come in, bytes go out, in the end there is an agreement."""
+    """Common to both sides: takes frames, produces bytes to send, and ends in an agreement or an error."""
 
     def __init__(
         self,
@@ -252,7 +252,7 @@ class Negotiation:
         self._reader = FrameReader(max_data)
         self._token = token
         self._calls = calls
-        self._asking, self._answering = ("client", "server") if calls else ("subscriber", "publisher")
+        self._asking_role, self._answering_role = ("client", "server") if calls else ("subscriber", "publisher")
         self._identity = identity
         self._nonce = os.urandom(16)
         self._frames = 0
@@ -264,16 +264,16 @@ class Negotiation:
         return self._reader.needs
 
     def feed(self, data: bytes) -> Agreed | None:
-        """The agreement, once it is reached. ``ProtocolError``, ``RefusedError``: it cannot be."""
-        whole = self._reader.feed(data)
-        if whole is None:
+        """The agreement, once it is reached. ``ProtocolError`` or ``RefusedError`` if it cannot be reached."""
+        received = self._reader.feed(data)
+        if received is None:
             return None
         self._frames += 1
-        if self._frames > 16:
+        if self._frames > 16:  # frames of unknown types are skipped; a peer could send them for ever
             raise ProtocolError("16 frames and no handshake")
-        return self._handle(whole)
+        return self._handle(received)
 
-    def _handle(self, whole: Frame) -> Agreed | None:
+    def _handle(self, received: Frame) -> Agreed | None:
         raise NotImplementedError
 
 
@@ -296,47 +296,49 @@ class Request(Negotiation):
         ours = Extension(token is not None, self._nonce, identity, 0, clock_ns, calls=calls, wanted=wanted)
         self.outgoing += handshake(VERSION, ours if extended else None)
 
-    def _handle(self, whole: Frame) -> Agreed | None:
-        if whole.kind == FrameType.REFUSED:
-            reason = printable(whole.data[:200].decode("utf-8", "replace"), keep="")
-            raise RefusedError(f"the {self._answering} refused: {reason}")
-        if whole.kind == FrameType.PROOF:
-            self._answer(whole.data)
+    def _handle(self, received: Frame) -> Agreed | None:
+        if received.kind == FrameType.REFUSED:
+            reason = printable(received.data[:200].decode("utf-8", "replace"), keep="")
+            raise RefusedError(f"the {self._answering_role} refused: {reason}")
+        if received.kind == FrameType.PROOF:
+            self._answer_challenge(received.data)
             return None
-        if whole.kind == FrameType.PAYLOAD:
+        if received.kind == FrameType.PAYLOAD:
             raise ProtocolError("data came before the handshake was answered")
-        if whole.kind != FrameType.HANDSHAKE:
+        if received.kind != FrameType.HANDSHAKE:
             return None
-        return self._agree(whole)
+        return self._agree(received)
 
-    def _answer(self, challenge: bytes) -> None:
-        """The publisher wants proof; the challenge is its nonce."""
+    def _answer_challenge(self, challenge: bytes) -> None:
+        """Prove the token to the publisher; the challenge is its nonce."""
         if self._token is None:
-            raise RefusedError(f"the {self._answering} asks for a token; open the {self._asking} with token=")
+            raise RefusedError(f"the {self._answering_role} asks for a token; open the {self._asking_role} with token=")
         if len(challenge) != len(NO_NONCE):
             raise ProtocolError(f"a challenge of {len(challenge)} bytes is not one of {len(NO_NONCE)}")
         self._challenge = challenge
         self.outgoing += frame(FrameType.PROOF, prove(self._token, b"subscriber", self._nonce, challenge))
 
-    def _agree(self, whole: Frame) -> Agreed:
-        if whole.version > VERSION:
-            raise ProtocolError(f"the {self._answering} offers version {whole.version} where {VERSION} was asked for")
-        extension = whole.extension()
+    def _agree(self, received: Frame) -> Agreed:
+        if received.version > VERSION:
+            raise ProtocolError(
+                f"the {self._answering_role} offers version {received.version} where {VERSION} was asked for"
+            )
+        extension = received.extension()
         if self._calls and (extension is None or not extension.calls):
             raise RefusedError(PUBLISHES)
         if self._token is not None:
             self._check_publisher(b"" if extension is None else extension.proof)
         if extension is None:
-            return Agreed(whole.version, False)
-        told = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema, extension.past)
-        return Agreed(whole.version, True, *told)
+            return Agreed(received.version, False)
+        facts = (extension.identity, extension.next_ordinal, extension.clock_ns, extension.schema, extension.past)
+        return Agreed(received.version, True, *facts)
 
     def _check_publisher(self, proof: bytes) -> None:
-        challenge = getattr(self, "_challenge", NO_NONCE)
+        challenge = getattr(self, "_challenge", NO_NONCE)  # unset where the publisher never challenged: refused below
         assert self._token is not None
         right = prove(self._token, b"publisher", self._nonce, challenge)
         if not hmac.compare_digest(right, proof) or challenge == NO_NONCE:
-            raise RefusedError(f"the {self._answering} did not prove that it knows the token")
+            raise RefusedError(f"the {self._answering_role} did not prove that it knows the token")
 
 
 class Answer(Negotiation):
@@ -349,21 +351,21 @@ class Answer(Negotiation):
         super().__init__(token, identity, calls)
         self._schema = schema
         self._durable = durable
-        self._asked: Frame | None = None
+        self._request_frame: Frame | None = None
         self._proof = b""
 
-    def _handle(self, whole: Frame) -> Agreed | None:
-        if whole.kind == FrameType.HANDSHAKE and self._asked is None:
-            return self._ask(whole)
-        if whole.kind == FrameType.PROOF and self._asked is not None:
-            return self._check_subscriber(whole.data)
-        if whole.kind == FrameType.PAYLOAD:
+    def _handle(self, received: Frame) -> Agreed | None:
+        if received.kind == FrameType.HANDSHAKE and self._request_frame is None:
+            return self._handle_request(received)
+        if received.kind == FrameType.PROOF and self._request_frame is not None:
+            return self._check_subscriber(received.data)
+        if received.kind == FrameType.PAYLOAD:
             raise ProtocolError("data came before the handshake")
         return None
 
-    def _ask(self, whole: Frame) -> Agreed | None:
-        self._asked = whole
-        extension = whole.extension()
+    def _handle_request(self, received: Frame) -> Agreed | None:
+        self._request_frame = received
+        extension = received.extension()
         wants_token = extension is not None and extension.wants_token
         if self._calls != (extension is not None and extension.calls):
             self._refuse(ANSWERS if self._calls else PUBLISHES)
@@ -371,16 +373,16 @@ class Answer(Negotiation):
             self._refuse(NO_PAST_HERE)
         if self._token is None:
             if wants_token:
-                self._refuse(f"this {self._answering} has no token; open the {self._asking} without token=")
+                self._refuse(f"this {self._answering_role} has no token; open the {self._asking_role} without token=")
             return self._agree(b"")
         if not wants_token:
-            self._refuse(f"this {self._answering} asks for a token; open the {self._asking} with token=")
+            self._refuse(f"this {self._answering_role} asks for a token; open the {self._asking_role} with token=")
         self.outgoing += frame(FrameType.PROOF, self._nonce)
         return None
 
     def _check_subscriber(self, proof: bytes) -> Agreed:
-        assert self._asked is not None
-        extension = self._asked.extension()
+        assert self._request_frame is not None
+        extension = self._request_frame.extension()
         if self._token is None or extension is None:
             raise ProtocolError("a proof that nobody asked for")
         right = prove(self._token, b"subscriber", extension.nonce, self._nonce)
@@ -393,11 +395,11 @@ class Answer(Negotiation):
         raise RefusedError(reason)
 
     def _agree(self, proof: bytes) -> Agreed:
-        """What is agreed. The answer itself is made by ``answer``, when its numbers are known."""
-        assert self._asked is not None
-        extension = self._asked.extension()
+        """The agreement. ``answer`` makes the bytes to send later, when the next ordinal is known."""
+        assert self._request_frame is not None
+        extension = self._request_frame.extension()
         self._proof = proof
-        version = min(self._asked.version, VERSION)
+        version = min(self._request_frame.version, VERSION)
         if extension is None:
             return Agreed(version, False)
         return Agreed(version, True, extension.identity, 0, extension.clock_ns, wanted=extension.wanted)
@@ -406,6 +408,6 @@ class Answer(Negotiation):
         """The publisher's handshake: the last bytes before data."""
         if not agreed.extended:
             return handshake(agreed.version)
-        told = (next_ordinal, clock_ns, self._proof, self._calls, self._schema, past)
-        ours = Extension(False, self._nonce, self._identity, *told)
+        facts = (next_ordinal, clock_ns, self._proof, self._calls, self._schema, past)
+        ours = Extension(False, self._nonce, self._identity, *facts)
         return handshake(agreed.version, ours)

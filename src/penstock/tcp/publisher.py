@@ -1,13 +1,13 @@
-"""Publisher: offers one stream of messages at a port; whoever connects gets everything from then on.
+"""Publisher: offers one stream of messages at a port; a subscriber gets every message from when it joined.
 
 Rules:
 
-- ``publish`` may be called by any thread; callers take turns. With no subscriber it does nothing but count.
+- ``publish`` may be called by any thread; callers take turns. Without a subscriber it only counts the message.
 - Each subscriber has a bounded queue. ``overflow`` says what happens when it is full: ``block`` (wait for it, at most
   ``timeout`` seconds, then ``TimeoutError`` with nothing published), ``drop_oldest`` or ``drop_newest`` (counted).
-- It binds loopback unless told otherwise; elsewhere it wants a token, client certificates, or the word ``insecure``.
-  ``port=0`` lets the system choose; ``port`` tells it.
-- Connections are accepted and greeted by the executor's threads; messages never pass through those.
+- It listens on loopback by default. Any other host needs a token, client certificates, or ``insecure=True``. With
+  ``port=0`` the system chooses a port; the attribute ``port`` says which.
+- The executor's threads accept connections and do their handshakes; messages never pass through those threads.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Publisher(PublisherContract):
         self._keepalive = check_timeout(keepalive, "keepalive")
         self._token = sockets.check_secrets(token, tls, "publisher")
         self._tls = tls
-        asks_who_comes = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
-        if not (path or insecure or is_loopback(host) or asks_who_comes):
+        authenticates = bool(self._token) or (tls is not None and tls.verify_mode.name == "CERT_REQUIRED")
+        if not (path or insecure or is_loopback(host) or authenticates):
             raise RefusedError(
                 f"{host} is reachable from other machines: give token= (and tls=), or a tls= that asks for the "
                 "certificates of clients, or say insecure=True (in an address: ?insecure=true)"
@@ -137,12 +137,12 @@ class Publisher(PublisherContract):
         self._pumps: weakref.WeakSet[Pump] = weakref.WeakSet()
         self._closing = False
         self._warnings = Throttle()
-        self._watch_silence()
-        self._dropped: dict[int, int] = {}  # told in the log so far
+        self._drop_silent_peers()
+        self._logged_drops: dict[int, int] = {}  # by subscriber: how many drops the log has reported
         if logger.isEnabledFor(logging.DEBUG):
-            self._watch_drops()
+            self._log_drops_regularly()
         self._executor.handles.add(self)
-        self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
+        self._executor.watch(self._outlet.gone_fileno(), READ, self._forget_disconnected)
         self._executor.watch(self._listener.fileno(), READ, self._accept)
         logger.info("publisher listens at %s", self.address)
 
@@ -160,8 +160,8 @@ class Publisher(PublisherContract):
     ) -> int:
         """Publish a copy of ``data``; gives its ordinal.
 
-        What else is known of the message (a bridge knows its ordinal and time) goes to our own peers; those of plain
-        version 0 get the bytes.
+        The other arguments (a bridge knows a message's ordinal and time) reach our own peers only; peers of plain
+        version 0 get just the bytes.
         """
         return self._outlet.publish(
             data,
@@ -173,14 +173,14 @@ class Publisher(PublisherContract):
         )
 
     def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Publish each of them, in order, gathered; gives how many."""
+        """Publish each item of ``batch``, in order and in few system calls; gives how many."""
         return self._outlet.publish_many(batch)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
-        """Publish messages as they are: ordinals, times, virtual channels and properties stay."""
+        """Publish messages unchanged: with their ordinals, times, virtual channels and properties."""
         if not isinstance(batch, list):
             return self._outlet.publish_many(batch, True)
-        for message in batch:  # a list brings its bytes alone
+        for message in batch:  # of a list, the native core would take the payloads only
             self.publish(
                 message, properties=dict(message.properties) or None, vchan_id=message.vchan_id,
                 ordinal=message.ordinal, timestamp_ns=message.timestamp_ns,
@@ -191,7 +191,7 @@ class Publisher(PublisherContract):
         return self._outlet.publish(data, **options, wait=False)
 
     def send(self, data: Buffer | list[Buffer] | tuple[Buffer, ...]) -> int:
-        """``publish`` by the reference's name; a list of buffers is gathered to one message."""
+        """``publish`` by the name that tcp_pubsub uses; a list of buffers becomes one message."""
         if not isinstance(data, list | tuple):
             return self._outlet.publish(data)
         return self._send_gathered(data)
@@ -209,18 +209,18 @@ class Publisher(PublisherContract):
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
         return self._outlet.reserve(size)
 
-    # -- who listens
+    # -- its address and subscribers
 
     @property
     def address(self) -> str:
-        """What a subscriber is opened with."""
+        """The address that a subscriber opens."""
         if self._path:
             return f"tcp://{self._path}"
         return f"tcp://{sockets.name_of((self.host, self.port))}"
 
     @property
     def subscriber_count(self) -> int:
-        """How many subscribers have finished their handshake and are still there."""
+        """How many subscribers have finished their handshake and are still connected."""
         fed = sum(feeder.outlet.subscriber_count for feeder in list(self._feeders))
         return self._outlet.subscriber_count + fed
 
@@ -239,7 +239,7 @@ class Publisher(PublisherContract):
 
     @property
     def memory_bytes(self) -> int:
-        """What the queues hold now."""
+        """How much memory the queues use now."""
         return self._outlet.memory_bytes
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
@@ -255,9 +255,9 @@ class Publisher(PublisherContract):
 
     @property
     def ledger(self) -> Ledger:
-        """Each message once: delivered when all who were there have been sent it, lost when one of them was not.
+        """Counts each message once: as delivered when every subscriber was sent it, as lost when one was not.
 
-        What each subscriber got stands in ``subscribers``.
+        The counts of each subscriber are in ``subscribers``.
         """
         matched, delivered, dropped, in_flight = self._outlet.ledger()
         return Ledger(matched, delivered, dropped, 0, in_flight)
@@ -266,7 +266,7 @@ class Publisher(PublisherContract):
 
     def _accept(self) -> None:
         delay = 0.0
-        for _ in range(64):
+        for _ in range(64):  # at most so many a turn: the thread has other connections to serve
             try:
                 connection, address = self._listener.accept()
             except BlockingIOError:
@@ -275,23 +275,23 @@ class Publisher(PublisherContract):
                 if self._closing:
                     return
                 if error.errno in OUT_OF_DESCRIPTORS:
-                    self._warnings.tell("%s cannot accept: %s", self.address, error.strerror)
-                    delay = 0.1
+                    self._warnings.warn("%s cannot accept: %s", self.address, error.strerror)
+                    delay = 0.1  # the listener stays readable: without a pause this would spin
                     break
-                continue  # gone before it was accepted
-            self._greet(connection, sockets.name_of(address))
+                continue  # the peer disconnected before it was accepted
+            self._begin_handshake(connection, sockets.name_of(address))
         if not self._closing:
-            self._listen_again(delay)
+            self._resume_accepting(delay)
 
-    def _listen_again(self, delay: float) -> None:
+    def _resume_accepting(self, delay: float) -> None:
         if delay:
-            self._executor.call_later(delay, lambda: self._listen_again(0))
+            self._executor.call_later(delay, lambda: self._resume_accepting(0))
             return
         with self._changed:
             if not self._closing:
                 self._executor.watch(self._listener.fileno(), READ, self._accept)
 
-    def _greet(self, connection: socket.socket, name: str) -> None:
+    def _begin_handshake(self, connection: socket.socket, name: str) -> None:
         logger.debug("%s: connection from %s", self.address, name)
         with contextlib.suppress(OSError):
             sockets.prepare(connection, self._keepalive)
@@ -302,16 +302,17 @@ class Publisher(PublisherContract):
                 pump = tls.serve(self._executor, connection, self._tls, name)
             except OSError as error:
                 connection.close()
-                self._warnings.tell("%s: %s closed: %s", self.address, name, error)
+                self._warnings.warn("%s: %s closed: %s", self.address, name, error)
                 return
             self._pumps.add(pump)
             connection = pump.inner
         joining = Joining(self, connection, name, self._executor)
         with self._changed:
             self._joining[joining] = None
+            # A flood of silent connections must not keep new ones out: the oldest handshake goes.
             oldest = next(iter(self._joining)) if len(self._joining) > MAX_JOINING else None
             closing = self._closing
-        if closing:  # just now: it does not know of this one
+        if closing:  # `close` has begun and may have missed this handshake in its list
             joining.abandon("the publisher was closed")
             return
         if oldest is not None:
@@ -319,7 +320,7 @@ class Publisher(PublisherContract):
         joining.begin()
 
     def new_answer(self) -> Answer:
-        """The protocol's side of a new connection."""
+        """The protocol state of a new connection."""
         return Answer(self._token, identity=self._identity, schema=self._schema, durable=self.durable)
 
     @property
@@ -328,16 +329,16 @@ class Publisher(PublisherContract):
         return self._past is not None
 
     def agree(self, terms: Terms) -> None:
-        """Who is greeted from now on is told it. Opened with a type it has told everybody."""
+        """Send the schema of ``terms`` in every later handshake. A publisher opened with a type has sent it to all."""
         self._schema = terms.text
 
     @property
     def schema(self) -> str | None:
-        """What its greeting says of the messages, or None."""
+        """The schema that its handshake sends, or None."""
         return self._schema or None
 
     def joined(self, joining: Joining, connection: socket.socket, agreed: Agreed, answer: bytes) -> None:
-        """A handshake has ended well: the native core takes over."""
+        """A handshake has succeeded: hand the connection to the native core."""
         if agreed.wanted.start:
             self._begin_past(joining, connection, agreed, answer)
             return
@@ -385,53 +386,55 @@ class Publisher(PublisherContract):
             outlet.drop_silent(2 * self._keepalive)
 
     def failed(self, joining: Joining, error: BaseException) -> None:
-        """A handshake has not: the offender is closed, everybody else goes on."""
-        if not self._closing or isinstance(error, RefusedError):  # who was refused may know it before `close` began
+        """A handshake has failed and its connection is closed; other subscribers are not affected."""
+        # While closing, abandoned handshakes are no errors; a refusal is, the peer may have been refused before.
+        if not self._closing or isinstance(error, RefusedError):
             self._outlet.error()
-            self._warnings.tell("%s: %s closed: %s", self.address, joining.name, error)
+            self._warnings.warn("%s: %s closed: %s", self.address, joining.name, error)
         with self._changed:
-            self._joining.pop(joining, None)  # last: `close` waits for those that are here
+            self._joining.pop(joining, None)  # last: until then `close` finds it and waits for its lock
 
-    def _note_gone(self) -> None:
+    def _forget_disconnected(self) -> None:
+        """Log and forget the subscribers whose connections the native core has closed."""
         with self._changed:
             for number, error, lost, dropped in self._outlet.take_gone():
-                self._log_dropped(number, dropped)
-                self._dropped.pop(number, None)
+                self._log_drops_of(number, dropped)
+                self._logged_drops.pop(number, None)
                 name = self._names.pop(number, "?")
                 why = os.strerror(error) if error else "closed by it"
-                tell = self._warnings.tell if lost and error else logger.debug
-                tell("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
+                log = self._warnings.warn if lost and error else logger.debug
+                log("%s: %s has gone (%s), %d messages undelivered", self.address, name, why, lost)
             self._changed.notify_all()
             if not self._closing:
-                self._executor.watch(self._outlet.gone_fileno(), READ, self._note_gone)
+                self._executor.watch(self._outlet.gone_fileno(), READ, self._forget_disconnected)
 
-    def _watch_drops(self) -> None:
-        """Tells of drops, now and then; begun only where somebody listens."""
-        self._log_drops()
+    def _log_drops_regularly(self) -> None:
+        """Log drops every ``LOG_DROPS_S``; started only when debug messages are logged."""
+        self._log_all_drops()
         if not self._closing:
             with contextlib.suppress(ClosedError):
-                self._executor.call_later(LOG_DROPS_S, self._watch_drops)
+                self._executor.call_later(LOG_DROPS_S, self._log_drops_regularly)
 
-    def _log_drops(self) -> None:
+    def _log_all_drops(self) -> None:
         with self._changed:
             for number, _, _, _, dropped, _, _, _ in self._outlet.peers():
-                self._log_dropped(number, dropped)
+                self._log_drops_of(number, dropped)
 
-    def _log_dropped(self, number: int, dropped: int) -> None:
-        """What was dropped for one subscriber since it was told of last."""
-        more = dropped - self._dropped.get(number, 0)
+    def _log_drops_of(self, number: int, dropped: int) -> None:
+        """Log how many messages were dropped for one subscriber since the last such line."""
+        more = dropped - self._logged_drops.get(number, 0)
         if more and logger.isEnabledFor(logging.DEBUG):
-            self._dropped[number] = dropped
+            self._logged_drops[number] = dropped
             name = self._names.get(number, "?")
             logger.debug("%s: %d messages dropped for %s: its queue was full", self.address, more, name)
 
-    def _watch_silence(self) -> None:
-        """Peers that have not acknowledged anything for too long, though something was sent: a cut cable."""
+    def _drop_silent_peers(self) -> None:
+        """Disconnect peers that have acknowledged nothing for too long though data was sent, as after a cut cable."""
         if self._keepalive is None or self._closing:
             return
         self._outlet.drop_silent(2 * self._keepalive)
-        with contextlib.suppress(Exception):
-            self._silence = self._executor.call_later(self._keepalive / 2, self._watch_silence)
+        with contextlib.suppress(Exception):  # the executor may be closed by now
+            self._silence_timer = self._executor.call_later(self._keepalive / 2, self._drop_silent_peers)
 
     # -- the end
 
@@ -440,22 +443,23 @@ class Publisher(PublisherContract):
         return self._closing
 
     def close(self, timeout: float | None = None) -> None:
-        """No more subscribers; what is queued is sent, for ``timeout`` (``close_timeout``) seconds at most."""
+        """Stop accepting, and send what is queued for at most ``timeout`` seconds (default: ``close_timeout``)."""
         if self._owner_pid != os.getpid():
-            return  # a child's copy: nothing of it is ours to end
+            return  # a forked child's copy: the connections belong to the parent
         with self._changed:
             if self._closing:
                 return
             self._closing = True
             joining = list(self._joining)
             self._changed.notify_all()
+        # Unwatch before closing: the number of a closed descriptor may belong to another file at once.
         self._executor.unwatch(self._listener.fileno())
         self._listener.close()
         if self._path:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
         if self._keepalive is not None:
-            self._silence.cancel()
+            self._silence_timer.cancel()
         for one in joining:
             one.abandon("the publisher was closed")
         deadline = time.monotonic() + (self._close_timeout if timeout is None else timeout)
@@ -463,17 +467,17 @@ class Publisher(PublisherContract):
             feeder.end(deadline)
         flushed = self._outlet.drain(max(0.0, deadline - time.monotonic()))
         self._executor.unwatch(self._outlet.gone_fileno())
-        self._note_gone()
+        self._forget_disconnected()
         if logger.isEnabledFor(logging.DEBUG):
-            self._log_drops()
+            self._log_all_drops()
         self._outlet.close()
         self._warnings.end()
-        for pump in list(self._pumps):
+        for pump in list(self._pumps):  # TLS: what was drained is in the pumps, not yet at the peer
             pump.done.wait(max(0.0, deadline - time.monotonic()))
         logger.info("publisher at %s closed%s", self.address, "" if flushed else ", not everything was sent")
 
     def end_at_exit(self) -> None:
-        """What was published is flushed for a moment."""
+        """Flush what was published, for at most ``close_timeout``."""
         self.close()
 
     def __repr__(self) -> str:

@@ -1,14 +1,14 @@
-"""Session: one subscriber's connection to one publisher, kept up: connect, greet, read, and again when it breaks.
+"""Session: one subscriber's connection to one publisher: connects, does the handshake, and reconnects when it breaks.
 
 Rules:
 
 - Hosts are tried in turn, on any failure to connect. After the whole list has failed there is a pause that doubles up
-  to ``reconnect_delay_max``, with jitter. ``max_reconnects`` failures in a row end the session (-1: never); the count
-  begins anew after a message came, or after a connection that lasted longer than ``reconnect_delay_max``.
-- A connection that broke before either, or by what its publisher sent, is such a failure: greeting alone earns nothing.
-- The executor's threads connect; the reader reads. What a broken connection had still delivered is read before
-  anything of the next one.
-- ``cancel`` may be called by any thread, also inside a callback; elsewhere it waits for a callback that runs.
+  to ``reconnect_delay_max``, with jitter. More than ``max_reconnects`` failures in a row end the session (-1: never).
+  A message, or a connection that lasted longer than ``reconnect_delay_max``, resets the count.
+- A connection that broke before either, or because of what its publisher sent, counts as a failure: a handshake alone
+  does not reset the count.
+- The executor's threads connect; the reader reads. It reads the rest of a broken connection before the next one.
+- ``cancel`` may be called by any thread. Outside of a callback it waits for a callback that is running.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from penstock.tcp.subscriber import Subscriber
     from penstock.tcp.tls import Pump
 
-Target = tuple[str, int]  # a port of 0 and a path: a unix socket
+Target = tuple[str, int]  # (host, port), or (path, 0) for a unix socket
 
 
 class SessionState(enum.StrEnum):
-    """Where a session stands."""
+    """What a session is doing."""
 
     CONNECTING = "connecting"
     CONNECTED = "connected"
-    WAITING = "waiting"  # for the next try
-    ENDED = "ended"  # cancelled, or tried often enough
+    WAITING = "waiting"  # until the next attempt to connect
+    ENDED = "ended"  # cancelled, refused, or failed more than max_reconnects times
 
 
 class Session:
@@ -58,24 +58,24 @@ class Session:
         self.last_error: str | None = None
         self.connections = 0
         self.clock_offset_ns: int | None = None
-        self.schema = ""  #: what the publisher's greeting said of its messages
+        self.schema = ""  #: the schema of its messages, from the publisher's handshake
         self._subscriber = subscriber
         self._executor = subscriber.executor
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._state = SessionState.CONNECTING
-        self._target = 0
+        self._target_index = 0
         self._failures = 0
         self._attempt: _Attempt | None = None
         self._timer: Timer | None = None
-        self._open: dict[int, socket.socket] = {}  # by the serial that the native core gave
-        self._current = 0
-        self.identity = NO_NONCE  #: of the publisher it was connected to last
+        self._sockets: dict[int, socket.socket] = {}  # by serial number; old ones stay until they are read to the end
+        self._current_serial = 0
+        self.identity = NO_NONCE  #: the identity of the publisher it was last connected to
         self._address = ""
         self._connected_at = 0.0
         self._warnings = Throttle()
 
-    # -- what users ask
+    # -- state
 
     @property
     def state(self) -> SessionState:
@@ -87,8 +87,8 @@ class Session:
 
     @property
     def publisher(self) -> str:
-        """The publisher's address, as connected or as tried now."""
-        return self._address or self._name(self.targets[self._target])
+        """The publisher's address: the one it is (or was last) connected to, else the one it tries."""
+        return self._address or self._target_name(self.targets[self._target_index])
 
     def wait_connected(self, timeout: float | None = None) -> bool:
         """Wait until it is connected; False when the time is over or the session has ended."""
@@ -97,7 +97,7 @@ class Session:
             return self.connected
 
     def cancel(self) -> None:
-        """End it. Afterwards no callback runs for it (but the one that calls this)."""
+        """End the session. Afterwards no callback runs for it, except one that calls this."""
         with self._lock:
             self._end("cancelled")
         self._subscriber.forget(self)
@@ -109,23 +109,24 @@ class Session:
         with self._lock:
             if self._state is SessionState.ENDED:
                 return
-            self._set(SessionState.CONNECTING)
-            self._attempt = _Attempt(self, self.targets[self._target])
+            self._set_state(SessionState.CONNECTING)
+            # An attempt that ends late compares itself with this one, and is ignored if it is not the current one.
+            self._attempt = _Attempt(self, self.targets[self._target_index])
             attempt = self._attempt
         attempt.begin()
 
     def failed(self, attempt: _Attempt, error: BaseException) -> None:
-        """An attempt came to nothing: the next host now, or the whole list after a pause."""
+        """An attempt failed: try the next host now, or the whole list after a pause."""
         with self._lock:
             if attempt is not self._attempt or self._state is SessionState.ENDED:
                 return
             self._attempt = None
             self.last_error = str(error)
-            # Who is not there may come; who refuses goes on refusing until somebody changes something.
-            tell = self._warnings.tell if isinstance(error, RefusedError) else logger.debug
-            tell("session to %s: %s", self._name(attempt.target), error)
-            self._target = (self._target + 1) % len(self.targets)
-            if self._target:
+            # An absent publisher may still come. One that refuses does so until a person changes something: warn.
+            log = self._warnings.warn if isinstance(error, RefusedError) else logger.debug
+            log("session to %s: %s", self._target_name(attempt.target), error)
+            self._target_index = (self._target_index + 1) % len(self.targets)
+            if self._target_index:
                 self._executor.call_soon(self.connect)
             else:
                 self._pause()
@@ -136,7 +137,7 @@ class Session:
             self._end(f"{self._failures} attempts failed, the last one: {self.last_error or 'the connection broke'}")
             self._subscriber.ended(self)
             return
-        self._set(SessionState.WAITING)
+        self._set_state(SessionState.WAITING)
         self._timer = self._executor.call_later(self._delay(), self.connect)
 
     def _delay(self) -> float:
@@ -144,33 +145,34 @@ class Session:
         return min(most, first * 2.0 ** min(self._failures - 1, 30)) * random.uniform(0.5, 1.0)  # noqa: S311
 
     def agreed(self, attempt: _Attempt, connection: socket.socket, agreement: Agreed) -> None:
-        """The handshake is done: the native core reads it from here on."""
+        """The handshake is done: hand the connection to the native core, which reads it."""
         with self._lock:
             if attempt is not self._attempt or self._state is SessionState.ENDED:
-                connection.close()
+                connection.close()  # the session was cancelled while this attempt ended
                 return
             self._attempt = None
-            self._address = self._name(attempt.target)
+            self._address = self._target_name(attempt.target)
             self.schema = agreement.schema
-            if not self._subscriber._goes_with(agreement.schema, self):
+            if not self._subscriber._accepts_schema(agreement.schema, self):
                 connection.close()
                 self._refuse(str(self._subscriber.refusal))
                 return
+            # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
             fresh = agreement.peer_identity != self.identity or not agreement.extended
             self.identity = agreement.peer_identity
             if agreement.extended:
                 self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
             self.connections += 1
             serial = self._subscriber.attach(self, connection, agreement, fresh)
-            self._open[serial] = connection
-            self._current = serial
+            self._sockets[serial] = connection
+            self._current_serial = serial
             self._connected_at = time.monotonic()
-            self._set(SessionState.CONNECTED)
-            self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
+            self._set_state(SessionState.CONNECTED)
+            self._executor.watch(connection.fileno(), HANG_UP, lambda: self._on_hang_up(serial))
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
     def refuse(self, why: str) -> None:
-        """What the publisher sends is not what the subscriber is for: no use in trying again."""
+        """End the session because the publisher's type does not match; a reconnect would not help."""
         with self._lock:
             self._refuse(why)
 
@@ -181,25 +183,26 @@ class Session:
 
     # -- the end of a connection
 
-    def _hung_up(self, serial: int) -> None:
-        """The publisher has gone; what it sent before is still to be read."""
+    def _on_hang_up(self, serial: int) -> None:
+        """The publisher has closed the connection: reconnect. The reader still reads what it sent before."""
         with self._lock:
-            connection = self._open.get(serial)
-            if serial != self._current or connection is None:
+            connection = self._sockets.get(serial)
+            if serial != self._current_serial or connection is None:
                 return
-            if not _has_hung_up(connection):  # told of another one, which had this number before
-                self._executor.watch(connection.fileno(), HANG_UP, lambda: self._hung_up(serial))
+            if not _has_hung_up(connection):  # the event was for an older socket with the same descriptor
+                self._executor.watch(connection.fileno(), HANG_UP, lambda: self._on_hang_up(serial))
                 return
-            self._current = 0
-            self._again(good=self._lasted())  # whether messages came is known when they have been read
+            self._current_serial = 0
+            # Whether messages came is known only when the reader has read them; `lost` then resets the count.
+            self._reconnect(good=self._connection_lasted())
 
-    def _lasted(self) -> bool:
+    def _connection_lasted(self) -> bool:
         return time.monotonic() - self._connected_at > self._subscriber.reconnect_delay_max
 
     def lost(self, serial: int, reason: str, error: int, messages: int) -> None:
-        """The reader has read a connection to its end. Called in the reader's thread."""
+        """The reader has read a connection to its end: close it. Called in the reader's thread."""
         with self._lock:
-            connection = self._open.pop(serial, None)
+            connection = self._sockets.pop(serial, None)
             if connection is None:
                 return
             self._executor.unwatch(connection.fileno())
@@ -210,12 +213,12 @@ class Session:
             if logger.isEnabledFor(logging.DEBUG):
                 lost = dict(self._subscriber.ledger.dropped)
                 logger.debug("session to %s: %d messages came, lost so far: %s", self._address, messages, lost or 0)
-            self._tell(reason, error)
-            if serial == self._current:
-                self._current = 0
-                self._again(good=not bad and (messages > 0 or self._lasted()))
+            self._log_end_of_connection(reason, error)
+            if serial == self._current_serial:
+                self._current_serial = 0
+                self._reconnect(good=not bad and (messages > 0 or self._connection_lasted()))
 
-    def _tell(self, reason: str, error: int) -> None:
+    def _log_end_of_connection(self, reason: str, error: int) -> None:
         texts = {
             "closed": "closed by the publisher",
             "bad_header": "a header that cannot be: closed",
@@ -226,29 +229,31 @@ class Session:
         bad = reason in ("bad_header", "too_large")
         if bad:
             self._subscriber.count_error()
-        (self._warnings.tell if bad else logger.debug)("session to %s: %s", self._address, text)
+        (self._warnings.warn if bad else logger.debug)("session to %s: %s", self._address, text)
 
-    def _again(self, good: bool) -> None:
+    def _reconnect(self, good: bool) -> None:
+        """Schedule the next attempt: soon after a ``good`` connection, else with the growing pause."""
         if self._state is SessionState.ENDED:
             return
         if self.max_reconnects == 0:
             self._end("the connection broke")
             self._subscriber.ended(self)
             return
-        self._target = 0
+        self._target_index = 0
         if not good:
             self._pause()
             return
         self._failures = 0
-        self._set(SessionState.WAITING)
+        self._set_state(SessionState.WAITING)
         first = self._subscriber.reconnect_delay
+        # A random delay, so that all subscribers of a restarted publisher do not connect at once.
         self._timer = self._executor.call_later(first * random.uniform(0.0, 1.0), self.connect)  # noqa: S311
 
     def _end(self, why: str) -> None:
-        """The lock is held. Sockets that the reader still reads stay open until it has."""
+        """The caller holds the lock. Sockets stay open until the reader has read them to the end."""
         if self._state is SessionState.ENDED:
             return
-        self._set(SessionState.ENDED)
+        self._set_state(SessionState.ENDED)
         logger.debug("session to %s ended: %s", self.publisher, why)
         if self._timer is not None:
             self._timer.cancel()
@@ -257,24 +262,24 @@ class Session:
             self._attempt = None
 
     def close_sockets(self) -> None:
-        """After the native core has let go of them."""
+        """Close all sockets; call this after the native core has let go of them."""
         with self._lock:
-            for connection in self._open.values():
+            for connection in self._sockets.values():
                 self._executor.unwatch(connection.fileno())
                 connection.close()
-            self._open.clear()
+            self._sockets.clear()
 
     def end_quietly(self) -> None:
-        """The subscriber is being closed."""
+        """End the session because its subscriber is being closed."""
         with self._lock:
             self._end("the subscriber was closed")
 
-    def _set(self, state: SessionState) -> None:
+    def _set_state(self, state: SessionState) -> None:
         self._state = state
         self._changed.notify_all()
 
     @staticmethod
-    def _name(target: Target) -> str:
+    def _target_name(target: Target) -> str:
         host, port = target
         return f"tcp://{host}" if host.startswith("/") else f"tcp://{sockets.name_of((host, port))}"
 
@@ -289,7 +294,7 @@ def _has_hung_up(connection: socket.socket) -> bool:
 
 
 class _Attempt:
-    """One try to connect and greet: each address of a host in turn, all within the handshake's time."""
+    """One attempt to connect and shake hands: each address of a host in turn, all within ``handshake_timeout``."""
 
     def __init__(self, session: Session, target: Target) -> None:
         self.target = target
@@ -303,7 +308,7 @@ class _Attempt:
         self._pump: Pump | None = None
         self._ended = False
         self._error: BaseException = OSError(errno.EHOSTUNREACH, "no address")
-        self._timer = self._executor.call_later(self._subscriber.handshake_timeout, self._too_late)
+        self._timer = self._executor.call_later(self._subscriber.handshake_timeout, self._on_timeout)
 
     def begin(self) -> None:
         host, port = self.target
@@ -315,9 +320,9 @@ class _Attempt:
                 self._addresses = [(family, address) for family, _, _, _, address in found]
         except OSError as error:
             self._error = error
-        self._next()
+        self._try_next_address()
 
-    def _next(self) -> None:
+    def _try_next_address(self) -> None:
         with self._lock:
             if self._ended:
                 return
@@ -335,7 +340,7 @@ class _Attempt:
                 self._executor.watch(self._socket.fileno(), WRITE, self._connected)
             except OSError as error:
                 self._error = error
-                self._next()
+                self._try_next_address()
 
     def _connected(self) -> None:
         with self._lock:
@@ -344,7 +349,7 @@ class _Attempt:
             error = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
                 self._error = OSError(error, os.strerror(error))
-                self._next()
+                self._try_next_address()
                 return
             if self._subscriber.tls is not None:
                 from penstock.tcp import tls
@@ -353,23 +358,23 @@ class _Attempt:
                 self._pump = tls.connect(self._executor, self._socket, self._subscriber.tls, self.target[0])
                 self._socket = self._pump.inner
             self._request = self._subscriber.new_request(self._session)
-        self._step()  # without the lock: it may end in the session, whose lock comes first
+        self._continue_handshake()  # without our lock: it may call the session, whose lock is always taken first
 
-    def _step(self) -> None:
-        """Send what is to be sent, take what is needed, until it is agreed or there is nothing more to read."""
+    def _continue_handshake(self) -> None:
+        """Send and receive until both sides agree, or until there is nothing more to read now."""
         with self._lock:
             if self._ended or self._socket is None or self._request is None:
                 return
             try:
-                agreement = self._exchange(self._socket, self._request)
+                agreement = self._exchange_frames(self._socket, self._request)
             except (PenstockError, OSError) as error:
                 why = self._pump.error if self._pump is not None else None
                 self._error = ProtocolError(why) if why else error
-                self._addresses.clear()  # somebody answered: it is no matter of the address
-                self._next()
+                self._addresses.clear()  # a peer answered: the host's other addresses would not help
+                self._try_next_address()
                 return
             if agreement is None:
-                self._executor.watch(self._socket.fileno(), READ, self._step)
+                self._executor.watch(self._socket.fileno(), READ, self._continue_handshake)
                 return
             connection, self._socket = self._socket, None
             self._executor.unwatch(connection.fileno())
@@ -377,7 +382,7 @@ class _Attempt:
         self._session.agreed(self, connection, agreement)
 
     @staticmethod
-    def _exchange(connection: socket.socket, request: Request) -> Agreed | None:
+    def _exchange_frames(connection: socket.socket, request: Request) -> Agreed | None:
         while True:
             if request.outgoing:
                 connection.sendall(request.outgoing)
@@ -392,7 +397,7 @@ class _Attempt:
             if agreement is not None:
                 return agreement
 
-    def _too_late(self) -> None:
+    def _on_timeout(self) -> None:
         with self._lock:
             if not self._ended:
                 self._fail(TimeoutError(f"no handshake within {self._subscriber.handshake_timeout:g} s"))
@@ -400,6 +405,7 @@ class _Attempt:
     def _fail(self, error: BaseException) -> None:
         self._finish()
         self._drop_socket()
+        # Not called here: our lock is held, and the session's lock must be taken first.
         self._executor.call_soon(lambda: self._session.failed(self, error))
 
     def _finish(self) -> None:

@@ -1,4 +1,4 @@
-"""Sockets: how they are opened, what is set on them, how their addresses read. Any thread may call these."""
+"""Sockets: opening them, setting their options, and their addresses as text. Any thread may call these."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from penstock.errors import InvalidArgument, RefusedError
 
 
 def check_port(port: int) -> int:
-    """``port`` if it can be one."""
+    """Return ``port``, or raise ``InvalidArgument`` if it is not a port number."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65535:
         raise InvalidArgument(f"port={port!r} must be a number from 0 to 65535")
     return port
 
 
 def check_secrets(token: str | bytes | None, tls: object, side: str) -> bytes | None:
-    """The token as bytes. An empty one would let everybody in; what is no context would encrypt nothing."""
+    """Return the token as bytes. Refuse an empty one (it would let everybody in) and a ``tls`` that is no context."""
     if tls is not None and not isinstance(tls, ssl.SSLContext):
         make = {
             "publisher": "ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) with load_cert_chain(...)",
@@ -37,7 +37,7 @@ def check_secrets(token: str | bytes | None, tls: object, side: str) -> bytes | 
 
 
 def prepare(connection: socket.socket, keepalive: float | None) -> None:
-    """Non-blocking, nothing held back, a silent peer asked from time to time whether it is still there."""
+    """Make a connection non-blocking, without Nagle's delay, and with keepalive probes to detect a dead peer."""
     connection.setblocking(False)
     if connection.family == socket.AF_UNIX:
         return
@@ -51,7 +51,7 @@ def prepare(connection: socket.socket, keepalive: float | None) -> None:
 
 
 def listen(host: str, port: int, backlog: int) -> socket.socket:
-    """A listening socket at ``host``; IPv6 where that is one of its addresses only."""
+    """A listening socket at the first address of ``host``; an IPv6 one takes no IPv4 connections."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -74,11 +74,11 @@ def listen(host: str, port: int, backlog: int) -> socket.socket:
 
 
 def listen_unix(path: str, backlog: int) -> socket.socket:
-    """A listening unix socket that only its owner may use. One left behind by a dead process is replaced."""
+    """A listening unix socket that only its owner may use. Replaces the socket file of a process that has died."""
     _remove_dead(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        before = os.umask(0o177)
+        before = os.umask(0o177)  # not chmod afterwards: others could connect in between
         try:
             listener.bind(path)
         finally:
@@ -99,7 +99,7 @@ def _remove_dead(path: str) -> None:
         return
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        probe.connect(path)
+        probe.connect(path)  # only a connect tells a live socket file from one that a dead process left
     except ConnectionRefusedError:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -1,13 +1,14 @@
-"""Subscriber: aggregates the streams of any number of publishers, each over a session of its own.
+"""Subscriber: merges the streams of any number of publishers, each over a session of its own.
 
 Rules:
 
-- ``read`` receives in the caller's own thread: nothing stands between the socket and the reader. One thread at a time.
+- ``read`` receives in the caller's own thread, directly from the sockets. One thread at a time may read.
 - ``on_message(function)`` with ``process_all`` calls it in the caller's thread; with ``delivery="synchronous"`` the
   executor calls it for every message, in order (a slow function slows the publisher, through TCP); with
-  ``delivery="newest"`` it gets the newest message that is there when it returns, and what was passed over is counted.
-- A message says its session (``message.source``) and the publisher's address (``message.channel``).
-- Ordinals and times are the publisher's where it is one of ours; else they count from 1 per connection, at receipt.
+  ``delivery="newest"`` it gets the newest message that has arrived when it returns; skipped ones count as dropped.
+- A message names its session (``message.source``) and the publisher's address (``message.channel``).
+- Ordinals and times are the publisher's if it is one of ours. Otherwise ordinals count from 1 for each connection, and
+  the time is that of receipt.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Subscriber(SubscriberContract):
         self._extended = extended
         self._wanted = Wanted(past=history, start="" if start is None else check_start(start))
         self._identity = os.urandom(16)
-        # Room for a message of the largest size beside what the user holds, whatever was asked for.
+        # Always enough for one message of the largest size besides those that the user still holds.
         held = max(held_bytes, 4 * max_message_size, 8 << 20)
         self._inlet = native.Inlet(max_message_size, held, name)
         self._sessions: dict[int, Session] = {}
@@ -98,11 +99,11 @@ class Subscriber(SubscriberContract):
         self._in_callback = threading.RLock()
         self._delivery = Delivery.PROCESS_ALL
         self._closing = False
-        self._told_full = False
+        self._full_logged = False
         self._terms: Terms | None = None
-        self.refusal: PenstockError | None = None  #: its publisher's type does not go with ours: a session ended
+        self.refusal: PenstockError | None = None  #: why a session ended whose publisher's type does not match ours
         self._owner_pid = os.getpid()
-        self._inlet.on_lost(_lost_of(weakref.ref(self)))
+        self._inlet.on_lost(_weak_lost_callback(weakref.ref(self)))
         self._use_native_read()
         self.executor.handles.add(self)
 
@@ -131,7 +132,7 @@ class Subscriber(SubscriberContract):
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
             self._sessions[session.number] = session
-            self._inlet.finish(False)
+            self._inlet.finish(False)  # all sessions may have ended: reading is open again
         self.executor.call_soon(session.connect)
         return session
 
@@ -142,19 +143,21 @@ class Subscriber(SubscriberContract):
             return list(self._sessions.values())
 
     def agree(self, terms: Terms) -> None:
-        """A publisher tells its schema when it greets: whoever has done so is looked at now, the others then.
+        """Check the publishers' schemas: those that are connected now, the others in their handshakes.
 
-        One that does not go with it ends its session; when no session is left reading ends with ``refusal``.
+        A schema that does not match ends its session; when no session is left, reading ends with ``refusal``.
         """
         with self._lock:
             self._terms = terms
-            refused = [session for session in self._sessions.values() if not self._goes_with(session.schema, session)]
+            refused = [
+                session for session in self._sessions.values() if not self._accepts_schema(session.schema, session)
+            ]
         for session in refused:
             session.refuse(str(self.refusal))
             self._inlet.detach(session.number)
             session.close_sockets()
 
-    def _goes_with(self, schema: str, session: Session) -> bool:
+    def _accepts_schema(self, schema: str, session: Session) -> bool:
         if self._terms is None:
             return True
         try:
@@ -166,7 +169,7 @@ class Subscriber(SubscriberContract):
 
     @property
     def schema(self) -> str | None:
-        """What the greeting of its publisher said of the messages; None where nothing was said, or nobody is there."""
+        """The schema from its publisher's handshake; None if there was none, or nobody is connected."""
         return next((session.schema for session in self.sessions if session.schema), None)
 
     def forget(self, session: Session) -> None:
@@ -181,14 +184,15 @@ class Subscriber(SubscriberContract):
         self._count_peers()
 
     def ended(self, session: Session) -> None:
-        """A session gave up. When all have, a reader learns it once everything is read."""
+        """A session has ended. When all have, ``read`` raises once everything is read."""
         logger.warning("session to %s ended: %s", session.publisher, session.last_error)
         with self._lock:
             over = all(one.state is SessionState.ENDED for one in self._sessions.values())
-            self._inlet.finish(over)  # with the lock: a session that is added now has the last word
+            # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
+            self._inlet.finish(over)
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
-        """A session is connected: the native core reads it. Gives the connection's serial number."""
+        """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""
         serial = self._inlet.attach(
             session.number, connection.fileno(), agreed.extended, fresh, agreed.next_ordinal, agreed.past,
             session.publisher, session,
@@ -197,7 +201,7 @@ class Subscriber(SubscriberContract):
         return serial
 
     def new_request(self, session: Session) -> Request:
-        """The protocol's side of a new connection; who began in the past goes on where it was."""
+        """The protocol state of a new connection; with ``start=`` it goes on where the last connection ended."""
         wanted = self._wanted
         if wanted.start:
             wanted = replace(wanted, last=(session.identity, self._inlet.last_ordinal(session.number)))
@@ -206,7 +210,7 @@ class Subscriber(SubscriberContract):
     def count_error(self) -> None:
         self._inlet.error()
 
-    def _lost(self, number: int, serial: int, reason: str, error: int, messages: int) -> None:
+    def _on_connection_lost(self, number: int, serial: int, reason: str, error: int, messages: int) -> None:
         session = self._sessions.get(number)
         if session is not None:
             session.lost(serial, reason, error, messages)
@@ -217,15 +221,15 @@ class Subscriber(SubscriberContract):
     # -- reading
 
     def read(self, timeout: float | None = None) -> Message | None:
-        """The next message of any session, or None when the time is over."""
+        """The next message of any session, or None after ``timeout`` seconds."""
         return self._inlet.read(timeout)
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
-        """Up to ``most`` messages of one session that are there."""
+        """Up to ``most`` messages of one session that have arrived; waits for the first one."""
         return self._inlet.read_many(most, timeout)
 
     def read_newest(self, timeout: float | None = None) -> Message | None:
-        """The newest message that is there; older ones are passed over and counted as dropped."""
+        """The newest message that has arrived; older ones are skipped and counted as dropped."""
         return self._inlet.read_newest(timeout)
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -242,7 +246,7 @@ class Subscriber(SubscriberContract):
 
     @property
     def held_bytes(self) -> int:
-        """Receive memory that messages (and half-received ones) hold now."""
+        """How much receive memory messages use now, incomplete ones included."""
         return self._inlet.held_bytes
 
     # -- callbacks
@@ -255,7 +259,10 @@ class Subscriber(SubscriberContract):
     def on_message(
         self, function: Callable[[Message], Any] | None, delivery: Delivery | str = Delivery.PROCESS_ALL
     ) -> None:
-        """What is called with each message, and by whom; None unsets it. It may be changed inside the function."""
+        """Set the function that is called with each message, and who calls it; None unsets it.
+
+        The function itself may call this.
+        """
         chosen = choose(Delivery, delivery, "delivery")
         with self._lock:
             self._check_open()
@@ -270,7 +277,7 @@ class Subscriber(SubscriberContract):
                 vars(self)["read"] = vars(self)["read_many"] = partial(refuse_read, weakref.ref(self))
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
         if function is None:
-            with self._in_callback:  # one that runs in another thread ends before this returns
+            with self._in_callback:  # wait for a call that is running in another thread
                 pass
 
     @property
@@ -278,7 +285,7 @@ class Subscriber(SubscriberContract):
         return self._caller is not None or self._delivery is not Delivery.PROCESS_ALL
 
     def _deliver(self) -> None:
-        """In an executor's thread: call the function with what is there, then listen again."""
+        """In an executor's thread: call the function with what has arrived, then watch for more."""
         more = True
         with self._in_callback:
             for _ in range(MESSAGES_PER_TURN):
@@ -296,28 +303,28 @@ class Subscriber(SubscriberContract):
                 if message is None:
                     more = False
                     break
-                self._call_quietly(function, message)
+                self._call_and_log(function, message)
         with self._lock:
             if self._closing or self._delivery is Delivery.PROCESS_ALL:
                 return
-            if more:  # what was received ahead does not show at the descriptor
+            if more:  # messages received ahead are in our buffer, so the descriptor may never become readable
                 self.executor.call_soon(self._deliver)
             else:
                 self.executor.watch(self._inlet.fileno(), READ, self._deliver)
 
     def _deliver_later(self, error: CapacityError) -> None:
-        """Messages that the user holds take all the memory: try again, for nothing tells when they are given back."""
-        if not self._told_full:
-            self._told_full = True
+        """The user's messages use all the receive memory. Poll: nothing notifies us when they are released."""
+        if not self._full_logged:
+            self._full_logged = True
             logger.warning("%r: %s", self, error)
         with self._lock:
             if not self._closing and self._delivery is not Delivery.PROCESS_ALL:
                 self.executor.call_later(FULL_RETRY_S, self._deliver)
 
-    def _call_quietly(self, function: Callable[[Message], Any], message: Message) -> None:
+    def _call_and_log(self, function: Callable[[Message], Any], message: Message) -> None:
         try:
             function(message)
-        except BaseException:  # an exit too: the thread is the executor's
+        except BaseException:  # SystemExit too: the thread belongs to the executor
             self._inlet.error()
             logger.exception("the function of on_message failed with %r", message)
 
@@ -332,16 +339,16 @@ class Subscriber(SubscriberContract):
         return self._closing
 
     def close(self) -> None:
-        """End all sessions. A callback that runs is waited for, unless this is called inside it."""
+        """End all sessions. Waits for a callback that is running, unless the callback calls this."""
         self._end(wake_readers=True)
 
     def end_at_exit(self) -> None:
-        """As ``close``, but a daemon thread that waits in ``read`` stays there: nobody could handle its error."""
+        """As ``close``, but leaves a daemon thread waiting in ``read``: at exit nobody could handle its error."""
         self._end(wake_readers=False)
 
     def _end(self, wake_readers: bool) -> None:
         if self._owner_pid != os.getpid():
-            return  # a child's copy: nothing of it is ours to end
+            return  # a forked child's copy: the connections belong to the parent
         with self._lock:
             if self._closing:
                 return
@@ -351,7 +358,7 @@ class Subscriber(SubscriberContract):
         for session in sessions:
             session.end_quietly()
         if wake_readers:
-            self._inlet.close()
+            self._inlet.close()  # readers let go of the sockets, which are closed next
         for session in sessions:
             session.close_sockets()
         with self._in_callback:
@@ -362,12 +369,12 @@ class Subscriber(SubscriberContract):
         return f"<tcp.Subscriber of {', '.join(session.publisher for session in self.sessions) or 'nobody yet'}>"
 
 
-def _lost_of(subscriber: weakref.ref[Subscriber]) -> Callable[[int, int, str, int, int], None]:
-    """What the native core calls; it must not keep the subscriber alive."""
+def _weak_lost_callback(subscriber: weakref.ref[Subscriber]) -> Callable[[int, int, str, int, int], None]:
+    """The function that the native core calls; it must not keep the subscriber alive."""
 
     def lost(number: int, serial: int, reason: str, error: int, messages: int) -> None:
         alive = subscriber()
         if alive is not None:
-            alive._lost(number, serial, reason, error, messages)
+            alive._on_connection_lost(number, serial, reason, error, messages)
 
     return lost

@@ -1,4 +1,4 @@
-"""Torture: real processes under load, killed at random; then every promise is checked by count.
+"""Torture tests: real processes under load are killed at random; then every guarantee is checked by counting.
 
 A scenario starts workers (``penstock.torture.worker``) that publish and consume numbered, checksummed messages and
 write what was confirmed and what was received to files that survive them. ``run`` kills as often as asked for

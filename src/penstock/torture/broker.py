@@ -1,9 +1,9 @@
 """The broker: its server is killed again and again under four publishers and two acknowledging consumers, and their
 connections are closed in between.
 
-Each consumer has a queue of its own, so that order is promised: what consumers of one queue share comes again to
-whoever is there. Promises: every confirmed message is delivered at least once to every queue; none is corrupted; what
-one publisher confirmed arrives in its order, first deliveries counted; clients come back by themselves.
+Each consumer has a queue of its own, because order is guaranteed only then: consumers that share a queue get each
+other's redeliveries. Promises: every confirmed message is delivered at least once to every queue; none is corrupted;
+the first deliveries of one publisher's messages come in its order; clients reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def _delivered(report: Report, i: int) -> set[int]:
 
 
 def _keys(log: Path) -> Iterator[int]:
-    """Producer and sequence in one number: there are millions."""
+    """Producer and sequence packed into one number, to save memory: there are millions."""
     return (producer << 48 | sequence for producer, sequence, _ in record.entries(log))
 
 
 def _disordered(report: Report, i: int) -> int:
-    """Runs of one consumer whose first deliveries do not ascend."""
+    """How many producers' first deliveries to one consumer are not in ascending order."""
     firsts = (list(dict.fromkeys(sequences)) for sequences in record.runs(report.directory / f"consumer{i}.log"))
     return sum(first != sorted(first) for first in firsts)

@@ -1,4 +1,4 @@
-"""The worker processes of a scenario: started, killed, stopped for a while, ended. Only its own are ever signalled."""
+"""Starts, kills, pauses and ends the worker processes of a scenario. It signals only processes that it started."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Worker:
 
 
 class Crew:
-    """All workers of a scenario. Leaving the block kills whoever is left."""
+    """All workers of a scenario. Leaving the block kills those that still run."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -101,16 +101,16 @@ class Crew:
         return worker
 
     def record_of(self, worker: Worker) -> Path:
-        """Where the present life of a worker notes its messages."""
+        """The log file of a worker's current process."""
         return self.directory / f"{worker.name}.{worker.started}.log"
 
     def wait_moving(self, worker: Worker) -> None:
-        """Wait until it has noted its first message, or has ended."""
+        """Wait until the worker has logged its first message, or has ended."""
         path = self.record_of(worker)
         wait_until(lambda: grown(path, record.ENTRY.size) or not worker.alive, 60, f"{worker.name} does something")
 
     def moves(self, worker: Worker) -> bool:
-        """Whether it lives and notes ten more messages within a minute."""
+        """Whether the worker is alive and logs ten more messages within a minute."""
         path = self.record_of(worker)
         size = path.stat().st_size if path.exists() else 0
         try:
@@ -130,12 +130,12 @@ class Crew:
 
 
 def descriptors(workers: list[Worker]) -> int:
-    """How many descriptors those of them that live have open together."""
+    """How many descriptors the living workers have open in total."""
     return sum(worker.descriptors() for worker in workers if worker.alive)
 
 
 def wait_until(condition: Callable[[], bool], timeout: float, what: str) -> None:
-    """Poll until the condition holds; ``TimeoutError`` names what did not come."""
+    """Poll until the condition holds; ``TimeoutError`` names what did not happen."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -168,7 +168,7 @@ def processes_of_session(worker: Worker) -> list[int]:
 
 @contextlib.contextmanager
 def own_shared_directory(directory: Path) -> Iterator[None]:
-    """Shared-memory files in a place of this scenario's own, so that what is left there is ours."""
+    """Put shared-memory files into a directory of this scenario's own, so that all leftovers there are ours."""
     shared = directory / "shm"
     shared.mkdir(mode=0o700)
     before = os.environ.get("PENSTOCK_SHM_DIR")
@@ -183,7 +183,7 @@ def own_shared_directory(directory: Path) -> Iterator[None]:
 
 
 def shared_files_left(directory: Path) -> list[str]:
-    """Files of others that still stand there once the counters of the dead are removed, as any participant does."""
+    """Shared files that remain after the counter pages of dead processes are removed, as any participant would."""
     from penstock import _core
 
     _core.counters_read()

@@ -1,4 +1,4 @@
-"""The disk: a journal on a disk that is full again and again (each counts as a kill).
+"""The disk: a journal on a disk that fills up repeatedly (each time counts as a kill).
 
 Promises: an append that finds no room fails with the system's error and stores nothing; nothing confirmed is lost, on
 the full disk and after it; once there is room the same journal goes on, and so does one opened anew.
@@ -44,10 +44,10 @@ def run(report: Report, chance: random.Random) -> None:
 
 
 def _namespace() -> list[str]:
-    """The command that gives the worker mounts of its own; empty where that is not allowed."""
+    """The command that gives the worker a mount namespace of its own; empty if that is not allowed."""
     ways = [["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"]]
     for way in ways if os.getuid() == 0 else ways[1:]:
-        probe = [*way, "sh", "-c", "mount -t tmpfs tmpfs /tmp"]  # seen by this probe alone
+        probe = [*way, "sh", "-c", "mount -t tmpfs tmpfs /tmp"]  # visible in the probe's own namespace only
         try:
             if subprocess.run(probe, capture_output=True, check=False).returncode == 0:
                 return way

@@ -1,4 +1,4 @@
-"""One process that fills its disk again and again (``python -m penstock.torture.full DIRECTORY ROUNDS SEED WAY``).
+"""One process that fills its disk repeatedly (``python -m penstock.torture.full DIRECTORY ROUNDS SEED WAY``).
 
 ``small``: the directory is on a small file system; a second file takes what room is left. ``quota``: no file may grow
 beyond a limit (for machines where nothing can be mounted). What happened is printed as one line of JSON.
@@ -22,7 +22,7 @@ from penstock.journal import Journal
 from penstock.torture import record
 
 SEGMENT_BYTES = 128 << 10
-ROUNDS_A_JOURNAL = 20  # then a fresh one, so that the disk holds any number of rounds
+ROUNDS_A_JOURNAL = 20  # then a fresh journal, so that the small disk suffices for any number of rounds
 
 
 class SmallDisk:
@@ -32,34 +32,34 @@ class SmallDisk:
         self.ballast = directory / "ballast"
 
     def fill(self, room_bytes: int) -> None:
-        """Leave about so much."""
+        """Leave about ``room_bytes`` free."""
         state = os.statvfs(self.ballast.parent)
         size = max(0, state.f_bavail * state.f_frsize - room_bytes)
         with self.ballast.open("wb", buffering=0) as file:
             try:
                 while size > 0:
                     size -= file.write(bytes(min(size, 1 << 20)))
-            except OSError as error:  # a segment that is being sealed took some of it meanwhile: full is full
+            except OSError as error:  # a segment being sealed took some of the room meanwhile: the disk is full anyway
                 if error.errno != errno.ENOSPC:
                     raise
 
     def free(self) -> None:
-        """Room again."""
+        """Make room again."""
         self.ballast.unlink(missing_ok=True)
 
 
 class Quota:
-    """The most that a file of this process may have."""
+    """A limit on the size of this process's files."""
 
     def __init__(self, _: Path) -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with EFBIG
 
     def fill(self, room_bytes: int) -> None:
-        """Files end below the size of a segment."""
+        """Limit files to less than the size of a segment."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes % SEGMENT_BYTES, resource.RLIM_INFINITY))
 
     def free(self) -> None:
-        """No limit."""
+        """Remove the limit."""
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
@@ -76,7 +76,7 @@ class Rounds:
         self.texts: list[str] = []
 
     def run(self, rounds: int) -> None:
-        """All of them, with a fresh journal now and then."""
+        """Run all rounds, with a fresh journal every ``ROUNDS_A_JOURNAL``."""
         while rounds > 0:
             place = self.directory / "journal"
             self.one_journal(place, min(rounds, ROUNDS_A_JOURNAL))
@@ -84,7 +84,7 @@ class Rounds:
             rounds -= ROUNDS_A_JOURNAL
 
     def one_journal(self, place: Path, rounds: int) -> None:
-        """Fill, look, free, go on; in the end everything confirmed is there, in order."""
+        """Fill the disk, check, free it, go on; at the end check that everything confirmed is there, in order."""
         confirmed: list[int] = []
         sequence = 0
         journal = Journal(place, segment_bytes=SEGMENT_BYTES)
@@ -112,7 +112,7 @@ class Rounds:
         self.counts["confirmed"] += len(confirmed)
 
     def until_refused(self, journal: Journal, confirmed: list[int], sequence: int) -> int:
-        """Append until an append fails, three times over; gives the last number used."""
+        """Append until an append fails, three times in a row; returns the last number used."""
         refused = 0
         for _ in range(100_000):
             sequence += 1
@@ -134,7 +134,7 @@ class Rounds:
         return sequence
 
     def reopen(self, journal: Journal, place: Path, confirmed: list[int]) -> Journal:
-        """Close, open on the full disk (which may be refused, clearly), then with room."""
+        """Close, reopen on the full disk (which may fail with a clear error), then reopen with room."""
         journal.close()
         try:
             with Journal(place, segment_bytes=SEGMENT_BYTES) as again:
@@ -146,7 +146,7 @@ class Rounds:
         return Journal(place, segment_bytes=SEGMENT_BYTES)
 
     def check(self, journal: Journal, confirmed: list[int]) -> None:
-        """Everything confirmed is there, once, in order, byte for byte; what was refused may not be."""
+        """Check that everything confirmed is there, once, in order, byte for byte, and nothing that was refused."""
         stored: list[int] = []
         position = 1
         while len(batch := journal.read_many(position, 4096)) > 0:

@@ -1,8 +1,8 @@
 """The gateway: ``penstock run`` with a module in a process of its own, which is killed again and again under load.
 
-Promises: only the message that a dead process had in hand can be missing, and it is counted; nothing arrives twice but
-the one that was in hand and had been passed on; order holds; the gateway and its other modules go on; when it ends no
-process, shared file or descriptor is left.
+Promises: only the message that a killed process was handling can be missing, and it is counted; only such a message can
+arrive twice, if it had been passed on; order holds; the gateway and its other modules go on; when it ends no process,
+shared file or descriptor is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def run(report: Report, chance: random.Random) -> None:
         file = _configuration(report.directory)
         gateway = crew.add_command("gateway", [sys.executable, "-m", "penstock", "run", str(file), "--json"])
         _torture(report, chance, gateway)
-        report.check("nothing is left when all are gone", *_none(shared_files_left(report.directory)))
+        report.check("nothing is left when all are gone", *_none_left(shared_files_left(report.directory)))
 
 
 def _configuration(directory: Path) -> Path:
@@ -59,13 +59,13 @@ def _configuration(directory: Path) -> Path:
 def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
     received = report.directory / "received.log"
     wait_until(lambda: grown(received, 100 * record.ENTRY.size), 120, "messages flow")
-    ever: dict[int, str] = {}  # with the time each began: a pid is used again
+    ever: dict[int, str] = {}  # with the start time of each: the system reuses pids
     samples: list[int] = []
     restarts: list[float] = []
     for _ in range(report.kills):
         time.sleep(chance.uniform(0, 0.1))
         victim = _child(gateway)
-        ever[victim] = _began(victim)
+        ever[victim] = _start_time(victim)
         if chance.random() < 0.2:
             os.kill(victim, signal.SIGSTOP)
             time.sleep(chance.uniform(0, 0.2))
@@ -78,36 +78,36 @@ def _torture(report: Report, chance: random.Random, gateway: Worker) -> None:
         samples.append(gateway.descriptors())
     report.check_descriptors("gateway", samples, gateway.descriptors)
     last = _child(gateway)
-    ever[last] = _began(last)
+    ever[last] = _start_time(last)
     code = gateway.end()
     report.check("the gateway ends when asked to", code, code == 0)
     report.facts["restart to next message, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
-    left = [pid for pid, began in ever.items() if _lives(pid) and _began(pid) == began]
+    left = [pid for pid, began in ever.items() if _is_running(pid) and _start_time(pid) == began]
     report.check("no process is left", left or "none", not left)
     _judge(report, gateway)
 
 
 def _child(gateway: Worker) -> int:
-    """The module's process; 0 while there is none."""
+    """The pid of the module's process; 0 while there is none."""
     assert gateway.process is not None
     pid = gateway.process.pid
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):
             for child in (task / "children").read_text().split():
-                if b"penstock.gateway.child" in Path(f"/proc/{child}/cmdline").read_bytes() and _lives(int(child)):
+                if b"penstock.gateway.child" in Path(f"/proc/{child}/cmdline").read_bytes() and _is_running(int(child)):
                     return int(child)
     return 0
 
 
-def _lives(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
 
 
-def _began(pid: int) -> str:
-    """When the process began, in ticks since the system did; empty where there is none."""
+def _start_time(pid: int) -> str:
+    """When the process started, in ticks since boot; empty if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):
@@ -143,5 +143,5 @@ def _table(gateway: Worker) -> list[dict[str, Any]]:
     return []
 
 
-def _none(found: list[str]) -> tuple[object, bool]:
+def _none_left(found: list[str]) -> tuple[object, bool]:
     return found or "none", not found

@@ -1,4 +1,4 @@
-"""The journal: its writer is killed again and again; each time it is whole and holds what was confirmed."""
+"""The journal: its writer is killed repeatedly; each time it must be intact and hold everything confirmed."""
 
 from __future__ import annotations
 

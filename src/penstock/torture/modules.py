@@ -1,4 +1,4 @@
-"""Modules for the gateway that is tortured: a source that numbers, a relay that is killed, a sink that notes."""
+"""Modules for the gateway under torture: a source of numbered messages, a relay that is killed, a sink that logs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from penstock.torture import record
 
 
 class Numbers(Source):
-    """Publishes numbered messages at a steady rate and notes each one when publish has returned."""
+    """Publishes numbered messages at a steady rate and logs each one when publish has returned."""
 
     def run(self) -> None:
-        """Until stopped."""
+        """Publish until stopped."""
         log = record.Log(Path(self.configuration["log"]))
         sequence = 0
         while not self.stopping.wait(self.configuration["pause_s"]):
@@ -25,15 +25,15 @@ class Numbers(Source):
 
 
 class Relay(Module):
-    """Passes everything on; lives in a process of its own."""
+    """Forwards every message; runs in a process of its own."""
 
     def receive(self, message: GatewayMessage) -> None:
-        """The same again."""
+        """Forward the message."""
         self.publish(message)
 
 
 class Notes(Module):
-    """Notes everything that comes."""
+    """Logs every message."""
 
     def create(self, broker: Any, configuration: Any) -> None:
         """Open the log."""
@@ -41,7 +41,7 @@ class Notes(Module):
         self._log = record.Log(Path(configuration["log"]))
 
     def receive(self, message: GatewayMessage) -> None:
-        """One entry; producer 0 stands for wrong bytes."""
+        """Log one entry; producer 0 stands for a corrupted message."""
         self._log.add(*(record.look(bytes(message)) or (0, 0)))
 
     def destroy(self) -> None:

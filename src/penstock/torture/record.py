@@ -1,7 +1,7 @@
 """The numbered, checksummed message that workers exchange, and the logs they keep.
 
 Message: ``u32 producer | u32 crc32 of what follows | u64 sequence | padding`` (little-endian); the padding's length and
-bytes follow from producer and sequence, so a wrong byte anywhere is seen.
+bytes are computed from producer and sequence, so that a wrong byte anywhere is detected.
 Log: fixed-width entries appended with one write each, so that a kill leaves whole entries (a torn last one is ignored).
 Tally: counts instead of entries, for runs too long to keep each message.
 """
@@ -50,7 +50,7 @@ class Log:
 
 
 class Tally:
-    """Counts what it is told of: one producer's sequences, which should ascend by one. Its file is always current."""
+    """Counts one producer's sequence numbers, which should ascend by one. Its file is always up to date."""
 
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -80,19 +80,19 @@ class Counts(NamedTuple):
 
 
 def counts(path: Path) -> Counts:
-    """What the tally at this path says; zeros where nothing was counted yet."""
+    """The counts of the tally at ``path``; zeros if nothing was counted yet."""
     data = path.read_bytes() if path.exists() else b""
     return Counts(*COUNTS.unpack(data)) if len(data) == COUNTS.size else Counts(0, 0, 0, 0)
 
 
 def entries(path: Path) -> Iterator[tuple[int, int, int]]:
-    """The whole entries of a log; none where it was never made."""
+    """The complete entries of a log; none if the file does not exist."""
     data = path.read_bytes() if path.exists() else b""
     yield from ENTRY.iter_unpack(data[: len(data) - len(data) % ENTRY.size])
 
 
 def runs(path: Path) -> Iterator[list[int]]:
-    """The log's sequences by producer, in the order they came."""
+    """The log's sequence numbers, one list for each producer, in the order of arrival."""
     found: dict[int, list[int]] = {}
     for producer, sequence, _ in entries(path):
         found.setdefault(producer, []).append(sequence)

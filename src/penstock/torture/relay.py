@@ -1,4 +1,4 @@
-"""A relay on loopback that closes the connections through it when told: sockets die, processes do not."""
+"""A relay on loopback that cuts the connections through it on request: sockets break while processes live on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Self
 
 
 class Relay:
-    """Passes bytes on between whoever connects and ``port``. ``cut`` and ``close`` may be called by any thread."""
+    """Copies bytes between its clients and ``port``. ``cut`` and ``close`` may be called by any thread."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -24,7 +24,7 @@ class Relay:
         self._begin(self._accept)
 
     def cut(self) -> int:
-        """Close every connection that is open now, both ways at once; gives how many."""
+        """Close every open connection in both directions; returns how many."""
         with self._lock:
             pairs = list(self._pairs)
         for pair in pairs:
@@ -32,11 +32,11 @@ class Relay:
         return len(pairs)
 
     def close(self) -> None:
-        """Cut, listen no more, wait for the threads."""
+        """Cut all connections, stop listening, and wait for the threads."""
         with self._lock:
             self._closed = True
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends a waiting accept
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits in accept
         self.cut()
         while True:
             with self._lock:
@@ -77,7 +77,7 @@ class Relay:
             self._begin(self._serve, near)
 
     def _connect(self) -> socket.socket | None:
-        """To who should answer. One that is dead now is waited for, so that nobody's patience is what is measured."""
+        """Connect to the server; waits while it is down, so that clients' own connect time-outs do not matter."""
         while not self._closed:
             try:
                 return socket.create_connection(("127.0.0.1", self._target))
@@ -86,7 +86,7 @@ class Relay:
         return None
 
     def _serve(self, near: socket.socket) -> None:
-        """One way in a thread of its own, the other here; the end of either ends both."""
+        """Copy one direction in a new thread and the other here; the end of one ends both."""
         far = self._connect()
         if far is None:
             near.close()

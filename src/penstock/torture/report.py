@@ -1,4 +1,4 @@
-"""What a scenario found: a row for each promise, with the counts it was judged by."""
+"""The report of a scenario: a row for each promise, with the counts that decide whether it held."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Report:
         self.checks.append(Check(promise, str(counted), held))
 
     def check_descriptors(self, whose: str, counts: list[int], now: Callable[[], int]) -> None:
-        """A row: what is open ``now`` comes down to no more than the first third of the samples had at most.
+        """Add a row: the number open ``now`` must fall to at most the maximum of the first third of the samples.
 
-        A sample may miss a connection that is not made yet, or catch one that is just closing: so the most of the
-        first ones counts, and the end is waited for. A leak of one a kill is twice as high again by then.
+        A sample may miss a connection that is not open yet, or count one that is closing: hence the maximum of the
+        first samples, and the wait at the end. A leak of one per kill would be three times as high by then.
         """
         most = max(counts[: max(1, len(counts) // 3)])
         deadline = time.monotonic() + SETTLE_S
@@ -52,7 +52,7 @@ class Report:
         return bool(self.checks) and all(check.held for check in self.checks)
 
     def text(self) -> str:
-        """The table for people."""
+        """The report as a text table."""
         width = max(len(check.promise) for check in self.checks)
         torn = f"{self.kills} kills, seed {self.seed}, " if self.kills else ""  # nothing is killed in a soak
         lines = [f"{self.scenario}: {torn}{self.seconds:.1f} s"]

@@ -1,7 +1,7 @@
 """Shared memory: publishers and subscribers of one channel killed and stopped at random.
 
 Promises: no wrong byte; per subscriber and publisher the order holds; a reliable subscriber misses nothing between its
-first and its last message; nobody who lives is blocked by who died; nothing is left when all are gone.
+first and its last message; a dead process never blocks a living one; nothing is left when all have ended.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ from penstock.torture.report import Report
 
 CALIBRATION_S = 10.0  # at most; a tenth of a shorter run
 MOST_PADDING_BYTES = 64
-MOST = 200  # samples of a series that are compared, each with each
-GROWTH = 0.10  # of the level, over the whole run: more than that is a leak
-LATENCY_GROWTH = 0.50  # a machine with other work moves it by more than memory
-KEPT_BYTES = 64 << 20  # what the journal retains; reached in the warm-up, so that readers then hold as many segments
+MOST = 200  # at most so many samples of a series are compared pairwise
+GROWTH = 0.10  # relative growth over the whole run; more is called a leak
+LATENCY_GROWTH = 0.50  # other load on the machine changes latency more than memory
+KEPT_BYTES = 64 << 20  # the journal's retention; reached in the warm-up, so that the number of segments stays constant
 # Retention counts logs; indexes come on top, half as long for messages this short, and segments are freed whole.
 FILES_BYTES = {"journal": KEPT_BYTES * 7 // 4, "broker": 256 << 20}
 SURE = 3.0  # standard deviations of Mann and Kendall's test: chance alone does this once in 700 series
@@ -47,19 +47,19 @@ class Series:
         self.values.append(value)
 
     def growth(self) -> float:
-        """What a line through the samples adds over the whole time, relative to their level."""
+        """How much a line through the samples rises over the whole run, relative to their level."""
         times, values = self._thinned()
         if len(values) < 3:
             return 0.0
         pairs = itertools.combinations(zip(times, values, strict=True), 2)
         slope = statistics.median(
             (b - a) / (t - s) for (s, a), (t, b) in pairs if t > s
-        )  # Theil and Sen: no outlier moves it
+        )  # the Theil-Sen estimator: robust against outliers
         return slope * (times[-1] - times[0]) / max(statistics.median(values), 1)
 
     @property
     def rises(self) -> bool:
-        """Whether the samples go up more often than chance does."""
+        """Whether the samples rise more often than chance explains."""
         values = self._thinned()[1]
         count = len(values)
         if count < 5:
@@ -115,7 +115,7 @@ def run_soak(minutes: float, seed: int, directory: Path | None = None) -> Report
 
 
 def _calibrate(place: Path, seconds: float) -> dict[str, float]:
-    """Half of what each reach delivers a second when all run at once as fast as they go."""
+    """Half of the messages per second that each reach delivers when all run unthrottled at once."""
     place.mkdir()
     with Crew(place) as crew:
         reaches = _start(crew, place, {})
@@ -130,7 +130,7 @@ def _calibrate(place: Path, seconds: float) -> dict[str, float]:
 
 
 def _start(crew: Crew, place: Path, rates: dict[str, float]) -> list[str]:
-    """A publisher and a subscriber of every reach; as fast as it goes where no rate is given."""
+    """Start a publisher and a subscriber of every reach, unthrottled if no rate is given."""
     tcp_port = free_port()
     broker_port = free_port()
     broker = [sys.executable, "-m", "penstock", "broker", str(place / "broker"), str(broker_port), "--retain-queues"]
@@ -142,7 +142,7 @@ def _start(crew: Crew, place: Path, rates: dict[str, float]) -> list[str]:
         "journal": (f"journal:{place / 'journal'}#soak", kept, {}),
         "broker": (f"broker://127.0.0.1:{broker_port}/soak", {}, {"queue": "soak"}),
     }
-    penstock.publisher(reaches["journal"][0], **kept).close()  # a reader that comes first makes no journal
+    penstock.publisher(reaches["journal"][0], **kept).close()  # a reader does not create a journal if it comes first
     common = ("--tally", "--most", MOST_PADDING_BYTES)
     for reach, (address, for_publisher, for_subscriber) in reaches.items():
         crew.add(
@@ -166,11 +166,11 @@ def _wait_until_all_deliver(place: Path, reaches: list[str]) -> None:
 
 
 def _end(crew: Crew, place: Path) -> dict[str, int]:
-    """Publishers first; then subscribers, once they have everything; the broker last. Gives the exit codes."""
+    """End publishers first, then subscribers once they have everything, the broker last. Returns the exit codes."""
     codes = {worker.name: worker.end() for worker in crew.workers if worker.name.endswith("publisher")}
     for reach in (name.removesuffix("-publisher") for name in codes):
         published = record.counts(place / f"{reach}-published.tally").total
-        with contextlib.suppress(TimeoutError):  # what is missing is judged by count
+        with contextlib.suppress(TimeoutError):  # the counts will show what is missing
             wait_until(lambda r=reach, p=published: _received(place, r).total >= p, 60, "all arrives")  # type: ignore[misc]
     rest = [worker for worker in reversed(crew.workers) if worker.name not in codes]
     return codes | {worker.name: worker.end() for worker in rest}
@@ -195,7 +195,7 @@ def _sample(worker: Worker) -> dict[str, float]:
     assert worker.process is not None
     process = Path("/proc") / str(worker.process.pid)
     try:
-        # Not the pages of mapped files: a reader that maps a log of a gigabyte has them, and they can be taken back.
+        # Without the pages of mapped files: the kernel can reclaim them, and a reader of a large log maps many.
         lines = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
         return {
             "memory (KiB)": float(lines["RssAnon"].split()[0]),
@@ -206,7 +206,7 @@ def _sample(worker: Worker) -> dict[str, float]:
 
 
 def _bytes_in(directory: Path) -> int:
-    """What the files of a directory take; one that goes meanwhile counts nothing."""
+    """The total size of a directory's files; a file that is deleted meanwhile does not count."""
     found = 0
     for path in directory.iterdir() if directory.exists() else ():
         with contextlib.suppress(FileNotFoundError):
@@ -215,7 +215,7 @@ def _bytes_in(directory: Path) -> int:
 
 
 def _latency(report: Report, reach: str) -> Series:
-    """What the subscriber noted; the last line may be torn."""
+    """The latencies that the subscriber logged; the last line may be incomplete."""
     found = Series()
     path = report.directory / f"{reach}-latency.txt"
     for line in path.read_text().splitlines()[:-1] if path.exists() else []:
@@ -227,7 +227,7 @@ def _latency(report: Report, reach: str) -> Series:
 def _judge_reach(report: Report, reach: str, rate_hz: float) -> None:
     published = record.counts(report.directory / f"{reach}-published.tally").total
     received = _received(report.directory, reach)
-    # One that was being published when the end came may have arrived uncounted.
+    # A message that was being published at the end may have arrived without being counted.
     whole = received.missing == received.disordered == 0 and published <= received.total <= published + 1
     wrong = f"{received.missing} missing, {received.disordered} out of order"
     counted = f"{received.total} of {published} at {rate_hz:.0f} a second asked for, {wrong}"

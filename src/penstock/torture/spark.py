@@ -32,7 +32,7 @@ def run(report: Report, chance: random.Random) -> None:
             _wait_batches(query, 1)
             restarts.append(time.monotonic() - began)
             _wait_batches(query, chance.randint(1, 4))
-            time.sleep(chance.uniform(0, 0.5))  # anywhere within a batch
+            time.sleep(chance.uniform(0, 0.5))  # so that the kill comes anywhere within a batch
             if chance.random() < 0.3:
                 query.pause(chance.uniform(0, 1))
             if not query.alive:
@@ -46,15 +46,15 @@ def run(report: Report, chance: random.Random) -> None:
         code = last.process.wait(START_S * 2)
         report.check("the last query ends by itself", code, code == 0)
         with contextlib.suppress(TimeoutError):  # the JVM ends a moment after its driver
-            wait_until(lambda: not _left(crew), 60, "all of Spark has ended")
-        left = _left(crew)
+            wait_until(lambda: not _living_processes(crew), 60, "all of Spark has ended")
+        left = _living_processes(crew)
         report.check("no process is left", left or "none", not left)
     _judge(report, writer.confirmed)
     report.facts["start to first batch, median s"] = round(sorted(restarts)[len(restarts) // 2], 1)
 
 
 class _Writer(threading.Thread):
-    """Appends to the source without rest until told to end: much at first, then as little as keeps the query busy."""
+    """Appends to the source until ``end``: fast at first, then just enough to keep the query busy."""
 
     TOPICS, EACH, PLENTY = ("a.x", "a.y", "b"), 40, 12_000
 
@@ -80,7 +80,7 @@ class _Writer(threading.Thread):
             self.failed = error
 
     def end(self) -> None:
-        """Let it finish; what it failed with is raised here."""
+        """Stop the thread and wait for it; raises its error, if any."""
         self.told.set()
         self.join()
         if self.failed is not None:
@@ -96,7 +96,7 @@ class _Writer(threading.Thread):
         self.join()
 
 
-def _left(crew: Crew) -> list[int]:
+def _living_processes(crew: Crew) -> list[int]:
     return [pid for query in crew.workers for pid in processes_of_session(query)]
 
 

@@ -30,7 +30,7 @@ def run(report: Report, chance: random.Random) -> None:
         for worker in publishers + subscribers:
             crew.wait_moving(worker)
         cuts = 0
-        samples = [descriptors(publishers)]  # all are connected now; after a kill some may not be for a while
+        samples = [descriptors(publishers)]  # all are connected now; after a kill some reconnect only later
         for _ in range(report.kills):
             time.sleep(chance.uniform(0, 0.05))
             victim = chance.choice(publishers + subscribers)
@@ -91,7 +91,7 @@ def _judge(report: Report, subscribers: list[Worker]) -> None:
 
 
 def _judge_ledger(report: Report, worker: Worker) -> None:
-    """Of the last life of a subscriber, which ended in order and wrote its books."""
+    """Check the ledger that a subscriber's last process printed when it ended regularly."""
     entries = list(record.entries(report.directory / f"{worker.name}.{worker.started}.log"))
     missing = 0
     for producer in {entry[0] for entry in entries}:
@@ -102,7 +102,7 @@ def _judge_ledger(report: Report, worker: Worker) -> None:
         report.check(f"the books of {worker.name} close", "it wrote none", False)
         return
     counted, delivered = sum(books[-1]["dropped"].values()), books[-1]["delivered"]
-    # One that was read when the end came may not be noted, and be the one that shows a hole.
+    # The last message read may not have been logged, and a gap may show only at that message.
     noted = delivered == len(entries) and counted == missing
     almost = delivered == len(entries) + 1 and counted >= missing
     text = f"{missing} missing, {counted} counted, {len(entries)} of {delivered} noted"

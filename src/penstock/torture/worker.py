@@ -1,8 +1,8 @@
 """One worker: ``python -m penstock.torture.worker publish|consume|both ADDRESS ...``.
 
-``publish`` publishes numbered messages and, when publish has returned, notes them in its log: noted means confirmed.
-``consume`` notes every message it receives. ``both`` does the two in one process, in two threads. All end on SIGTERM; a
-wrong byte in a received message ends with code 3.
+``publish`` publishes numbered messages and logs each one after publish has returned: what is logged was confirmed.
+``consume`` logs every message it receives. ``both`` does the two in one process, in two threads. All end on SIGTERM; a
+wrong byte in a received message ends the process with code 3.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Ended(Exception):
     """SIGTERM came."""
 
 
-ended = threading.Event()  # for threads, which a signal does not reach
+ended = threading.Event()  # for threads: only the main thread handles signals
 
 
 def _end(*_: object) -> None:
@@ -35,21 +35,21 @@ def _end(*_: object) -> None:
 
 
 class Pace:
-    """So many a second: late ones follow at once, so that the mean is kept."""
+    """Keeps a mean rate of ``rate_hz``: late messages follow at once."""
 
     def __init__(self, rate_hz: float) -> None:
         self._interval = 1 / rate_hz if rate_hz else 0.0
         self._due = time.monotonic()
 
     def wait(self) -> None:
-        """Until the next is due. Sleeps shorter than the clock's grain are saved up."""
+        """Wait until the next message is due. Sleeps too short for the clock's resolution are accumulated."""
         if self._interval:
             self._due += self._interval
             ahead = self._due - time.monotonic()
             if ahead > 0.0005:
                 time.sleep(ahead)
             elif ahead < -1:
-                self._due = time.monotonic()  # stopped for a while: no flood to make up for it
+                self._due = time.monotonic()  # after a SIGSTOP: do not send a burst to catch up
 
 
 Note = record.Log | record.Tally
@@ -70,7 +70,7 @@ def publish(address: str, options: dict[str, object], log: Note, arguments: argp
 
 
 class Latency:
-    """The median time from publish to here, noted once a second."""
+    """Logs the median latency once a second."""
 
     def __init__(self, path: Path | None) -> None:
         self._file = None if path is None else path.open("w", buffering=1)
@@ -90,7 +90,7 @@ class Latency:
 
 
 def take(message: penstock.Message, log: Note, latency: Latency) -> None:
-    """Check and note one message."""
+    """Check and log one message."""
     found = record.look(bytes(message))
     if found is None:
         print(f"wrong bytes in {message!r}", flush=True)
@@ -101,7 +101,7 @@ def take(message: penstock.Message, log: Note, latency: Latency) -> None:
 
 
 def consume(address: str, options: dict[str, object], log: Note, latency: Latency, tell_ledger: bool) -> None:
-    """Note everything that comes; in the end the ledger is printed where asked for."""
+    """Log every message; at the end print the ledger if asked for."""
     with penstock.subscriber(address, **options) as subscriber:
         try:
             for message in subscriber:
@@ -114,14 +114,14 @@ def consume(address: str, options: dict[str, object], log: Note, latency: Latenc
 
 
 def both(address: str, logs: tuple[Note, Note], arguments: argparse.Namespace) -> None:
-    """Publish in a thread, consume here until that has ended and nothing is left."""
+    """Publish in a thread; consume here until the thread has ended and nothing is left."""
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
     latency = Latency(arguments.latency)
     with penstock.subscriber(address) as subscriber:
         publishing = threading.Thread(target=publish, args=(address, arguments.options, logs[0], arguments))
         publishing.start()
         while True:
-            last = not publishing.is_alive()  # asked before reading: what it published is there then
+            last = not publishing.is_alive()  # before the read: everything it published is readable by then
             message = subscriber.read(timeout=0.1)
             if message is not None:
                 take(message, logs[1], latency)

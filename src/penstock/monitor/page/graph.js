@@ -1,4 +1,4 @@
-// The flow as a layered graph: messages run from left to right (from top to bottom on a narrow screen).
+// The flow as a layered graph: messages go from left to right (from top to bottom on a narrow screen).
 import { rate, element } from "/plots.js";
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -12,7 +12,7 @@ function shape(name, attributes, parent) {
   return made;
 }
 
-// Longest path from a source, cycles cut where they close; then each layer in the order of its neighbours.
+// A node's layer is its longest path from a source (cycles are cut); each layer is sorted by its neighbours' positions.
 function layers(graph) {
   const into = new Map(graph.nodes.map(node => [node.id, []]));
   const out = new Map(graph.nodes.map(node => [node.id, []]));
@@ -26,7 +26,7 @@ function layers(graph) {
     return most;
   };
   for (const node of graph.nodes) visit(node.id, new Set([node.id]));
-  // A channel that only has readers stands beside its peers, not in the first column.
+  // Place a channel that only has readers beside its peers, not in the first column.
   for (const node of graph.nodes) if (node.type === "channel" && !into.get(node.id).length && out.get(node.id).length) {
     depth.set(node.id, Math.max(1, Math.min(...out.get(node.id).map(id => depth.get(id))) - 1));
     for (const id of out.get(node.id)) depth.set(id, Math.max(depth.get(id), depth.get(node.id) + 1));
@@ -120,7 +120,7 @@ function curveDown(a, b, across) {
   return `M${x0} ${y0}C${x0} ${y0 + bend} ${x1} ${y1 - bend} ${x1} ${y1}`;
 }
 
-// Rebuilt when the shape changes; otherwise only widths, speeds, colours and figures change.
+// Rebuild the drawing only when nodes or edges change; otherwise update widths, speeds, colours and figures.
 export function draw(graph, holder) {
   if (!graph.nodes.length) {
     holder.replaceChildren(element("p", "empty", "Nothing of Penstock is open on this machine yet. Try: penstock demo"));

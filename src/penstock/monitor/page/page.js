@@ -1,4 +1,4 @@
-// The page: takes one event a second and shows it. It keeps no number of its own.
+// The page shows one event of the server each second. It computes and keeps no figures of its own.
 import { Plot, UNITS, bytes, count, element, micros, rate } from "/plots.js";
 import { draw, nodeUnder } from "/graph.js";
 
@@ -171,7 +171,7 @@ function choose(span) {
   for (const button of document.querySelectorAll("[data-span]")) button.classList.toggle("on", Number(button.dataset.span) === span);
   view.span = span; text("span-text", span === 60 ? "minute" : `${span / 60} minutes`);
 }
-// Until somebody chooses: the shortest span that holds all there is.
+// Until the user chooses a span: the shortest one that shows all samples.
 function chooseByHistory() {
   const seconds = view.times.length ? view.times[view.times.length - 1] - view.times[0] : 0;
   const span = [60, 300, 900].find(one => seconds <= one) ?? 900;

@@ -1,4 +1,4 @@
-// Numbers for people, and time plots on a canvas.
+// Formats numbers, and draws time plots on a canvas.
 
 export function element(name, kind, text) {
   const made = document.createElement(name);
@@ -21,8 +21,8 @@ export const count = number => Math.round(number).toLocaleString("en-US");
 export const micros = us => us < 1000 ? `${digits(us)} µs` : us < 1e6 ? `${digits(us / 1000)} ms` : `${digits(us / 1e6)} s`;
 export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : scaled(value, 1000).map((part, at) => at ? part : digits(part)).join(""), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
-// One colour for one address on every plot, in the order first seen; losses and processes have their own order. What
-// comes after the eighth has the same colours with dashes.
+// An address has the same colour on every plot, in order of first appearance; losses and processes have an order of
+// their own. After the eighth, colours repeat with dashes.
 const seen = { address: new Map(), lost: new Map(), memory: new Map() };
 function look(plot, name) {
   const order = seen[plot.prefix.split("/")[0]] ?? seen.address;

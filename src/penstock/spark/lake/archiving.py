@@ -1,10 +1,10 @@
-"""``archive``: what journals hold goes to the lake, exactly once, in rounds; ``follow``: again and again.
+"""``archive`` copies journals' messages to the lake, exactly once, in rounds; ``follow`` does so repeatedly.
 
-A round: read how far the table is, plan ranges from there, let tasks write files, check them, commit files and new
-positions in one version, sync, open the table anew and compare. Whatever dies in between leaves files that no version
-names; the next round begins where the table says. Any number of archivers may run, of the same journals too: of two
-that did the same positions one commits and the other begins its round again. Only after the last check may segments
-go from the journal (``trim``).
+A round: read the table's position, plan ranges from there, let tasks write files, check them, commit files and new
+positions in one version, sync, reopen the table and compare. A crash in between leaves files that no version names; the
+next round begins where the table says. Any number of archivers may run, even of the same journals: if two archive the
+same positions, one commits and the other repeats its round. Segments may be deleted from the journal (``trim``) only
+after the last check.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOST_MESSAGES = 5_000_000
-ROUND_S = 1800.0  # half of the least retention of ``vacuum``, which would take a longer round's files
+ROUND_S = 1800.0  # half of the least retention of ``vacuum``, which would delete the files of a longer round
 
 
 @dataclass(frozen=True, slots=True)
 class Archived:
-    """What was done, and how many positions of the journals are still to come."""
+    """The result of an archive, and how many positions of the journals remain."""
 
     rows: int = 0
     payload_bytes: int = 0
     files: int = 0
     lag: int = 0
     seconds: float = 0.0
-    segments: int = 0  # that went from the journals (``trim``)
+    segments: int = 0  # deleted from the journals (``trim``)
 
 
 def archive(
@@ -79,17 +79,17 @@ def archive(
             on_progress(total)
         if done.lag == 0:
             break
-    return _trimmed(total, trim_archived(opened, where)) if trim else total
+    return _with_segments(total, trim_archived(opened, where)) if trim else total
 
 
-def _trimmed(done: Archived, segments: int) -> Archived:
+def _with_segments(done: Archived, segments: int) -> Archived:
     return Archived(done.rows, done.payload_bytes, done.files, done.lag, done.seconds, segments)
 
 
 def _round(
     spark: SparkSession | None, opened: Sequence[tuple[str, Any]], where: Store, most: int, given: Mapping[str, str]
 ) -> Archived:
-    """One round, done again where another archiver was faster."""
+    """One round; repeated if another archiver was faster."""
     while True:
         table = delta.open_or_create(where, given)
         planning.check_filters(delta.filters(table), given, where.uri)
@@ -126,7 +126,7 @@ def _write(
     begun = time.monotonic()
     pieces = [piece for span in spans for piece in planning.cover(span)]
     ranges = planning.tasks(pieces, parallel(spark))
-    planning.check_plan(ranges, spans)
+    planning.check_plan(ranges, spans)  # a position left out here would be missing from the lake for good
     work = Work(where, table.version(), tuple(ranges), from_options(given))
     results = run(spark, work, len(ranges))
     delta.step("files written")
@@ -135,25 +135,25 @@ def _write(
         _check(where, results, ranges)
         if time.monotonic() - begun > ROUND_S:
             raise StateError(f"a round took more than {ROUND_S:g} s, and vacuum may take its files: set most_messages")
-        where.sync(file.name for file in files)
+        where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
         moved = {span.place.uuid: (span.known, span.end) for span in spans}
         note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}
         delta.commit(where, table, files, moved=moved, note=note)
     except Exception as error:
-        if not isinstance(error, CorruptionError):
-            where.delete(file.name for file in files if not _named(where, file))
+        if not isinstance(error, CorruptionError):  # where damage was found, delete nothing
+            where.delete(file.name for file in files if not _is_committed(where, file))
         raise
     rows, size = sum(file.rows for file in files), sum(file.payload_bytes for file in files)
     return Archived(rows, size, len(files), lag)
 
 
-def _named(where: Store, file: File) -> bool:
-    """Whether some version names a file: then it stays, whatever else failed."""
+def _is_committed(where: Store, file: File) -> bool:
+    """Whether some version names a file: then it must stay, whatever else failed."""
     return any(action["path"] == file.name for action in delta.live_files(delta.open_table(where)))
 
 
 def _check(where: Store, results: Sequence[Mapping[str, Any]], ranges: Sequence[Any]) -> None:
-    """Nothing is archived that is not there: every task answered, rows are index entries, files are seen from here."""
+    """Check the results: every task answered, row counts equal index entries, and this process sees the files."""
     if [result["number"] for result in results] != list(range(len(ranges))):
         raise AssertionError("a task gave no result or two")
     nodes = {}
@@ -175,7 +175,7 @@ def parallel(spark: SparkSession | None) -> int:
 
 
 def trim_archived(opened: Sequence[tuple[str, Any]], where: Store) -> int:
-    """Let segments go that are in the lake for sure; gives how many. Queues that are not done keep theirs."""
+    """Delete segments that are safely in the lake; returns how many. Those that queues still need stay."""
     table = delta.open_table(where)
     delta.secure(where, table.version())
     delta.step("before trim")
@@ -201,7 +201,7 @@ def _trim_directory(place: DirectoryPlace, known: int) -> int:
     except RefusedError as error:
         raise RefusedError(f"{place.path} has a writer, which must trim it itself: {error}") from None
     with journal:
-        if str(journal.uuid) != place.uuid:
+        if str(journal.uuid) != place.uuid:  # it may have been replaced since it was read
             raise StateError(f"{place.path} was made anew meanwhile: nothing was trimmed")
         floors = [state.floor for state in journal.queue_states.values()]
         return journal.retain(passed=min([known - 1, *floors]))
@@ -218,7 +218,7 @@ def follow(
     on_progress: Callable[[Archived], None] | None = None,
     **settings: Any,
 ) -> Archived:
-    """Archive every ``every_s`` seconds until ``stop`` is set; small files are put together in the background."""
+    """Archive every ``every_s`` seconds until ``stop`` is set; compacts small files in the background."""
     total = Archived()
     worker = compaction.Background(spark, store(directory, settings.get("storage")), compact_files)
     try:

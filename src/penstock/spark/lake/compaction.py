@@ -1,4 +1,4 @@
-"""Small files of a day put together, sorted as before: a Spark job (or threads) like the archive itself.
+"""Compaction: merges the small files of a day, sorted as before; a Spark job (or threads) like the archive itself.
 
 Old files are removed and new ones added in one version, so that a reader sees either. Rows are neither made nor lost:
 the counts are compared before the commit. Old files stay on the disk for readers and older versions until ``vacuum``.
@@ -30,12 +30,12 @@ LOG = logging.getLogger("penstock.spark")
 MOST_FILES = 16
 SMALL_BYTES = 64 << 20
 GROUP_BYTES = 128 << 20
-HELD_BYTES = 512 << 20  # of one group, decompressed: Arrow's offsets of binary columns end at 2 GiB
+HELD_BYTES = 512 << 20  # decompressed size of one group: Arrow's offsets of binary columns end at 2 GiB
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Task ``number`` puts the files ``groups[number]`` together."""
+    """Task ``number`` merges the files ``groups[number]``."""
 
     store: Store
     version: int
@@ -55,7 +55,7 @@ class Merge:
 
 
 def dictionaries(table: pyarrow.Table) -> pyarrow.Table:
-    """Columns of few values as dictionaries, as the writer likes them."""
+    """The table with columns of few distinct values as dictionaries, which the writer stores more compactly."""
     for name in ("topic", "journal"):
         column = table[name].dictionary_encode().unify_dictionaries()
         table = table.set_column(table.schema.get_field_index(name), name, column)
@@ -69,7 +69,7 @@ def compact(
     *,
     storage: Mapping[str, str] | None = None,
 ) -> int:
-    """Put the small files of each day that has more than ``most_files`` together; gives how many were written."""
+    """Merge the small files of each day that has more than ``most_files``; returns how many were written."""
     if most_files < 1:
         raise InvalidArgument(f"most_files={most_files} must be at least 1")
     where = store(directory, storage)
@@ -86,7 +86,7 @@ def compact(
 
 
 def _groups(where: Store, actions: Sequence[dict[str, Any]], most_files: int) -> list[list[dict[str, Any]]]:
-    """The files to put together, day by day, so that a group's rows fit into memory."""
+    """The files to merge, day by day, in groups whose rows fit into memory."""
     by_day: dict[Any, list[dict[str, Any]]] = {}
     for action in actions:
         if action["size_bytes"] < SMALL_BYTES:
@@ -143,7 +143,7 @@ def _merge(spark: SparkSession | None, where: Store, table: Any, groups: list[li
 
 
 class Background:
-    """A thread that compacts while others archive; what fails is logged and tried again later."""
+    """A thread that compacts while others archive; failures are logged and retried later."""
 
     def __init__(self, spark: SparkSession | None, where: Store, most_files: int) -> None:
         self._spark, self._where, self._most = spark, where, most_files
@@ -155,13 +155,13 @@ class Background:
             self._thread.start()
 
     def wake(self, files: int) -> None:
-        """So many files were added."""
+        """Tell the thread that ``files`` were added."""
         with self._changed:
             self._new += files
             self._changed.notify()
 
     def close(self) -> None:
-        """Wait for what is under way."""
+        """Wait for a running compaction and end the thread."""
         with self._changed:
             self._closed = True
             self._changed.notify()

@@ -1,4 +1,4 @@
-"""The table's log: open it, make it, commit to it. The only place that knows ``deltalake``'s transactions.
+"""The table's log: opens, creates and commits to it. The only module that uses ``deltalake``'s transactions.
 
 Rules. A commit lands right after the version that it was made on, or fails (``max_commit_retries=0``): deltalake's own
 retries would let a second committer with the same or an older transaction version through, and two that remove the
@@ -45,11 +45,11 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
     try:
         return DeltaTable(where.uri, version=version, storage_options=dict(where.options) or None)
     except TableNotFoundError:
-        raise InvalidArgument(f"{where.uri} is not a lake: it has no {LOG}{_old(where)}") from None
-    except Exception as error:  # deltalake raises classes of its own for whatever its readers find
+        raise InvalidArgument(f"{where.uri} is not a lake: it has no {LOG}{_version_1_hint(where)}") from None
+    except Exception as error:  # deltalake raises many classes of its own for damaged tables
         if version is not None:
-            raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first(error)}") from None
-        text = f"the log of {where.uri} cannot be read: {_first(error)}; run: penstock lake verify {where.uri}"
+            raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first_line(error)}") from None
+        text = f"the log of {where.uri} cannot be read: {_first_line(error)}; run: penstock lake verify {where.uri}"
         raise CorruptionError(text, where.uri) from error
 
 
@@ -61,17 +61,17 @@ def exists(where: Store) -> bool:
 
 
 def has_version_1(where: Store) -> bool:
-    """Whether an archive of version 1 lies there that was not, or not wholly, taken over."""
+    """Whether there is an archive of version 1 that has not been taken over completely."""
     path = where.path
     return path is not None and (path / "_penstock" / "manifest.json").exists()
 
 
-def _old(where: Store) -> str:
+def _version_1_hint(where: Store) -> str:
     return "; it is an archive of version 1: archive to it once, which takes it over" if has_version_1(where) else ""
 
 
 def open_or_create(where: Store, filters: Mapping[str, str]) -> DeltaTable:
-    """The table, made now where there is none; its latest entries are on the disk when it returns."""
+    """The table, created if there is none; its latest log entries are on disk when this returns."""
     from deltalake import DeltaTable, Schema
 
     if not exists(where):
@@ -83,7 +83,7 @@ def open_or_create(where: Store, filters: Mapping[str, str]) -> DeltaTable:
                 configuration=settings, storage_options=dict(where.options) or None, raise_if_key_not_exists=False,
             )  # fmt: skip
         except Exception:
-            if not exists(where):  # else another archiver was faster
+            if not exists(where):  # otherwise another archiver has just created it
                 raise
     table = open_table(where)
     check_ours(table, where)
@@ -92,24 +92,24 @@ def open_or_create(where: Store, filters: Mapping[str, str]) -> DeltaTable:
 
 
 def check_ours(table: DeltaTable, where: Store) -> None:
-    """``InvalidArgument`` for a Delta table that somebody else made."""
+    """Raise ``InvalidArgument`` for a Delta table that Penstock did not create."""
     if FORMAT not in table.metadata().configuration:
         raise InvalidArgument(f"{where.uri} is a Delta table, but not one that penstock made: archive to another place")
 
 
 def secure(where: Store, version: int) -> None:
-    """Sync what an archiver that died before its own sync may have left; its commit counts from now on."""
+    """Sync log entries of an archiver that may have died before its own sync, so that its commit is durable."""
     where.sync_log(max(0, version - 2 * CHECKPOINT_EVERY), version)
 
 
 def filters(table: DeltaTable) -> dict[str, str]:
-    """The options that left messages out of this table."""
+    """The filter options that this table was made with."""
     kept = json.loads(table.metadata().configuration.get(FILTERS, "{}"))
     return {str(key): str(value) for key, value in kept.items()}
 
 
 def reached(table: DeltaTable, journal: str) -> int | None:
-    """The next position of a journal to archive; None where nothing of it was."""
+    """The next position of a journal to archive; None if nothing of it has been archived."""
     found = table.transaction_version(journal)
     return None if found is None else int(found)
 
@@ -128,7 +128,7 @@ def commit(
     note: Mapping[str, Any],
     still_holds: Callable[[DeltaTable], bool] = lambda table: True,
 ) -> DeltaTable:
-    """Add and remove files and move journals from one position to the next, all in one version; gives the new table.
+    """Add and remove files and move journals' positions, all in one version; returns the new table.
 
     ``moved``: {journal: (the position that the table must have, the one it gets)}; where the table has another one,
     or ``still_holds`` says no, it is ``Superseded`` and nothing was written.
@@ -138,6 +138,7 @@ def commit(
     from deltalake.transaction import CommitProperties, PostCommitHookProperties, Transaction
 
     now = int(time.time() * 1000)
+    # The position of each journal is an application transaction of the same commit: files and positions never differ.
     properties = CommitProperties(
         custom_metadata={"penstock": json.dumps(dict(note))},
         max_commit_retries=0,
@@ -158,7 +159,7 @@ def commit(
         except CommitFailedError:
             table = open_table(where)
             if number and _landed(table, added, moved):
-                break  # what looked like a failure was none
+                break  # deltalake reported a failure, but the commit did land
             continue
         step("after commit")
         where.sync_log(version, version)
@@ -166,6 +167,7 @@ def commit(
         break
     else:
         raise CapacityError(f"{TRIES} commits to {where.uri} lost against others: too many archivers at once")
+    # Reopen and compare: what counts is what other readers will see. A later version may have compacted our files.
     fresh = open_table(where)
     if not _landed(fresh, added, moved) and fresh.version() == version:
         raise CorruptionError(f"version {version} of {where.uri} does not hold what was committed", where.uri)
@@ -183,7 +185,7 @@ def _landed(table: DeltaTable, added: Sequence[File], moved: Mapping[str, tuple[
 
 
 def check_files(where: Store, files: Iterable[File], nodes: Mapping[str, str]) -> None:
-    """``StateError`` where this process does not see a file with its size; names the node that wrote it."""
+    """Raise ``StateError`` if this process does not see a file with the right size; names the node that wrote it."""
     wanted = {file.name: file.size for file in files}
     for name, size in where.sizes(wanted).items():
         if size != wanted[name]:
@@ -203,12 +205,13 @@ def live_files(table: DeltaTable) -> list[dict[str, Any]]:
 
 
 def checkpoint(where: Store, table: DeltaTable) -> None:
-    """Write the state of the whole log into one file, so that opening stays fast; on the disk when it returns."""
+    """Write the state of the whole log to one file, so that opening stays fast; it is on disk when this returns."""
     from penstock.spark.lake.store import sync
 
     table.create_checkpoint()
     path = where.path
     if path is not None:
+        # Sync the pointer last: it should not name a checkpoint that a crash has lost.
         for file in (path / LOG).glob(f"{table.version():020d}.checkpoint*.parquet"):
             sync(file)
         sync(path / LOG / "_last_checkpoint")
@@ -235,5 +238,5 @@ def _removes(actions: Iterable[Mapping[str, Any]], now: int) -> list[Any]:
     ]
 
 
-def _first(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

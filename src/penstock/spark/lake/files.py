@@ -1,8 +1,8 @@
 """One task's work: read a range of positions as Arrow, sort it by day and topic, write a Parquet file a day.
 
-It runs on executors (or in a thread of the driver) and commits nothing: it gives a description of each file, and how
-many entries the journal's index has there. Names hold a UUID, never a topic, so an attempt that Spark runs twice
-leaves a file that nobody names. Bytes held at a time are bounded: Arrow's offsets of binary columns end at 2 GiB.
+It runs on executors (or in a thread of the driver) and commits nothing: it returns a description of each file, and how
+many entries the journal's index has in the range. File names contain a UUID, so an attempt that Spark runs twice only
+leaves a file that no version names. Memory is bounded: Arrow's offsets of binary columns end at 2 GiB.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Work:
     """Everything that tasks need to know; task ``number`` takes ``ranges[number]``."""
 
     store: Store
-    version: int  # of the table, as the driver sees it
+    version: int  # the table's version, as the driver sees it
     ranges: tuple[Range, ...]
     bounds: Bounds
 
@@ -61,19 +61,19 @@ class Work:
         check_sees(self.store, self.version)
         piece = self.ranges[number]
         place = open_range(piece)
-        reading = Reading(schema.READ, self.bounds, batch_bytes=BATCH_BYTES, whole=True)
+        reading = Reading(schema.READ, self.bounds, batch_bytes=BATCH_BYTES, fail_if_deleted=True)
         found = write(self.store, place.batches(piece.start, piece.end, reading), piece.journal)
         entries = _entries(place, piece, self.bounds, sum(file.rows for file in found))
         return {"node": node(), "number": number, "entries": entries, "files": [asdict(file) for file in found]}
 
 
 def node() -> str:
-    """This machine, as an error names it."""
+    """This machine's name, for error messages."""
     return os.environ.get("SPARK_LOCAL_HOSTNAME") or socket.gethostname()
 
 
 def check_sees(where: Store, version: int) -> None:
-    """``StateError`` on a node whose directory of this name is another one."""
+    """Raise ``StateError`` if this node's directory of the same name is not the driver's."""
     path = where.path
     if path is not None and not (path / LOG / entry_name(version)).exists():
         raise StateError(
@@ -83,15 +83,15 @@ def check_sees(where: Store, version: int) -> None:
 
 
 def _entries(place: Place, piece: Range, bounds: Bounds, rows: int) -> int:
-    """How many entries the index has, counted apart from what was read; a broker has checked its own."""
+    """How many entries the index has, counted independently of the read; a broker has already checked its own."""
     if not isinstance(place, DirectoryPlace):
         return rows
-    reading = Reading(_POSITION, bounds, whole=True)
+    reading = Reading(_POSITION, bounds, fail_if_deleted=True)
     return sum(batch.num_rows for batch in place.batches(piece.start, piece.end, reading))
 
 
 def write(where: Store, batches: Iterable[pyarrow.RecordBatch], journal: str) -> list[File]:
-    """Batches in the order of their positions as files."""
+    """Write batches, which come in order of position, as files."""
     written = []
     for held in _held(batches):
         table = pyarrow.Table.from_batches(held).combine_chunks()
@@ -115,7 +115,7 @@ def _held(batches: Iterable[pyarrow.RecordBatch]) -> Iterator[list[pyarrow.Recor
 
 
 def sorted_parts(table: pyarrow.Table) -> Iterator[tuple[str, pyarrow.Table]]:
-    """A table by day, each day's rows by topic and else in the order they had."""
+    """The table split by day; each day's rows are sorted by topic, stably."""
     if not table.num_rows:
         return
     topics = table["topic"]

@@ -1,4 +1,4 @@
-"""The lake as Spark frames, read by its log: the files of one version and no others."""
+"""The lake as Spark frames: exactly the files that one version of its log names."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def frame(spark: SparkSession, where: Store, opened: Any) -> DataFrame:
 
 
 def _escaped(path: str) -> str:
-    """Spark takes some letters of a path for a pattern."""
+    """Escape the characters of a path that Spark would take for a glob pattern."""
     return "".join(f"\\{letter}" if letter in "\\*?[]{}" else letter for letter in path)
 
 
@@ -96,7 +96,7 @@ def history(
     version: int | None = None,
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """What was archived, as one table; empty where there is no lake yet."""
+    """What was archived, as one table; empty if there is no lake yet."""
     where = store(directory, storage)
     if version is None and not delta.exists(where) and not delta.has_version_1(where):
         return spark.createDataFrame([], SCHEMA)
@@ -113,7 +113,7 @@ def read_all(
 ) -> DataFrame:
     """History from the lake and the tail from the journals as one table, without overlap or gap.
 
-    The tail is of the topics that the lake is of. Reading it fails once retention took a part of it: call it again.
+    The tail has the same topics as the lake. Reading fails if retention has deleted a part of it: call this again.
     """
     where, given = store(directory, storage), planning.filters(options or {})
     opened = delta.open_table(where) if delta.exists(where) or delta.has_version_1(where) else None
@@ -134,7 +134,7 @@ def read_all(
 def _tail(
     spark: SparkSession, text: str, journal: str, start: int, end: int, options: Mapping[str, str]
 ) -> DataFrame:
-    """Positions ``start`` to ``end - 1`` of one journal; reading fails when they went or it was made anew meanwhile."""
+    """Positions ``start`` to ``end - 1`` of one journal; reading fails if they were deleted or it was created anew."""
     reader = spark.read.format("penstock").options(**options).option("columns", ",".join(FIELDS))
     reader = reader.option("failOnDataLoss", "true").option("ends", json.dumps({journal: end}))
     return reader.option("startPosition", start).option("endPosition", end - 1).load(text)

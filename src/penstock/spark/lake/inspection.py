@@ -1,4 +1,4 @@
-"""Looking at a lake and cleaning up: ``info``, ``versions``, ``verify``, ``vacuum``. None needs Spark."""
+"""Inspecting a lake and cleaning it up: ``info``, ``versions``, ``verify``, ``vacuum``. None needs Spark."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What ``verify`` found; ``orphans`` are files that no version names: of rounds that died or are under way."""
+    """What ``verify`` found; ``orphans`` are files that no version names, of rounds that crashed or still run."""
 
     uri: str
     version: int | None
@@ -66,7 +66,7 @@ def info(
 
 
 def _reached(where: Store, table: Any) -> dict[str, int]:
-    """The positions after the last archived ones, of all journals."""
+    """The next position to archive of every journal."""
     found = {journal: delta.reached(table, journal) for journal in sorted(_committers(where, table.version()))}
     return {journal: position for journal, position in found.items() if position is not None and _is_uuid(journal)}
 
@@ -76,7 +76,7 @@ def _is_uuid(text: str) -> bool:
 
 
 def _committers(where: Store, version: int) -> set[str]:
-    """Everybody whose transaction the log has up to a version: deltalake answers for one only when it is named."""
+    """All application ids with a transaction in the log; deltalake itself can only look up an id that is named."""
     import pyarrow.fs
 
     files = where.filesystem()
@@ -100,7 +100,7 @@ def _committers(where: Store, version: int) -> set[str]:
 def versions(
     directory: str | os.PathLike[str], *, most: int | None = None, storage: Mapping[str, str] | None = None
 ) -> list[dict[str, Any]]:
-    """The commits that the log still has, the newest first."""
+    """The commits that the log still contains, the newest first."""
     found: list[dict[str, Any]] = delta.open_table(store(directory, storage)).history(most)
     return found
 
@@ -112,7 +112,7 @@ def vacuum(
     dry_run: bool = False,
     storage: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Delete files that no version of the last ``hours`` names, and orphans as old; gives their names.
+    """Delete files that no version of the last ``hours`` names, and orphans of the same age; returns their names.
 
     A round commits within half of the least retention or fails, so that its files are never taken for orphans. A
     reader that reads longer than ``hours`` gets an error for a missing file, and older versions cannot be read.
@@ -122,7 +122,7 @@ def vacuum(
     where = store(directory, storage)
     table = delta.open_table(where)
     delta.check_ours(table, where)
-    delta.secure(where, table.version())  # what a lost entry removed would be needed again
+    delta.secure(where, table.version())  # if an unsynced entry were lost, the files it removed would be needed again
     taken: list[str] = table.vacuum(hours, dry_run=dry_run, enforce_retention_duration=False, full=True)
     if not dry_run:
         after = delta.open_table(where)
@@ -133,7 +133,7 @@ def vacuum(
 def verify(
     directory: str | os.PathLike[str], *, deep: bool = False, storage: Mapping[str, str] | None = None
 ) -> Verified:
-    """Check the log, and each file against it; ``deep`` reads positions too: none twice."""
+    """Check the log, and each file against it; ``deep`` also reads all positions, to find duplicates."""
     where = store(directory, storage)
     problems = list(_log_problems(where))
     try:
@@ -197,7 +197,7 @@ def _file_problems(where: Store, action: Mapping[str, Any]) -> list[str]:
 
 
 def _position_problems(where: Store, table: Any, actions: list[dict[str, Any]]) -> Iterator[str]:
-    """Positions that are there twice, or beyond what the table says of their journal."""
+    """Duplicate positions, and positions beyond the one that the table records for their journal."""
     held: dict[str, list[Any]] = {}
     for action in actions:
         try:
@@ -235,7 +235,7 @@ def _orphans(where: Store, table: Any) -> list[str]:
 
 
 def _removed(path: Any) -> Iterator[str]:
-    """Files that a version of the log removed: they are for readers of older versions."""
+    """Files that a version of the log removed; readers of older versions still need them."""
     for entry in (path / LOG).glob("*.json"):
         for line in entry.read_text(errors="replace").splitlines():
             if line.startswith('{"remove"'):

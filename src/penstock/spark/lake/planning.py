@@ -1,4 +1,4 @@
-"""What a round archives: which positions of which journals, in ranges that cover every one of them."""
+"""Plans a round of the archive: which positions of which journals, in ranges that cover all of them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.spark.places import Place, Range, open_places, resolve, shown
 
 RANGE_BYTES = 64 << 20
 LEAST_RANGE_BYTES = 4 << 20
-PIECES = 8  # of a range, so that ranges are even to about a sixteenth
+PIECES = 8  # pieces in a range, so that ranges differ by about a sixteenth at most
 FILTERS = ("topics", "startOrdinal", "endOrdinal", "startTime", "endTime")
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions ``start`` to ``end - 1`` of one journal; ``known`` is what the table says, None before its first."""
+    """Positions ``start`` to ``end - 1`` of one journal; ``known`` is the table's position, None if it has none."""
 
     text: str
     place: Place
@@ -38,7 +38,7 @@ def places(journal: str | Sequence[str]) -> list[tuple[str, Place]]:
 
 
 def start(known: int | None, text: str, place: Place) -> int:
-    """The first position of a journal that the lake does not have; ``StateError`` when it is gone."""
+    """The first position of a journal that the lake does not have; ``StateError`` if retention has deleted it."""
     first = place.first
     begin = first if known is None else known
     if begin < first:
@@ -54,13 +54,13 @@ def start(known: int | None, text: str, place: Place) -> int:
 
 
 def cover(span: Span) -> Iterator[Range]:
-    """Pieces of a span that lie side by side from its start to its end; a missing segment is damage, not a hole.
+    """Cut a span into adjacent pieces from its start to its end; a missing segment is damage, not a hole.
 
     Holes that compaction recorded in a segment belong to the piece after them.
     """
     reached = span.start
     last: Range | None = None
-    for piece in span.place.ranges(span.start, span.end, Bounds(), RANGE_BYTES // PIECES, whole=True):
+    for piece in span.place.ranges(span.start, span.end, Bounds(), RANGE_BYTES // PIECES, fail_if_deleted=True):
         if piece.start < reached or piece.end <= piece.start:
             raise AssertionError(f"ranges of {span.text} overlap at position {piece.start}")
         if last is not None:
@@ -73,7 +73,7 @@ def cover(span: Span) -> Iterator[Range]:
 
 
 def tasks(pieces: Sequence[Range], parallel: int) -> list[Range]:
-    """Pieces put together into ranges for tasks: as many as can run at once, none much over ``RANGE_BYTES``."""
+    """Join pieces into ranges for tasks: as many as can run at once, none much above ``RANGE_BYTES``."""
     total = sum(piece.size for piece in pieces)
     rounds = max(1, -(-total // (RANGE_BYTES * parallel)))
     most = max(LEAST_RANGE_BYTES, -(-total // (rounds * parallel)))
@@ -88,7 +88,7 @@ def tasks(pieces: Sequence[Range], parallel: int) -> list[Range]:
 
 
 def check_plan(ranges: Sequence[Range], spans: Sequence[Span]) -> None:
-    """The ranges have every position of the spans, once: checked apart from how they were made."""
+    """Check, independently of how they were planned, that the ranges cover every position of the spans once."""
     reached = {span.place.uuid: span.start for span in spans}
     for piece in ranges:
         if piece.start != reached[piece.journal]:
@@ -99,7 +99,7 @@ def check_plan(ranges: Sequence[Range], spans: Sequence[Span]) -> None:
 
 
 def filters(options: Mapping[str, str]) -> dict[str, str]:
-    """Those of the options that leave messages out, topics in one order; an unknown option is an error."""
+    """The options that filter messages, topics sorted; an unknown option is an error."""
     check_options(options)
     given = folded(options)
     chosen = given.pop("topics", "") or given.pop("topic", "")
@@ -109,7 +109,7 @@ def filters(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_filters(made: Mapping[str, str], given: Mapping[str, str], where: Any) -> None:
-    """``InvalidArgument`` where an archive was made with others: what these left out would be missing for good."""
+    """Raise ``InvalidArgument`` if the archive was made with other filters: messages would be missing for good."""
     if made != given:
         had, wanted = (
             " ".join(f"{name}={value}" for name, value in each.items()) or "all messages" for each in (made, given)

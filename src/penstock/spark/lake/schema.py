@@ -67,7 +67,7 @@ def _plain(value: Any, *, up: bool) -> Any:
     if not isinstance(value, datetime.datetime):
         return value
     micro = value.microsecond
-    whole = value - datetime.timedelta(microseconds=micro % 1000)
+    rounded = value - datetime.timedelta(microseconds=micro % 1000)
     if up and micro % 1000:
-        whole += datetime.timedelta(milliseconds=1)
-    return whole.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        rounded += datetime.timedelta(milliseconds=1)
+    return rounded.astimezone(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,4 +1,4 @@
-"""Where a lake lies: a local directory, or an object store that delta-rs reaches by itself.
+"""The storage of a lake: a local directory, or an object store that delta-rs accesses itself.
 
 Rules: a file is on the disk before ``create`` returns; names of files are on the disk after ``sync``. An object store
 does both by itself. A ``Store`` is small and goes to executors as it is.
@@ -22,7 +22,7 @@ SCHEMES = ("s3", "s3a", "gs", "az", "abfs", "abfss")
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """A place for a table's files; ``options`` go to the object store (keys, endpoint)."""
+    """The storage of a table's files; ``options`` go to the object store (keys, endpoint)."""
 
     uri: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)  # may hold secrets
@@ -33,19 +33,19 @@ class Store:
         return None if "://" in self.uri else Path(self.uri)
 
     def prepare(self) -> None:
-        """Make a local directory, readable by its owner alone, with the names of all that is new on the disk."""
+        """Create a local directory that only its owner may read, and sync it and its new parents."""
         path = self.path
         if path is None:
             return
         missing = [part for part in (path / LOG, path, *path.parents) if not part.exists()]
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode is for the last part alone
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the mode applies to the last directory only
         (path / LOG).mkdir(mode=0o700, exist_ok=True)
         for part in missing:
             sync(part.parent)
 
     @contextlib.contextmanager
     def create(self, name: str) -> Iterator[Any]:
-        """A new file to write to; its bytes are on the disk afterwards."""
+        """A new file to write to; its bytes are on disk when the block ends."""
         path = self.path
         if path is None:
             with self.filesystem().open_output_stream(name) as stream:
@@ -59,24 +59,24 @@ class Store:
             os.fsync(file.fileno())
 
     def sync(self, names: Iterable[str]) -> None:
-        """The names of these files on the disk, and those of their folders."""
+        """Sync the directory entries of these files and of their folders."""
         path = self.path
         if path is not None:
             for folder in {path, *((path / name).parent for name in names)}:
                 sync(folder)
 
     def sync_log(self, first: int, last: int) -> None:
-        """The log's entries of these versions on the disk, bytes and names."""
+        """Sync the log's entries of these versions: their bytes and their names."""
         path = self.path
         if path is None:
             return
         for version in range(first, last + 1):
-            with contextlib.suppress(FileNotFoundError):  # older than a checkpoint, and cleaned up
+            with contextlib.suppress(FileNotFoundError):  # a checkpoint has replaced it, and it was cleaned up
                 sync(path / LOG / entry_name(version))
         sync(path / LOG)
 
     def sizes(self, names: Iterable[str]) -> dict[str, int | None]:
-        """The size of each file as this process sees it; None for one that it does not see."""
+        """The size of each file as this process sees it; None for a file that it does not see."""
         wanted = list(names)
         path = self.path
         if path is not None:
@@ -85,7 +85,7 @@ class Store:
         return {name: entry.size if entry.is_file else None for name, entry in zip(wanted, found, strict=True)}
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete files that no version names; what fails is left for ``vacuum``."""
+        """Delete files that no version names; those that cannot be deleted are left for ``vacuum``."""
         path = self.path
         for name in names:
             with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def store(where: str | os.PathLike[str] | Store, options: Mapping[str, str] | No
     place = text if scheme else os.path.abspath(text)
     if "%" in place and not scheme:
         raise InvalidArgument(f"a lake cannot be at {place}: delta-rs reads % in a path as an escape")
-    if scheme and options is None:  # executors need what this process was given
+    if scheme and options is None:  # executors need the credentials from this process's environment
         options = {key: value for key, value in os.environ.items() if key.startswith(("AWS_", "GOOGLE_", "AZURE_"))}
     return Store(place, dict(options or {}))
 
@@ -133,7 +133,7 @@ def entry_name(version: int) -> str:
 
 
 def sync(path: Path) -> None:
-    """A file's bytes, or a directory's names, on the disk."""
+    """Sync a file's bytes or a directory's entries to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""An archive of version 1 (Parquet by topic and date beside a manifest) becomes a lake, exactly once.
+"""Converts an archive of version 1 (Parquet by topic and date, with a manifest) into a lake, exactly once.
 
 One job writes its rows anew, sorted as the lake's; one commit adds them with the positions that the manifest had
 reached and a mark of its own, so that a second take-over finds nothing to do. Only then are the old files deleted.
@@ -44,7 +44,7 @@ class Old:
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Task ``number`` writes the rows of the old files ``groups[number]`` anew."""
+    """Task ``number`` rewrites the rows of the old files ``groups[number]``."""
 
     store: Store
     version: int
@@ -61,7 +61,7 @@ class Rewrite:
 
 
 def _old_table(root: Path, name: str) -> pyarrow.Table:
-    """An old file with the lake's columns: the topic from its folder, what version 1 did not keep empty."""
+    """An old file with the lake's columns: the topic comes from its folder; columns unknown to version 1 are empty."""
     table = pyarrow.parquet.read_table(root / name, partitioning=None)
     topic = unquote(Path(name).parts[0].removeprefix("topic="))
     columns = []
@@ -78,7 +78,7 @@ def _old_table(root: Path, name: str) -> pyarrow.Table:
 
 
 def take_over(spark: SparkSession | None, where: Store) -> int:
-    """Take an archive of version 1 over where there is one; gives its rows."""
+    """Convert the archive of version 1, if there is one; returns the number of its rows."""
     path = where.path
     if path is None or not delta.has_version_1(where):
         return 0

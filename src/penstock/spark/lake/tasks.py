@@ -18,7 +18,7 @@ Task = Callable[[int], dict[str, Any]]
 
 
 def run(spark: SparkSession | None, task: Task, count: int) -> list[dict[str, Any]]:
-    """What ``task(number)`` gives for each number below ``count``, in that order."""
+    """The results of ``task(number)`` for each number below ``count``, in that order."""
     if count == 0:
         return []
     if spark is None:

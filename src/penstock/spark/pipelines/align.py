@@ -116,7 +116,7 @@ def asof(
     _require(right, [on, *by], "right")
     order = F.col(ties) if ties is not None and ties in right.columns else F.lit(0)
     keys = [f"__by_{name}" for name in by]
-    both = _both(left, right, on=on, by=by, keys=keys, order=order)
+    both = _union_of_sides(left, right, on=on, by=by, keys=keys, order=order)
     width = _bucket_width(both, rows_per_bucket)
     both = both.withColumn("__bucket", F.floor(F.col("__on") / F.lit(width)).cast("long") if width else F.lit(0))
     both = _matched(both, keys, direction, exact, carry=width is not None)
@@ -135,7 +135,7 @@ def _require(frame: DataFrame, names: Sequence[str], side: str) -> None:
             raise InvalidArgument(f"the {side} frame has no column {name!r}; {nearest(name, frame.columns)}")
 
 
-def _both(
+def _union_of_sides(
     left: DataFrame, right: DataFrame, *, on: str, by: Sequence[str], keys: Sequence[str], order: Column
 ) -> DataFrame:
     """Left and right rows in one frame: time, keys, the tie-breaker, and the whole row of its side."""

@@ -1,6 +1,6 @@
 """Pipelines declared in a TOML file: a source, steps, a sink.
 
-Every name in the file is checked before Spark starts: an unknown step or option is told with the nearest right one.
+Every name in the file is checked before Spark starts: an error for an unknown step or option names the nearest one.
 Steps are the functions of this package, ``decode`` and three of Spark's own (``select``, ``filter``, ``sql``);
 nothing in the file is evaluated as Python. See docs/rooms/spark.md for the form.
 """
@@ -43,12 +43,12 @@ def filter_rows(frame: DataFrame, *, where: str) -> DataFrame:
 
 
 def sql(frame: DataFrame, *, query: str) -> DataFrame:
-    """A query over the rows so far, which it calls ``{input}``."""
+    """A SQL query over the rows so far, which the query names ``{input}``."""
     return frame.sparkSession.sql(query, input=frame)
 
 
 def observed(frame: DataFrame, watch: Observation | str) -> DataFrame:
-    """The same rows; ``watch`` counts them as ``rows`` and their payloads as ``bytes``. A name is for streams."""
+    """The same rows; ``watch`` counts them as ``rows`` and their payloads as ``bytes``. Streams need a name for it."""
     from pyspark.sql import functions as F
 
     size = F.sum(F.octet_length("payload")) if "payload" in frame.columns else F.lit(None)
@@ -96,7 +96,7 @@ class Declared:
         return frame
 
     def run(self, spark: SparkSession, watch: Observation | str | None = None) -> StreamingQuery | None:
-        """Write the rows to the sink; gives the query when it is streaming."""
+        """Write the rows to the sink; returns the query if it is a stream."""
         frame = self.frame(spark, watch)
         if self.streaming:
             return self._stream(frame)
@@ -135,11 +135,11 @@ def load(path: str | os.PathLike[str]) -> Declared:
 
 def check(data: Mapping[str, Any], place: str) -> Declared:
     """The tables of a file as a pipeline."""
-    _known(data, _TABLES, place)
+    _check_keys(data, _TABLES, place)
     source, sink = _table(data, "source", place), _table(data, "sink", place)
     if "path" not in source:
         raise InvalidArgument(f"{place}: [source] needs a path")
-    _known(sink, _SINK, f"{place}: [sink]")
+    _check_keys(sink, _SINK, f"{place}: [sink]")
     streaming = data.get("streaming", False)
     if not isinstance(streaming, bool):
         raise InvalidArgument(f"{place}: streaming is true or false, not {streaming!r}")
@@ -164,14 +164,14 @@ def _step(step: Any, place: str) -> tuple[str, Mapping[str, Any]]:
         raise InvalidArgument(f"{place}: a step says do = {name!r}; {nearest(name, STEPS)}")
     arguments = {key: value for key, value in step.items() if key != "do"}
     parameters = list(inspect.signature(STEPS[name]).parameters.values())[1:]
-    _known(arguments, [parameter.name for parameter in parameters], f"{place}: step {name}")
+    _check_keys(arguments, [parameter.name for parameter in parameters], f"{place}: step {name}")
     for parameter in parameters:
         if parameter.default is inspect.Parameter.empty and parameter.name not in arguments:
             raise InvalidArgument(f"{place}: step {name} needs {parameter.name}")
     return name, arguments
 
 
-def _known(table: Mapping[str, Any], names: Sequence[str], place: str) -> None:
+def _check_keys(table: Mapping[str, Any], names: Sequence[str], place: str) -> None:
     for key in table:
         if key not in names:
             raise InvalidArgument(f"{place} has no {key!r}; {nearest(key, names)}")

@@ -1,4 +1,4 @@
-"""``quality``: what happened to each topic in each window of time: rate, sizes, gaps, duplicates, order, latency.
+"""``quality``: rate, sizes, gaps, duplicates, order and latency of each topic in each window of time.
 
 The same table in batch and streaming. Within a window a gap is a missing number between its least and greatest
 ordinal. Batch also counts what is missing between a window and the next one of the topic; streaming cannot look
@@ -107,7 +107,8 @@ def _by_neighbours(rows: DataFrame, window: str) -> DataFrame:
 
 
 def _by_arrays(rows: DataFrame, window: str) -> DataFrame:
-    """Streaming: no sorted windows there, so the numbers of a window are gathered (16 bytes a message) and walked."""
+    """Streaming has no sorted windows: collects the numbers of a window (16 bytes a message) and compares neighbours.
+    """
     from pyspark.sql import functions as F
 
     gathered = F.sort_array(F.collect_list(F.struct("arrival", "sequence")))
@@ -139,7 +140,7 @@ def between_windows(table: DataFrame) -> DataFrame:
 
 
 def worst(table: DataFrame, most: int = 10) -> DataFrame:
-    """The windows with the most faults first, then those with the longest latency; none that is flawless."""
+    """The windows with the most faults first, then those with the longest latency; leaves out flawless ones."""
     from pyspark.sql import functions as F
 
     faults = sum((F.col(name) for name in FAULTS[1:]), F.col(FAULTS[0]))

@@ -1,4 +1,4 @@
-"""``replay``: messages of a DataFrame back to any address, in order, at their own speed, a factor of it, or flat out.
+"""``replay``: publishes the messages of a DataFrame to any address, in order, at a chosen speed or unthrottled.
 
 Order is by ``timestamp_ns``, then ``position`` and ``ordinal`` where they are there. The rows come to the driver one
 partition at a time, so that memory does not grow with the recording; one thread publishes. Batch only.
@@ -27,7 +27,7 @@ MAX_PUBLISHERS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What a replay did: how many messages and bytes, how long it took, and the most it was behind its schedule."""
+    """The result of a replay: messages, bytes, the time it took, and how far it fell behind its schedule at most."""
 
     messages: int
     payload_bytes: int
@@ -74,7 +74,7 @@ def _play(
             begun, first_ns = clock(), group[0].timestamp_ns
         if speed is not None:
             behind = max(behind, clock() - begun - (group[0].timestamp_ns - first_ns) / 1e9 / speed)
-        # Only neighbours go together: topics of one journal or broker keep their order among each other.
+        # Only adjacent rows of one topic form a batch, so that topics keep their order among each other.
         for target, run in itertools.groupby(group, publishers.of):
             target.forward([_message(row) for row in run])
         payload_bytes += sum(map(_size, group))

@@ -37,7 +37,7 @@ text-align:left}th{color:#5b6b7a;font-weight:500}.bad{color:#b3261e;font-weight:
 
 
 def report(table: DataFrame, path: str | os.PathLike[str], *, title: str = "Quality of topics", most: int = 10) -> Path:
-    """Write the page for a quality table; gives its path. The file appears whole or not at all."""
+    """Write the page for a quality table atomically; returns its path."""
     rows = _newest(table)
     text = page(rows, [row.asDict() for row in worst(table, most).collect()], title)
     target = Path(path)

@@ -1,9 +1,9 @@
 """``sessions``: when activity of a key began and when it ended, in batch and streaming.
 
-A session is a stretch of messages of one key with less than ``gap_s`` between neighbours. Streaming tells the start
-at once and the end when the watermark has passed the last message by the gap; state lives in RocksDB. A late message
-within the watermark extends the session it belongs to, joins two sessions it lies between, or makes one of its own;
-one behind the watermark is dropped by Spark and counted in its progress. Batch gives the same ends in one pass.
+A session is a run of messages of one key with less than ``gap_s`` between neighbours. Streaming emits the start at
+once, and the end when the watermark has passed the last message by the gap; state is kept in RocksDB. A late message
+within the watermark extends its session, joins two sessions, or begins one of its own; Spark drops a message behind the
+watermark and counts it in its progress. Batch gives the same ends in one pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sessions(
 ) -> DataFrame:
     """Rows of: the keys, ``event`` ("start" or "end"), ``started``, ``ended`` (null at a start), ``messages``.
 
-    Starts are told when ``starts`` is set; ends always are.
+    Rows for starts are emitted only if ``starts`` is set; rows for ends always.
     """
     gap_us = round(gap_s * 1e6)
     if gap_us <= 0:
@@ -100,7 +100,7 @@ def make_processor(by: list[str], gap_us: int, starts: bool) -> Any:
             pass
 
         def _keep(self, spans: list[Interval]) -> None:
-            """State and timers for exactly these sessions."""
+            """Make state and timers match exactly these sessions."""
             if spans:
                 self.open.put(spans)
             else:
