@@ -16,11 +16,10 @@ import pytest
 
 pytest.importorskip("deltalake")
 
-from tests.spark.journals import extend, make
-from tests.spark.test_lake import as_made, read_by_others, rows_of
-
 from penstock.journal import Journal
 from penstock.spark import lake
+from tests.spark.journals import extend, make
+from tests.spark.test_lake import as_made, read_by_others, rows_of
 
 DRIVER = """
 import os, signal, sys
