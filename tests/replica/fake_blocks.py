@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Iterator
 
@@ -41,7 +42,7 @@ class FakeBlocks:
         self.name = "stream fake"
         self.max_bytes = max_bytes
         self.stream = stream
-        self._chance = chance or random.Random(0)  # noqa: S311
+        self._chance = chance or random.Random(0)
         self.trouble = trouble
         self._late: list[tuple[bytes, int]] = []  # sent, not answered, still on their way
 
@@ -49,10 +50,8 @@ class FakeBlocks:
         """Something that timed out lands now, or never."""
         if self._late and self._chance.random() < 0.5:
             data, after = self._late.pop(self._chance.randrange(len(self._late)))
-            try:
+            with contextlib.suppress(WrongLastError):
                 self.stream.append(data, after)
-            except WrongLastError:
-                pass
 
     def _stumble(self) -> None:
         self._land()

@@ -87,9 +87,7 @@ class LastSegment:
     states: int
 
 
-def prepare(
-    directory: Path, disk: Disk, identity: uuid.UUID | None = None
-) -> tuple[uuid.UUID, WriterLock, bool]:
+def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> tuple[uuid.UUID, WriterLock, bool]:
     """The journal's identity, with its lock taken; the directory is made where it is missing or empty.
 
     ``identity``: what a new one gets; a random one by default.

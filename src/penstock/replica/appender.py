@@ -23,7 +23,7 @@ TELL_S = 10.0
 
 
 class FencedError(PenstockError, OSError):
-    """Another broker writes to the stream: this one must end, and has confirmed nothing that the other does not have."""
+    """Another broker writes to the stream: this one must end. What it confirmed, the other has."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)

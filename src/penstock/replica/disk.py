@@ -76,7 +76,9 @@ class ReplicatedDisk(UnsyncedDisk):
             before = self._unsent.get(file, b"")
             if offset == len(before):
                 self._unsent[file] = before + data
-        elif offset == self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment:
+        elif (
+            offset == self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment
+        ):
             self._unsent[file] = data  # anything else is a seal, or what recovery writes once more
 
     def rename(self, old: Path, new: Path) -> None:
@@ -95,8 +97,9 @@ class ReplicatedDisk(UnsyncedDisk):
         """A log that goes is purged from the stream, where nothing older is kept."""
         super().remove(path)
         segment = layout.parse_segment_name(path.name)
-        if segment is not None and self._begins.pop(segment, None) and self._begins:
-            self._purge(min(self._begins.values()))
+        if segment in self._begins:
+            del self._begins[segment]
+            self._purge(min(self._begins.values(), default=0))
 
     def _purge(self, below: int) -> None:
         if below <= self._purged:

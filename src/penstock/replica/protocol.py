@@ -134,7 +134,9 @@ def fields_of(data: bytes, what: str) -> dict[str, Any]:
 def _announced(headers: bool, rest: bytes) -> tuple[str, str, int, int]:
     words = _text(rest).split()
     sizes = 2 if headers else 1
-    if len(words) not in (2 + sizes, 3 + sizes) or not all(word.isascii() and word.isdigit() for word in words[-sizes:]):
+    if len(words) not in (2 + sizes, 3 + sizes) or not all(
+        word.isascii() and word.isdigit() for word in words[-sizes:]
+    ):
         raise ProtocolError(f"a NATS server announced a message as {rest[:80]!r}")
     if any(len(word) > 12 for word in words[-sizes:]):
         raise ProtocolError("a NATS message is too long")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
@@ -23,10 +22,10 @@ from penstock.errors import CorruptionError, InvalidArgument, PenstockError
 from penstock.journal import layout, recovery
 from penstock.journal.disk import Disk, open_regular, read_all, read_part
 from penstock.journal.rewrite import remove_segment
-from penstock.replica.block import Block
 from penstock.replica.history import History, Segment
 
 log = logging.getLogger("penstock.replica")
+PIECE_BYTES = 1 << 20
 BOOT_NAME = "replica"  # in the directory: the boot id under which it was last written
 
 
@@ -70,9 +69,10 @@ def refill(directory: Path, history: History) -> Refilled:
                 text = f"{directory} has messages and {history.blocks.name} has none: begin with an empty directory"
                 raise InvalidArgument(text)
             return result
+        if any(segment.head.uuid != uuid for segment in history.segments):
+            raise CorruptionError(f"{history.blocks.name} has blocks of more than one journal", history.blocks.name)
         _copy(directory, history, disk, result)
         _forget_others(directory, result, disk)
-        _set_frontier(directory, history, result)
         disk.write_file(directory / BOOT_NAME, _boot_id())
         return result
     finally:
@@ -80,15 +80,19 @@ def refill(directory: Path, history: History) -> Refilled:
 
 
 def _copy(directory: Path, history: History, disk: Disk, result: Refilled) -> None:
+    """The last segment is fetched first: it tells whether the stream has everything that the directory has."""
     rebooted = _noted_boot(directory) != _boot_id()
-    for segment in history.segments:
-        if segment.head.uuid != result.uuid:
-            raise CorruptionError(f"block {segment.begin} of {history.blocks.name} is of journal {segment.head.uuid}")
-        result.begins[segment.name] = segment.begin
-        last = segment is history.segments[-1]
-        if last or not _is_whole(directory, segment, rebooted, disk):
-            result.end = _write(directory, segment, history.commits(segment), disk, result)
-    result.segment = history.segments[-1].name
+    *older, last = history.segments
+    result.begins = {segment.name: segment.begin for segment in history.segments}
+    result.segment = last.name
+    fetched = _fetch(directory, history, last, disk, result)
+    frontier = _frontier(directory, history, fetched, result)
+    for segment in older:
+        if not _is_whole(directory, segment, rebooted, disk):
+            _install(_fetch(directory, history, segment, disk), directory, segment, disk, result)
+    _install(fetched, directory, last, disk, result)
+    if frontier is not None:
+        _write_frontier(directory, result.uuid, frontier)
 
 
 def _is_whole(directory: Path, segment: Segment, check: bool, disk: Disk) -> bool:
@@ -110,41 +114,53 @@ def _is_whole(directory: Path, segment: Segment, check: bool, disk: Disk) -> boo
     return True
 
 
-def _write(directory: Path, segment: Segment, commits: Iterable[Block], disk: Disk, result: Refilled) -> int:
-    """Write a segment's log as the stream has it; where it ends."""
+def _fetch(directory: Path, history: History, segment: Segment, disk: Disk, result: Refilled | None = None) -> Path:
+    """A segment's log as the stream has it, under a temporary name."""
+    path = (directory / layout.segment_name(*segment.name)).with_suffix(".log.new")
+    file = disk.create(path)
+    try:
+        for block in history.commits(segment):
+            disk.write(file, block.data, 0, block.offset)
+            if result is not None:
+                result.end, result.next = block.offset + len(block.data), block.next
+    finally:
+        disk.close(file)
+    return path
+
+
+def _install(fetched: Path, directory: Path, segment: Segment, disk: Disk, result: Refilled) -> None:
+    """Give a log its name. Where the segment is there already, its bytes are changed in place: it may be mapped."""
     path = directory / layout.segment_name(*segment.name)
-    temporary = path.with_suffix(".log.new")
     try:
         same = read_part(path, 0, layout.SEAL_OFFSET) == segment.head.data[: layout.SEAL_OFFSET]
     except (FileNotFoundError, CorruptionError):
         same = False
-    file = disk.open(path) if same else disk.create(temporary)
-    end = 0
-    changed = not same
-    try:
-        for block in commits:
-            there = os.pread(file, len(block.data), block.offset) if same else b""
-            if there != block.data:
-                disk.write(file, block.data, 0, block.offset)
-                changed = True
-            end = block.offset + len(block.data)
-            result.next = block.next
-        changed = _wipe(file, end) or changed
-    finally:
-        disk.close(file)
     if not same:
-        disk.rename(temporary, path)
-    if changed:
+        disk.rename(fetched, path)
         result.copied.append(path.name)
-    return end
+        return
+    source, target = disk.open(fetched), disk.open(path)
+    try:
+        at, changed = 0, False
+        while data := os.pread(source, PIECE_BYTES, at):
+            if os.pread(target, len(data), at) != data:
+                disk.write(target, data, 0, at)
+                changed = True
+            at += len(data)
+        if _wipe(target, at) or changed:
+            result.copied.append(path.name)
+    finally:
+        disk.close(source)
+        disk.close(target)
+    disk.remove(fetched)
 
 
 def _wipe(file: int, end: int) -> bool:
     """Zero whatever follows the end; whether there was something."""
     found = False
-    while data := os.pread(file, 1 << 20, end):
+    while data := os.pread(file, PIECE_BYTES, end):
         if data.count(0) != len(data):
-            os.pwrite(file, bytes(len(data)), end)
+            os.pwrite(file, bytes(len(data)), end)  # not truncated: it may be mapped
             found = True
         end += len(data)
     return found
@@ -158,30 +174,36 @@ def _forget_others(directory: Path, result: Refilled, disk: Disk) -> None:
             remove_segment(directory, *segment, disk)
 
 
-def _set_frontier(directory: Path, history: History, result: Refilled) -> None:
-    """The frontier of a directory that was used before: what the stream has is durable, and only that."""
+def _frontier(directory: Path, history: History, log: Path, result: Refilled) -> layout.Frontier | None:
+    """The frontier of a directory that was used before: what the stream has is durable, and only that.
+
+    ``log`` is the last segment's. Nothing of the directory has been changed yet.
+    """
     words = recovery.read_frontier(directory, result.uuid)
-    path = directory / layout.FRONTIER_NAME
     if words is None:
         with contextlib.suppress(FileNotFoundError):  # damaged: made anew when the journal is opened
-            path.unlink()
-        return
-    log_path = directory / layout.segment_name(*result.segment)
-    data = read_all(log_path)
-    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(log_path))
+            (directory / layout.FRONTIER_NAME).unlink()
+        return None
+    data = read_all(log)
+    header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(log))
     scan = native.scan(data, header.nonce, header.first, 2**63, 0, header.gaps)
-    if words.frontier > scan["next_position"]:
+    following = scan["next_position"]
+    if words.frontier > following:
+        log.unlink()
         raise CorruptionError(
-            f"{history.blocks.name} ends at position {scan['next_position'] - 1}, and {directory} has confirmed messages "
-            f"up to {words.frontier - 1}: the cluster has lost some; they are still in that directory",
+            f"{history.blocks.name} ends at position {following - 1}, and {directory} has confirmed messages up to "
+            f"{words.frontier - 1}: the cluster has lost some; they are still in that directory",
             history.blocks.name,
         )
     first = min(first for first, _ in result.begins)
-    new = layout.Frontier(
-        words.pid, words.sequence + 1, scan["next_position"], header.first, scan["end"], words.generation + 1, first
+    return layout.Frontier(
+        words.pid, words.sequence + 1, following, header.first, scan["end"], words.generation + 1, first
     )
-    encoded = layout.encode_frontier(result.uuid, new)
-    file = open_regular(path, os.O_RDWR)
+
+
+def _write_frontier(directory: Path, uuid: UUID, words: layout.Frontier) -> None:
+    encoded = layout.encode_frontier(uuid, words)
+    file = open_regular(directory / layout.FRONTIER_NAME, os.O_RDWR)
     try:
         for place in layout.FRONTIER_COPIES:  # one after the other: a reader finds one that is whole
             os.pwrite(file, encoded[place : place + layout.FRONTIER_COPY.size], place)

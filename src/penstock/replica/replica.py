@@ -14,10 +14,11 @@ from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
-from penstock.replica.refill import refill
+from penstock.replica.refill import Refilled, refill
 from penstock.replica.stream import Blocks
 
 log = logging.getLogger("penstock.replica")
+OPEN_S = 60.0  # how long opening waits for a quorum
 OPENINGS = 20  # tries, where others open the stream at the same time
 
 
@@ -46,9 +47,9 @@ class Replica:
         """The disk for opening the journal now: from here on nobody else appends to the stream."""
         if isinstance(self.fault, FencedError):
             raise self.fault
+        deadline = time.monotonic() + OPEN_S
         for _ in range(OPENINGS):
-            history = History(self.blocks, self.blocks.bounds())
-            directory = refill(self.directory, history)
+            history, directory = self._refill(deadline)
             if directory.copied:
                 log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
             epoch, writer = _epoch(history.last) + 1, secrets.randbits(64)
@@ -60,6 +61,17 @@ class Replica:
                 log.info("%s: somebody else has appended to it meanwhile: reading it again", self.blocks.name)
         raise RefusedError(f"{self.blocks.name} is opened by others all the time")
 
+    def _refill(self, deadline: float) -> tuple[History, Refilled]:
+        """From the beginning again, where the cluster is choosing a leader or has no quorum at the moment."""
+        while True:
+            try:
+                history = History(self.blocks, self.blocks.bounds())
+                return history, refill(self.directory, history)
+            except (UnansweredError, ConnectionError):
+                if time.monotonic() >= deadline:
+                    raise
+                self._pause()
+
     def close(self) -> None:
         """Let go of the connection."""
         self.blocks.close()
@@ -67,6 +79,3 @@ class Replica:
 
 def _epoch(last: Block | None) -> int:
     return 0 if last is None else last.epoch
-
-
-__all__ = ["Replica", "UnansweredError"]

@@ -7,11 +7,14 @@ answer comes, the outcome is unknown: the block may be there, may come later, or
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import re
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote
 
@@ -19,7 +22,9 @@ from penstock.errors import InvalidArgument, PenstockError
 from penstock.replica.client import NO_RESPONDERS, PORT, Access, Client, UnansweredError
 from penstock.replica.protocol import Message, fields_of
 
-ANSWER_S = 3.0
+ANSWER_S = 2.0
+PATIENCE_S = 30.0  # for a range of blocks that must be read to go on
+PAUSE_S = 0.1
 BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
 HEADERS_BYTES = 512  # of a message, beside the block
 WRONG_LAST = (10071, 10164)
@@ -82,8 +87,11 @@ class Target:
     replicas: int
 
     @classmethod
-    def parse(cls, address: str, tls: ssl.SSLContext | None = None) -> Target:
-        """``nats://`` or ``tls://``, with ``user:password@`` or ``token@`` in front, and ``?replicas=1`` at the end."""
+    def parse(cls, address: str, tls: ssl.SSLContext | None = None, token: str = "") -> Target:
+        """``nats://`` or ``tls://``, with ``user:password@`` or ``token@`` in front, and ``?replicas=1`` at the end.
+
+        ``token``: for an address that has neither.
+        """
         scheme, mark, rest = address.partition("://")
         if not mark or scheme not in ("nats", "tls"):
             raise InvalidArgument("a store's address is nats://HOST:PORT,HOST:PORT/STREAM")
@@ -100,12 +108,22 @@ class Target:
         if scheme == "tls" and tls is None:
             tls = ssl.create_default_context()
         access = Access(
-            token="" if colon else unquote(user),
+            token="" if colon else unquote(user) or token,
             user=unquote(user) if colon else "",
             password=unquote(password),
             tls=tls,
         )
         return cls(tuple(map(_server, hosts.split(","))), stream, access, int(replicas))
+
+
+def tls_context(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What verifies the cluster's servers, and shows a certificate of one's own; None where neither is given."""
+    if authority is None and certificate is None:
+        return None
+    context = ssl.create_default_context(cafile=authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context
 
 
 def _server(text: str) -> tuple[str, int]:
@@ -150,6 +168,19 @@ class JetStream:
         }
         self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
         return self.describe()
+
+    def open_patiently(self, seconds: float = 60.0) -> None:
+        """``open``, again while there is no quorum: nodes and brokers may be started together."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.open()
+                return
+            except (UnansweredError, ConnectionError, StreamError) as error:
+                self.client.disconnect()
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self.name} has no quorum: {error}") from error
+                time.sleep(PAUSE_S)
 
     def describe(self) -> dict[str, Any]:
         """What the cluster says of the stream."""
@@ -214,14 +245,25 @@ class JetStream:
         following = first
         while following <= last:
             before = following
-            for sequence, data in self._batch(following, min(BATCH_BLOCKS, last - following + 1)):
-                yield sequence, data
-                following = sequence + 1
+            with contextlib.suppress(UnansweredError, ConnectionError):
+                for sequence, data in self._batch(following, min(BATCH_BLOCKS, last - following + 1)):
+                    yield sequence, data
+                    following = sequence + 1
             if following == before:
-                found = self.read(following)
+                found = self._read_patiently(following)
                 if found is not None:
                     yield following, found
                 following += 1
+
+    def _read_patiently(self, sequence: int) -> bytes | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.read(sequence)
+            except (UnansweredError, ConnectionError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(PAUSE_S)
 
     def _batch(self, first: int, most: int) -> Iterator[tuple[int, bytes]]:
         question = json.dumps({"seq": first, "batch": most, "max_bytes": BATCH_BYTES}).encode()
