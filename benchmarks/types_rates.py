@@ -21,7 +21,7 @@ import penstock
 from penstock import types
 
 COUNT = 200_000
-RECORD = numpy.dtype([("t", "<i8"), ("xyz", "<f8", 3), ("id", "<u4"), ("state", "<u4"), ("speed", "<f8", 2)])  # 56 bytes
+RECORD = numpy.dtype([("t", "<i8"), ("xyz", "<f8", 3), ("id", "<u4"), ("state", "<u4"), ("speed", "<f8", 2)])
 _numbers = itertools.count()
 
 
@@ -45,7 +45,9 @@ def channel(kind: Any, **more: Any) -> tuple[Any, Any]:
     return penstock.publisher(name, **given), penstock.subscriber(name, **given)
 
 
-def both(name: str, kind: Any, once: Callable[[Any, Any], Callable[[], Any]], wishes: Any = (), **more: Any) -> Candidate:
+def both(
+    name: str, kind: Any, once: Callable[[Any, Any], Callable[[], Any]], wishes: Any = (), **more: Any
+) -> Candidate:
     publisher, subscriber = channel(kind, **more)
 
     def close() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
+import penstock
 from penstock.broker import Client, Server
 from penstock.monitor.service import Service
 from penstock.observe.latency import spread
@@ -186,6 +188,25 @@ def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, 
         "return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
     )
     assert drawn
+
+
+def test_a_field_of_a_channel_is_plotted(service: Service, browser: Browser) -> None:
+    name = f"shm:/test-plot-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(name, type=dict) as publisher:
+        browser.open(service.url)
+        option = f"[...document.querySelectorAll('#tail-address option')].some(one => one.value === '{name}')"
+        browser.until(f"return {option}")
+        browser.run(
+            f"document.getElementById('tail-address').value = '{name}';"
+            "document.getElementById('tail-fields').value = 'arm.x';"
+            "document.getElementById('tail-form').requestSubmit()"
+        )
+        browser.until("return document.getElementById('tail-note').textContent.startsWith('subscribed')")
+        publisher.publish({"arm": {"x": -2.5}})
+        key = "document.querySelector('#tail-plot .keys [data-name=\"arm.x\"]')"
+        browser.until(f"return {key} !== null && {key}.dataset.value === '-2.5'")
+        assert browser.run("return document.getElementById('tail-plot').hidden") is False
+        browser.run("document.getElementById('tail-form').requestSubmit()")
 
 
 def test_alarm_when_the_books_do_not_close(service: Service, browser: Browser, plant: Handles, name: str) -> None:

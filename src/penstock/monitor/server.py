@@ -187,7 +187,8 @@ class _Api:
 
     async def tail(self, request: Request) -> Response:
         """Messages of one address as they come. This subscribes, because the user asked for it."""
-        source = tail.follow(request.query_params.get("address", ""), request.query_params.get("filter", ""))
+        wanted = (request.query_params.get(name, "") for name in ("address", "filter", "fields"))
+        source = tail.follow(*wanted)
         try:
             first = await asyncio.to_thread(next, source)
         except (PenstockError, OSError, ImportError) as error:

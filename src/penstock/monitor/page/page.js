@@ -3,7 +3,7 @@ import { Plot, UNITS, bytes, count, element, micros, rate } from "/plots.js";
 import { draw, nodeUnder } from "/graph.js";
 
 const one = id => document.getElementById(id);
-const plots = [...document.querySelectorAll("canvas")].map(canvas => new Plot(canvas));
+const plots = [...document.querySelectorAll(".plots canvas")].map(canvas => new Plot(canvas));
 const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
 const view = { state: null, times: [], series: {}, span: 60, chosen: false, paused: false, sort: "where", up: true, heard: 0 };
 const KEEP = 900;
@@ -196,12 +196,25 @@ one("graph").addEventListener("pointermove", event => {
 });
 one("graph").addEventListener("pointerleave", () => { one("tip").hidden = true; });
 
+// Numbers of the tail's messages, by field: {times, series}, of the last minute.
+const FIELD_SPAN_S = 60, FIELD_POINTS = 50 * FIELD_SPAN_S;
+const fieldPlot = new Plot(one("tail-canvas"));
+let points = null;
+function plotFields(record) {
+  one("tail-plot").hidden = false;
+  points.times.push(Date.parse(record.time) / 1000);
+  for (const [name, value] of Object.entries(record.fields)) (points.series[`field/${name}`] ??= []).push(value);
+  if (points.times.length > FIELD_POINTS) { points.times.shift(); for (const values of Object.values(points.series)) values.shift(); }
+  if (!points.drawing) { points.drawing = true; requestAnimationFrame(() => { points.drawing = false; fieldPlot.show(points.times, points.series, FIELD_SPAN_S); }); }
+}
+
 let tail = null;
 function endTail(note) { tail?.close(); tail = null; text("tail-start", "Start"); if (note) text("tail-note", note); }
 one("tail-form").addEventListener("submit", async event => {
   event.preventDefault();
   if (tail) { endTail("ended"); return; }
-  const query = new URLSearchParams({ address: one("tail-address").value, filter: one("tail-filter").value });
+  const query = new URLSearchParams({ address: one("tail-address").value, filter: one("tail-filter").value, fields: one("tail-fields").value });
+  points = { times: [], series: {}, drawing: false }; one("tail-plot").hidden = true;
   one("tail-list").replaceChildren(); text("tail-note", "opening"); text("tail-start", "Stop");
   tail = new EventSource(`/api/tail?${query}`);
   tail.onerror = async () => {
@@ -212,7 +225,11 @@ one("tail-form").addEventListener("submit", async event => {
   tail.onmessage = message => showTail(JSON.parse(message.data));
 });
 function showTail(record) {
-  if (record.opened) { text("tail-note", `subscribed to ${record.opened}`); return; }
+  if (record.opened) {
+    text("tail-note", `subscribed to ${record.opened}` + (record.numeric.length ? `; fields that can be plotted: ${record.numeric.join(", ")}` : ""));
+    one("tail-numeric").replaceChildren(...record.numeric.map(name => Object.assign(element("option"), { value: name })));
+    return;
+  }
   if (record.error) { endTail(record.error); return; }
   const line = element("li");
   if ("skipped" in record) {
@@ -220,6 +237,7 @@ function showTail(record) {
     if (!record.skipped && !lost) return;
     line.className = "lost"; line.textContent = [record.skipped ? `${record.skipped} more not shown` : "", lost].filter(Boolean).join(", ");
   } else {
+    if (record.fields) plotFields(record);
     const body = typeof record.payload === "string" ? record.payload : JSON.stringify(record.payload);
     line.append(element("em", "", `${record.ordinal}`), element("em", "", record.time.slice(11, 23)), element("em", "", `${bytes(record.size)}`), body + (record.cut ? " …" : ""));
   }

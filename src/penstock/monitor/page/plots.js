@@ -37,6 +37,7 @@ export class Plot {
     this.prefix = canvas.dataset.plot;
     this.unit = UNITS[canvas.dataset.unit];
     this.bars = canvas.dataset.shape === "bars";
+    this.fit = canvas.dataset.base === "fit";  // from the least value to the greatest, not from 0
     this.keys = canvas.parentElement.querySelector(".keys");
     this.cursor = null;
     canvas.addEventListener("pointermove", event => { this.cursor = event.offsetX; this.draw(); });
@@ -68,15 +69,17 @@ export class Plot {
       if (this.bars) most = Math.max(most, series.reduce((sum, one) => sum + (one.values[at] ?? 0), 0));
       else for (const one of series) most = Math.max(most, one.values[at] ?? 0);
     }
-    most = nice(most || 1);
+    let least = 0;
+    if (this.fit) [least, most] = limits(series.flatMap(one => one.values.slice(first).filter(value => value !== null)));
+    else most = nice(most || 1);
     const x = time => left + (time - start) / this.span * (width - left - right);
-    const y = value => height - bottom - value / most * (height - top - bottom);
+    const y = value => height - bottom - (value - least) / (most - least) * (height - top - bottom);
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = style.getPropertyValue("--soft"); pen.strokeStyle = style.getPropertyValue("--line"); pen.lineWidth = 1;
     pen.textAlign = "right"; pen.textBaseline = "middle";
     for (const part of [0, .5, 1]) {
-      const at = Math.round(y(most * part)) + .5;
+      const level = least + (most - least) * part, at = Math.round(y(level)) + .5;
       pen.beginPath(); pen.moveTo(left, at); pen.lineTo(width - right, at); pen.stroke();
-      pen.fillText(this.unit(most * part), left - 6, at);
+      pen.fillText(this.unit(level), left - 6, at);
     }
     pen.textBaseline = "alphabetic"; pen.textAlign = "left"; pen.fillText(ago(this.span), left, height - 5);
     pen.textAlign = "center"; pen.fillText(ago(this.span / 2), (left + width - right) / 2, height - 5);
@@ -137,6 +140,13 @@ export class Plot {
   }
 }
 
+function limits(values) {
+  if (!values.length) return [0, 1];
+  let least = Infinity, most = -Infinity;
+  for (const value of values) { least = Math.min(least, value); most = Math.max(most, value); }
+  const room = (most - least || Math.abs(most) || 1) * .05;
+  return [least - room, most + room];
+}
 function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 2.5, 4, 5, 8, 10].map(step => step * power).find(step => step >= value * .999) ?? value;
