@@ -25,7 +25,7 @@ def extract(properties: Mapping[str, str]) -> Any:
     """
     if "traceparent" not in properties:
         return None
-    import opentelemetry.propagate as propagate
+    from opentelemetry import propagate
 
     return propagate.extract(properties)
 
