@@ -136,19 +136,19 @@ def _fold_users(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) ->
     for edge in edges.values():
         ends.setdefault(edge.start, []).append(edge)
         ends.setdefault(edge.end, []).append(edge)
-    alike: dict[tuple[str, str, str], list[_Node]] = {}
+    alike: dict[tuple[str, bool, str], list[_Node]] = {}
     for node in nodes.values():
         if node.type in PLACES or node.type in ("module", "pipeline", "queue") or len(ends.get(node.id, ())) != 1:
             continue
         edge = ends[node.id][0]
-        alike.setdefault((node.type, edge.start if edge.end == node.id else "", edge.end), []).append(node)
-    for (type_, start, end), members in alike.items():
+        reads = edge.end == node.id
+        alike.setdefault((node.type, reads, edge.start if reads else edge.end), []).append(node)
+    for (type_, reads, channel), members in alike.items():
         if len(members) <= MAX_USERS:
             continue
-        channel = start or end
         joined = _Node(f"{type_}s of {channel}", type_, f"{len(members)} {type_}s", members[0].room)
         joined.members = len(members)
-        edge = _Edge(joined.id, channel) if not start else _Edge(channel, joined.id)
+        edge = _Edge(channel, joined.id) if reads else _Edge(joined.id, channel)
         for node in sorted(members, key=lambda node: _WORST_FIRST.index(node.health)):
             joined.add_node(node)
             del nodes[node.id]
