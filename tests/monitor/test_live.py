@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import threading
 import time
@@ -17,7 +16,6 @@ import pytest
 
 import penstock
 from penstock.broker import Client, Server
-from penstock.types import plain
 
 pytest.importorskip("starlette")
 
@@ -77,39 +75,6 @@ def test_tail_shows_what_comes_and_lets_go(service: Service) -> None:
         while any(h["where"] == name and h["kind"] == "subscriber" for h in get(service.url + "api/state")["handles"]):
             assert time.monotonic() < deadline, "the tail's subscriber stays open"
             time.sleep(0.1)
-
-
-@dataclasses.dataclass
-class Point:
-    x: float
-
-
-@dataclasses.dataclass
-class Pose:
-    at: Point
-    name: str = ""
-
-
-def test_fields_of_any_encoding_are_numbers_to_plot(service: Service) -> None:
-    name = f"shm:/test-tail-{uuid.uuid4().hex[:8]}"
-    with penstock.publisher(name, type=plain(Pose, "msgpack")) as publisher:
-        url = service.url + f"api/tail?address={name}&fields=at.x,%20name"
-        with urllib.request.urlopen(url, timeout=30) as stream:
-            opened = json.loads(stream.readline().decode().removeprefix("data: "))
-            assert opened == {"opened": name, "numeric": ["at.x"]}
-            publisher.publish(Pose(Point(-1.5), "left"))
-            publisher.inner.publish(b"nonsense")
-            found: list[Any] = []
-            while len(found) < 2:
-                line = stream.readline().decode()
-                record = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
-                found += [record["fields"]] if "ordinal" in record else []
-        assert found == [{"at.x": -1.5, "name": None}, {"at.x": None, "name": None}]
-        many = ",".join(f"f{number}" for number in range(9))
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(service.url + f"api/tail?address={name}&fields={many}", timeout=30)
-        with refused.value as answer:
-            assert answer.code == 400 and "9 fields are more than" in answer.read().decode()
 
 
 def test_a_queue_is_seen_and_purged(service: Service, tmp_path: Path) -> None:
@@ -201,3 +166,23 @@ def test_the_flow_of_a_broker(service: Service, tmp_path: Path) -> None:
                     break
                 assert time.monotonic() < deadline, edges
             assert any(end == address for _, end in edges) and any(start == "queue work" for start, _ in edges)
+
+
+def test_a_reader_that_sleeps_and_loses_is_never_green(service: Service) -> None:
+    """Not while messages are lost, and not afterwards, when nothing moves any more."""
+    name = f"shm:/test-asleep-{uuid.uuid4().hex[:8]}"
+
+    def health() -> tuple[str, int]:
+        handles = get(service.url + "api/state")["handles"]
+        mine = (h for h in handles if (h["where"], h["kind"]) == (name, "subscriber"))
+        return next(((h["health"], h["lost"]) for h in mine), ("", 0))
+
+    with penstock.publisher(name, slots=16, slot_size=64) as publisher, penstock.subscriber(name):
+        wait_until(lambda: health()[0] == "idle")
+        for _ in range(1000):
+            publisher.publish(b"x")
+        wait_until(lambda: health()[1] > 900)
+        assert health()[0] in ("losing", "stuck")
+        wait_until(lambda: health()[0] == "stuck")
+        seen = {health()[0] for _ in range(20)}
+        assert seen == {"stuck"}

@@ -7,7 +7,6 @@ run at a time.
 from __future__ import annotations
 
 import json
-import math
 import threading
 import time
 from collections.abc import Iterator
@@ -15,19 +14,16 @@ from typing import Any
 
 import penstock
 from penstock import address as addresses
-from penstock.errors import CapacityError, InvalidArgument, PenstockError, RefusedError
+from penstock.errors import CapacityError, InvalidArgument, RefusedError
 from penstock.filter import compile_filter
 from penstock.observe import decode
 from penstock.observe.snapshot import live
-from penstock.types import Schema
-from penstock.types.fields import Step, Values, at, parse_path
-from penstock.types.shape import numeric_paths, shape_of
+from penstock.types.fields import Values
 
 __all__ = ["follow", "tail_address"]
 
 MAX_TAILS = 8
 MAX_SHOWN_HZ = 50
-MAX_FIELDS = 8  # one colour each
 MAX_BODY_BYTES = 2048
 
 _tail_slots = threading.BoundedSemaphore(MAX_TAILS)
@@ -44,60 +40,25 @@ def tail_address(text: str) -> str:
     return bare
 
 
-def follow(text: str, expression: str = "", fields: str = "") -> Iterator[dict[str, Any]]:
-    """Records of messages as they come, and once a second ``{"skipped": n}`` for those that were not shown.
-
-    The first record has ``numeric``: the fields that can be plotted, where the type is known. With ``fields``, paths
-    separated by commas, each record has ``fields``: the number of each, or None.
-    """
+def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
+    """Records of messages as they come, and once a second ``{"skipped": n}`` for those that were not shown."""
     where = tail_address(text)
     passes = compile_filter(expression) if expression.strip() else None
-    paths = _parse_fields(fields)
     if not _tail_slots.acquire(blocking=False):
         raise CapacityError(f"{MAX_TAILS} tails are open already; end one first")
     try:
         with penstock.subscriber(where) as subscriber:
-            yield {"opened": where, "numeric": _numeric_fields(subscriber)}
-            values = Values(subscriber)
-            yield from _limited_records(subscriber, values, passes, paths)
+            yield {"opened": where}
+            yield from _limited_records(subscriber, Values(subscriber), passes)
     finally:
         _tail_slots.release()
 
 
-def _parse_fields(text: str) -> dict[str, list[Step]]:
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    if len(names) > MAX_FIELDS:
-        raise InvalidArgument(f"{len(names)} fields are more than the {MAX_FIELDS} that one plot shows")
-    return {name: parse_path(name) for name in names}
-
-
-def _numeric_fields(subscriber: penstock.Subscriber) -> list[str]:
-    try:
-        text = subscriber.schema
-        return numeric_paths(shape_of(Schema.parse(text))) if text else []
-    except PenstockError:
-        return []  # what is said there cannot be read: the messages are shown all the same
-
-
-def _numbers(message: penstock.Message, values: Values, paths: dict[str, list[Step]]) -> dict[str, float | None]:
-    try:
-        value = values(message)
-    except ValueError:
-        return dict.fromkeys(paths)
-    return {name: _number(at(value, steps)) for name, steps in paths.items()}
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _limited_records(
-    subscriber: penstock.Subscriber, values: Values, passes: Any, paths: dict[str, list[Step]]
-) -> Iterator[dict[str, Any]]:
+def _limited_records(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iterator[dict[str, Any]]:
     second, shown, skipped = int(time.monotonic()), 0, 0
     lost = dict(subscriber.ledger.dropped)
     while True:
-        records, hidden = _read_records(subscriber, values, passes, paths, MAX_SHOWN_HZ - shown)
+        records, hidden = _read_records(subscriber, values, passes, MAX_SHOWN_HZ - shown)
         now = int(time.monotonic())
         if now != second:
             yield {"skipped": skipped, "lost": _new_losses(lost, dict(subscriber.ledger.dropped))}
@@ -109,7 +70,7 @@ def _limited_records(
 
 
 def _read_records(
-    subscriber: penstock.Subscriber, values: Values, passes: Any, paths: dict[str, list[Step]], most: int
+    subscriber: penstock.Subscriber, values: Values, passes: Any, most: int
 ) -> tuple[list[dict[str, Any]], int]:
     """Records of what came, and how many were not shown. All messages are released when this returns."""
     records: list[dict[str, Any]] = []
@@ -118,8 +79,7 @@ def _read_records(
         if passes is not None and not passes(message, values):
             continue
         if len(records) < most:
-            record = _record(message, values)
-            records.append({**record, "fields": _numbers(message, values, paths)} if paths else record)
+            records.append(_record(message, values))
         else:
             hidden += 1
     return records, hidden
