@@ -25,7 +25,7 @@ from penstock._core import journal as native
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, open_regular, read_all
-from penstock.journal.queue_state import QueueSettings, QueueState, restore
+from penstock.journal.queue_notes import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
 from penstock.journal.rewrite import remove_segment
 from penstock.journal.schemas import KIND as SCHEMA_KIND
