@@ -12,6 +12,7 @@ One thread at a time.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 MAX_LINE_BYTES = 65_536
 MAX_DATA_BYTES = (1 << 30) + (128 << 20)  # the largest message that a journal takes, and the greatest index
+MAX_SCHEMAS_BYTES = 64 << 20
 STAGE_BYTES, STAGE_MESSAGES = 1 << 20, 8192  # sent in one go, about
 
 
@@ -107,6 +109,18 @@ class RangeClient:
     def hold(self, queue: str, position: int) -> None:
         """Make the queue if need be and put it at ``position``; retention that waits for queues waits for it."""
         self._ask(f"QUEUE {queue} topics=> from_position={position}")
+
+    def schemas(self, pattern: str = ">") -> dict[str, str]:
+        """The text of the newest schema of each described topic that the pattern matches and this client may read."""
+        answer = self._ask(f"SCHEMA {pattern}")
+        verb, _, length = answer.partition(" ")
+        if verb != "DATA" or not 0 < _number(length) <= MAX_SCHEMAS_BYTES:
+            raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
+        try:
+            found = json.loads(self._read(_number(length)))["topics"]
+            return {str(topic): str(text) for topic, text in found.items()}
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise ProtocolError("the broker's schemas are not an object of topics") from None
 
     # --- staging
 

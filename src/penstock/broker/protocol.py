@@ -32,6 +32,7 @@ from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.layout import encode_properties
+from penstock.topics import is_pattern, matches
 from penstock.types.schema import Schema, digest_of
 
 if TYPE_CHECKING:
@@ -656,9 +657,13 @@ class Protocol(Session):
     def schema(self, name: str, *rest: str) -> Answer:
         """SCHEMA <topic> [<version> <base64>]: what its messages are made of; with a text, that from now on.
 
-        The version is that which the text is to have: of two who change it at a time the second is refused.
+        The version is that which the text is to have: of two who change it at a time the second is refused. With a
+        pattern in place of the topic: the newest text of each topic that it matches and the client may read.
         """
         known = self.broker.schemas
+        if not rest and is_pattern(name):
+            found = [topic for topic in known.topics if matches(name, topic) and self.rights.may_subscribe(topic)]
+            return _data({"topics": {topic: known.newest(topic)[1] for topic in found}})
         version, text = known.newest(words.check_topic(name))
         if not rest:
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):

@@ -141,6 +141,10 @@ class BrokerPlace:
             high = min(low + step, end)
             yield Range(self.text, self.uuid, low, high, int((high - low) * each))
 
+    def schemas(self) -> dict[str, str]:
+        with connect(self.text) as client:
+            return client.schemas()
+
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         return []  # a broker refuses to start with such a journal
 
