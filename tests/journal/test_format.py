@@ -65,7 +65,18 @@ def test_everything_is_read_back(tmp_path: Path) -> None:
     assert ordinals == list(range(1, 101))
 
 
-EVERY = ["position", "topic", "ordinal", "timestamp_ns", "stored_ns", "size", "payload", "message_id", "key", "properties"]
+EVERY = [
+    "position",
+    "topic",
+    "ordinal",
+    "timestamp_ns",
+    "stored_ns",
+    "size",
+    "payload",
+    "message_id",
+    "key",
+    "properties",
+]
 
 
 def rows_of(read: Any, start: int, stop: int, most: int, size: int, chosen: Any, wanted: list[str]) -> list[Any]:
@@ -98,8 +109,10 @@ def test_the_native_reader_and_its_plain_twin_give_the_same(tmp_path: Path, kind
         for i in range(400):
             properties = {"i": str(i), "unit": "ä"} if i % 3 == 0 else None
             key, identity = f"k{i % 5}", f"id{i}" if i % 2 else None
-            data = chance.randbytes(chance.randrange(900))
-            journal.append(chance.choice(["state", "a.b", "a.c"]), data, properties=properties, key=key, message_id=identity)
+            data = chance.randbytes(chance.choice([0, 5, 120, 600]))
+            journal.append(
+                chance.choice(["state", "a.b", "a.c"]), data, properties=properties, key=key, message_id=identity
+            )
         journal.append_many("many", [b"%d" % i for i in range(700)])
         if kind == "compacted":
             assert journal.compact() > 0
@@ -119,16 +132,20 @@ def test_the_native_reader_and_its_plain_twin_give_the_same(tmp_path: Path, kind
         assert plain.frontier == journal.frontier and plain.first == journal.first
         wholes = 0
         for patterns in (None, ["a.*"], ["state", "many"], ["nothing"]):
-            for wanted in (EVERY, ["ordinal", "size"], ["key"], ["topic", "payload"]):
+            for wanted in (EVERY, chance.choice([["ordinal", "size"], ["key"], ["topic", "payload"]])):
                 start, stop = sorted(chance.sample(range(1, journal.frontier + 1), 2))
                 for begin, end in ((1, journal.frontier), (start, stop)):
-                    most, size = chance.choice([(65536, 4 << 20), (chance.randrange(1, 50), chance.randrange(1, 5000))])
+                    most, size = chance.choice(
+                        [(65536, 4 << 20), (chance.randrange(10, 90), chance.randrange(500, 9000))]
+                    )
                     chosen = None if patterns is None else native.TopicFilter(patterns)
                     found = rows_of(journal._live_reader().columns, begin, end, most, size, chosen, wanted)
                     assert found == rows_of(plain.columns, begin, end, most, size, patterns, wanted)
                     wholes += begin == 1 and patterns is None and len(found) == journal.frontier - journal.first
-        assert wholes == (0 if kind == "compacted" else 4)
-        messages = [m for at in range(journal.first, journal.frontier) for m in journal.read_many(at, 1) if m.position == at]
+        assert wholes == (0 if kind == "compacted" else 2)
+        messages = [
+            m for at in range(journal.first, journal.frontier) for m in journal.read_many(at, 1) if m.position == at
+        ]
         rows = rows_of(plain.columns, 1, plain.frontier, 1000, 1 << 20, None, ["position", "topic", "payload"])
         assert rows == [(m.position, m.channel, bytes(m)) for m in messages]
 

@@ -209,11 +209,18 @@ class JournalPublisher(Publisher):
         self._books.stored(1, total_bytes((data,)))
         return ordinal
 
-    def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
-        """Store them in order as one atomic batch; ``properties`` has those of each message."""
+    def publish_many(
+        self,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> int:
+        """Store them in order as one atomic batch. Properties: of all, or of each."""
         self._check_open()
         items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
-        if properties is not None:
+        if isinstance(properties, Mapping):
+            self._journal.append_many(self.topic, items, properties=properties)
+        elif properties is not None:
             self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
         else:
             self._journal.append_many(self.topic, items)

@@ -277,7 +277,7 @@ class Directory:
                 ]
             except FileNotFoundError:  # retention or compaction was at work
                 continue
-            self.frontier = words.frontier
+            self.frontier, self._searched = words.frontier, False
             return
         raise CorruptionError(f"{self.path}: its files keep vanishing", str(self.path))
 
@@ -312,6 +312,14 @@ class Directory:
                 position += record[2] == layout.KIND_MESSAGE
         return whole and reached > 0 and (not segment.end or reached >= segment.end)
 
+    def _unknown(self, numbers: Entries) -> set[int]:
+        """Those of these topics whose names are not known; they are looked for once after each ``refresh``."""
+        found = set(numpy.unique(numbers).tolist())
+        if not self._searched and not found <= self._names.keys():
+            self.topics()
+            self._searched = True
+        return found - self._names.keys()
+
     def columns(
         self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: Iterable[str]
     ) -> tuple[dict[str, Any], Sequence[str], int, int]:
@@ -326,11 +334,16 @@ class Directory:
     def _columns(
         self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: frozenset[str]
     ) -> tuple[dict[str, Any], Sequence[str], int, int]:
-        names = self.topics() if patterns is not None or "topic" in wanted else {}
         for segment in self.segments:
-            entries = segment.index(max(start, segment.first), min(stop, self.frontier))
-            if patterns is not None and len(entries):
-                unknown = set(numpy.unique(entries["topic"]).tolist()) - names.keys()
+            begin, end = max(start, segment.first), min(stop, self.frontier)
+            if patterns is None and not segment.gaps:
+                end = min(end, begin + most)  # more are not given, so their entries need not be read
+            entries = segment.index(begin, end)
+            unknown = set()
+            if patterns is not None or "topic" in wanted:
+                unknown = self._unknown(entries["topic"])
+            names = self._names
+            if patterns is not None:
                 if unknown:  # who asks for topics by name must not miss the messages of one whose name is damaged
                     text = f"the name of topic number {min(unknown)} is damaged"
                     raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
