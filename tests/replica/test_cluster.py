@@ -9,7 +9,7 @@ import pytest
 
 from penstock.broker import Client
 from penstock.errors import InvalidArgument, RefusedError
-from penstock.replica import JetStream
+from penstock.replica import JetStream, health
 from penstock.replica.client import UnansweredError
 from penstock.replica.cluster import Cluster
 from penstock.replica.stream import Target, WrongLastError
@@ -62,9 +62,24 @@ def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
         blocks.close()
         blocks = cluster.connect(answer_s=LONG)
         check_seam(blocks)
+        check_health(cluster, blocks)
         with pytest.raises((RefusedError, ConnectionError), match="Authorization"):
             JetStream(Target.parse(cluster.address)).open()
         blocks.close()
+
+
+def check_health(cluster: Cluster, blocks: JetStream) -> None:
+    """What doctor says of a cluster that is whole, and of one with a node less."""
+    until(lambda: not verdicts(cluster, blocks) - {"ok"}, "all replicas are current")
+    cluster.nodes[0].kill()
+    until(lambda: "bad" in verdicts(cluster, blocks))
+    told = " ".join(finding.text for finding in health.look(blocks.target, cluster.monitors))
+    assert f":{cluster.nodes[0].ports.client} does not answer" in told
+    assert "whether the nodes sync" in " ".join(finding.text for finding in health.look(blocks.target))
+
+
+def verdicts(cluster: Cluster, blocks: JetStream) -> set[str]:
+    return {finding.verdict for finding in health.look(blocks.target, cluster.monitors)}
 
 
 def check_seam(blocks: JetStream) -> None:
