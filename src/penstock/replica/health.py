@@ -84,6 +84,9 @@ def _stream(target: Target) -> Iterator[Finding]:
         yield Finding("note", f"{blocks.name} has {settings.get('num_replicas', 1)} copy", "three survive a machine")
     if settings.get("storage") != "file":
         yield Finding("bad", f"{blocks.name} is kept in memory", "make it anew with storage: file")
+    if state.get("num_deleted"):
+        text = f"{blocks.name} has lost {state['num_deleted']} blocks: it can be opened only where they are still there"
+        yield Finding("bad", text, "start the broker on its own directory with --seed and the name of a new stream")
     if behind:
         yield Finding("note", f"behind or away: {', '.join(behind)}", "one more must not be lost until they are back")
 

@@ -66,7 +66,7 @@ def refill(directory: Path, history: History) -> Refilled:
         local = layout.latest_segments(os.listdir(directory))
         if not history.segments:
             if local:
-                text = f"{directory} has messages and {history.blocks.name} has none: begin with an empty directory"
+                text = f"{directory} has messages and {history.blocks.name} has none: --seed copies them there"
                 raise InvalidArgument(text)
             return result
         if any(segment.head.uuid != uuid for segment in history.segments):
