@@ -9,12 +9,15 @@ import pytest
 
 from penstock.broker import Client
 from penstock.errors import InvalidArgument, RefusedError
+from penstock.journal import Journal
 from penstock.replica import JetStream, health
 from penstock.replica.client import UnansweredError
 from penstock.replica.cluster import Cluster
+from penstock.replica.follower import Follower
 from penstock.replica.stream import Target, WrongLastError
 
 from .conftest import LONG, replicated_server, until
+from .test_model import contents
 
 
 def leader(blocks: JetStream) -> str:
@@ -58,6 +61,11 @@ def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
                     message = consumer.read(60)
                     assert message is not None
                     found.append(bytes(message))
+        followed = cluster.connect(answer_s=LONG)
+        Follower(tmp_path / "follower", followed).close()
+        followed.close()
+        with Journal(tmp_path / "follower", mode="read") as reader:
+            assert [body for _, body in sorted(contents(reader).items())] == found
         assert found == [*(b"%d" % number for number in range(1000)), bytes(10 << 20), b"after the kill"]
         blocks.close()
         blocks = cluster.connect(answer_s=LONG)
