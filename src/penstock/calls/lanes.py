@@ -5,17 +5,33 @@ Rules:
 - ``receive`` of a lane is called by one thread at a time; everything else by any thread.
 - A lane's ``receive(0)`` that gave None has armed ``fileno()``: the descriptor becomes readable when there is more.
 - A client's ``send`` gives the peer that the request went to, so that ``gone(peer)`` can tell its death later.
+- A call waits no longer than its own time for what another call does: locks that are held while somebody waits for a
+  peer are taken by ``held``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
-from penstock.address import Address, check_options, convert, parse
+from penstock.address import Address, convert, option_names, parse
 from penstock.calls.envelope import Envelope
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, nearest
+
+
+@contextlib.contextmanager
+def held(lock: threading.Lock, deadline: float | None, told: str) -> Iterator[None]:
+    """Hold a lock; ``TimeoutError`` with what is ``told`` where another call still has it at the deadline."""
+    if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+        raise TimeoutError(told)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class ClientLane(ABC):
@@ -41,6 +57,9 @@ class ClientLane(ABC):
     def receive(self, timeout: float) -> Envelope | None:
         """The next envelope, or None when the time is over. A goodbye's payload names the peer. ``PeerGone``: all
         peers are gone."""
+
+    def renew(self) -> None:  # noqa: B027 - few lanes have a connection
+        """Called before ``send`` when no other call is under way: let go of a peer that has gone meanwhile."""
 
     def settled(self, peer: Hashable, answered: bool) -> None:  # noqa: B027 - few lanes count
         """A call to that peer is under way no more; ``answered`` by it, or given up."""
@@ -95,11 +114,18 @@ class ServerLane(ABC):
         """Instead of ``close`` in a forked child."""
 
 
-def address_of(text: str, options: dict[str, Any], function: Any) -> tuple[Address, dict[str, Any]]:
-    """The parsed address, and the options of the lane: those in the address and those given."""
+def address_of(text: str, options: dict[str, Any], function: Any, whole: Any) -> tuple[Address, dict[str, Any]]:
+    """The parsed address, and the options of the lane: those in the address and those given.
+
+    ``whole`` takes the options that every reach has; the error for a misspelt one knows them too.
+    """
     address = parse(text)
     found = {**convert(address.options, function, address.text), **options}
-    check_options(found, function, f"calls at {address.text!r}")
+    valid = option_names(function)
+    for name in found:
+        if name not in valid:
+            known = [*valid, *option_names(whole)]
+            raise InvalidArgument(f"calls at {address.text!r} have no option {name!r}; {nearest(name, known)}")
     return address, found
 
 
@@ -116,17 +142,17 @@ def module_of(text: str) -> Any:
     return importlib.import_module(f"penstock.calls.{modules[scheme]}")
 
 
-def open_client(text: str, options: dict[str, Any], origin: bytes, most: int) -> ClientLane:
+def open_client(text: str, options: dict[str, Any], origin: bytes, most: int, whole: Any) -> ClientLane:
     """The client's lane for an address."""
     function = module_of(text).open_client
-    address, found = address_of(text, options, function)
+    address, found = address_of(text, options, function, whole)
     lane: ClientLane = function(address, origin, most, **found)
     return lane
 
 
-def open_server(text: str, options: dict[str, Any]) -> ServerLane:
+def open_server(text: str, options: dict[str, Any], whole: Any) -> ServerLane:
     """The server's lane for an address."""
     function = module_of(text).open_server
-    address, found = address_of(text, options, function)
+    address, found = address_of(text, options, function, whole)
     lane: ServerLane = function(address, **found)
     return lane
