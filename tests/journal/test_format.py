@@ -117,7 +117,7 @@ def test_the_native_reader_and_its_plain_twin_give_the_same(tmp_path: Path, kind
         if kind == "compacted":
             assert journal.compact() > 0
         if kind == "retained":
-            journal.retain_bytes = 150_000
+            journal.retain_bytes = 80_000
             assert journal.retain() > 0
         last = sorted(path.glob("*.log"))[-1]
     if kind == "without index":
