@@ -171,7 +171,10 @@ def _log_problems(where: Store) -> Iterator[str]:
             for line in text.splitlines():
                 json.loads(line)
         except ValueError:
-            yield f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read"
+            torn = f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read"
+            # The last entry was not confirmed yet when a power cut tore it: the journal still has its rows.
+            way = f". Take it away (rm {path / LOG / entry_name(version)}) and archive again, which takes its rows anew"
+            yield torn + (way if version == known[-1] else "")
     for match in checkpoints:
         try:
             pyarrow.parquet.read_metadata(path / LOG / match[0])
