@@ -163,8 +163,8 @@ def _log_problems(where: Store) -> Iterator[str]:
         text = (path / LOG / entry_name(version)).read_text(errors="replace")
         if not text.strip():
             yield (
-                f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Its rows are missing; "
-                "archive again, which takes them from the journal where it still has them"
+                f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Rows that it archived "
+                "are missing; archive again, which takes them from the journal where it still has them"
             )
             continue
         try:
