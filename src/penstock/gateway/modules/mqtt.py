@@ -68,7 +68,7 @@ class _Mqtt(Module):
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
 
-    def _connected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
+    def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
         if reason.is_failure:
             self._tell(f"refused the connection: {reason}")
 
