@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -301,3 +302,33 @@ def test_events_of_one_kind_about_one_module_are_told_once_in_a_while(capsys: py
         "penstock: module failed: b receive 100 % gone",
         "penstock: module stuck: a 1.0 s",
     ]
+
+
+def test_it_answers_that_it_is_not_ready_while_its_modules_start(tmp_path: Path) -> None:
+    code = "import pathlib, time\nfrom penstock.gateway import Module\nclass Slow(Module):\n    def start(self):\n"
+    (tmp_path / "slow.py").write_text(code + "        while not pathlib.Path('go').exists(): time.sleep(0.01)\n")
+    file = write(tmp_path / "g.json", [{"name": "slow", "loader": {"name": "python", "entrypoint": "slow:Slow"}}], [])
+    err = tmp_path / "err"
+
+    def ready(port: int) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
+                return bool(json.loads(answer.read())["ready"])
+        except urllib.error.HTTPError as error:
+            assert error.code == 503
+            return False
+
+    command_line = [*RUN, str(file), "--health", "0"]
+    with (
+        err.open("w") as errors,
+        subprocess.Popen(command_line, cwd=tmp_path, stdout=errors, stderr=errors) as process,
+    ):
+        try:
+            eventually(lambda: "/health" in err.read_text())
+            port = int(re.search(r"127\.0\.0\.1:(\d+)/health", err.read_text())[1])  # type: ignore[index]
+            assert not ready(port) and "running" not in err.read_text()
+            (tmp_path / "go").touch()
+            eventually(lambda: ready(port))
+        finally:
+            process.terminate()
+            process.wait(60)

@@ -108,22 +108,22 @@ def _serve(
     rows: list[dict[str, Any]] = []
     drained = True
     try:
-        with _asked() as asked:
+        with _asked() as asked, ExitStack() as beside:
+            if health is not None:  # before the start, which may take its time: until then it is not ready
+                with exits.undisturbed():
+                    answers = Health(gateway, health)
+                    beside.callback(answers.close)
+                _say(f"http://127.0.0.1:{answers.port}/health and /ready")
             gateway.start()
             _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
-            with ExitStack() as beside:
-                with exits.undisturbed():
-                    if health is not None:
-                        answers = Health(gateway, health)
-                        beside.callback(answers.close)
-                        _say(f"http://127.0.0.1:{answers.port}/health and /ready")
-                    if admin is not None:
-                        beside.callback(Admin(gateway, admin).close)
-                    if watch:
-                        looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
-                        beside.callback(looks.close)
-                notify("READY=1")
-                _listen(gateway, file, asked, seconds)
+            with exits.undisturbed():
+                if admin is not None:
+                    beside.callback(Admin(gateway, admin).close)
+                if watch:
+                    looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
+                    beside.callback(looks.close)
+            notify("READY=1")
+            _listen(gateway, file, asked, seconds)
     except (KeyboardInterrupt, exits.Terminated):
         pass  # a service that was asked to stop has done its work
     finally:
