@@ -76,6 +76,7 @@ class Connection:
             self.socket = self.tls
         self.wants_write = False
         self.ending = False  # close when the output is out
+        self.reset = False  # the peer takes nothing any more; what it said before that is still read
         self.liveness = Liveness(self.socket, limits.keepalive_s)
         self.look_at = self.opened + limits.keepalive_s / 3
         self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
@@ -185,14 +186,26 @@ class Connection:
         if not self.secure:
             return
         self.wants_write = False
-        if self.tls is None:
-            self.outbox.send(self.descriptor)
-        else:
-            self._send_tls(self.tls)
+        if not self.reset:
+            self._write()
+        if self.reset:
+            self.outbox.clear()
         if self.outbox.pending_bytes:
             self.wants_write = True
         self.settle()
         self.session.wake_starved()
+
+    def _write(self) -> None:
+        try:
+            if self.tls is None:
+                self.outbox.send(self.descriptor)
+            else:
+                self._send_tls(self.tls)
+        except (BrokenPipeError, ConnectionResetError):
+            # A client that ends with something unread resets the connection. Its last acknowledgements may have come
+            # and wait to be read, so only the output ends here; the input ends when recv says so.
+            self.reset = True
+            self.session.output_bytes = 0
 
     def settle(self) -> None:
         """Note which messages that need no acknowledgement the peer's TCP has received."""
@@ -200,7 +213,7 @@ class Connection:
             self.unacknowledged = False
             return
         left = unacknowledged_bytes(self.socket)
-        self.unacknowledged = left > 0
+        self.unacknowledged = left > 0 and not self.reset  # nothing more of it will be acknowledged
         if self.tls is None or not left:  # what TLS adds is not known: all of it, or none
             self.session.settle(max(0, self.outbox.sent_bytes - left))
 

@@ -21,6 +21,7 @@ from penstock.broker.liveness import DEFAULT_S, Liveness
 from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
+FAREWELL_S = 2.0  # how long a broker may take to close after the last line
 
 
 class Link:
@@ -295,14 +296,35 @@ class Link:
         return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
 
     def finish(self, farewell: bytes) -> None:
-        """Send what is pending and a last line if the socket takes it now, then close."""
+        """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
         if not self.closed and os.getpid() == self._pid and self._lock.acquire(timeout=0.1):
             try:
-                self.dialogue.tell(farewell)
-                self.send()
+                if self.dialogue.ready:
+                    self.dialogue.tell(farewell)
+                    self._read_to_the_end(time.monotonic() + FAREWELL_S)
+            except OSError:
+                pass  # the broker has closed, or is gone
             finally:
                 self._lock.release()
         self.close()
+
+    def _read_to_the_end(self, deadline: float) -> None:
+        """Send all of it and drop what still comes, until the broker closes.
+
+        A socket that is closed with something unread in it is reset by the kernel, which throws away what was sent and
+        not received yet: acknowledgements would be lost.
+        """
+        sock, poll = self._socket, select.poll()
+        assert sock is not None
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._send()
+            poll.register(sock, select.POLLIN | (select.POLLOUT if self.dialogue.outgoing() is not None else 0))
+            with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                while sock.recv(262_144):
+                    if time.monotonic() >= deadline:
+                        return
+                return
+            poll.poll(left_s * 1e3)
 
     def close(self) -> None:
         """Give everything back."""
