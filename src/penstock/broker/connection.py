@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
-from penstock.broker.liveness import DEFAULT_S, Liveness, unacknowledged_bytes
+from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness, unacknowledged_bytes
 from penstock.broker.protocol import Protocol
 from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
@@ -78,7 +78,7 @@ class Connection:
         self.ending = False  # close when the output is out
         self.reset = False  # the peer takes nothing any more; what it said before that is still read
         self.liveness = Liveness(self.socket, limits.keepalive_s)
-        self.look_at = self.opened + limits.keepalive_s / 3
+        self.look_at = self.opened + limits.keepalive_s / PROBES
         self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
         self.unfinished_bytes = 0  # come in of a command that is not whole
         self.unfinished_since = 0.0
