@@ -104,6 +104,7 @@ stress: build
 	$(MAKE) -C native/tests PYTHON=../../$(BIN)/python
 	$(PYTEST) tests/stress $(ARGUMENTS)
 	$(PYTEST) tests/crash -m spark --kills 3 $(ARGUMENTS)
+	$(PYTEST) tests/crash/test_lake_kill.py --kills 100 --timeout 0 $(ARGUMENTS)
 	PENSTOCK_FUZZ=1000000 $(PYTEST) tests/fuzz $(ARGUMENTS)
 
 # The lock-free algorithm of shared memory: the code itself under many schedules, a model of it in every interleaving.

@@ -17,7 +17,7 @@ from tests import leftovers
 #: Folders whose tests mostly start programs and wait for them.
 PROGRAMS = {"bridge", "cli", "crash", "docs", "recording", "security", "torture"}
 #: Folders whose tests mostly wait for a server of ours.
-SERVERS = {"broker", "calls", "gateway", "monitor"}
+SERVERS = {"broker", "calls", "gateway", "monitor", "replica"}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -13,7 +13,8 @@ from penstock._core.broker import batch_details, batch_names, range_batch
 from penstock.broker import words
 from penstock.broker.ranges import ENTRY
 from penstock.broker.store import StoreStatistics
-from penstock.journal.layout import encode_properties
+from penstock.channel import Buffer
+from penstock.journal.layout import TIME_NOW, encode_properties
 
 
 @dataclass(frozen=True)
@@ -60,17 +61,28 @@ class MemoryStore:
         properties: bytes | None = None,
         more: bytes = b"",
         message_id: bytes = b"",
+        timestamps_ns: Buffer = b"",
     ) -> Sequence[int]:
         names = batch_names(batch)
         position = max(self.next - 1, self._staged[-1].position if self._staged else 0)
         known = [*self.memory.messages, *self._staged]
-        for message, (own_id, own_key) in zip(batch, batch_details(batch), strict=True):
+        times = list(memoryview(timestamps_ns).cast("B").cast("q")) or [TIME_NOW] * len(batch)
+        for message, (own_id, own_key), when in zip(batch, batch_details(batch), times, strict=True):
             position += next(self.memory.gaps)
             name = topic or message.channel or names[0]
             ordinal = 1 + sum(stored.topic == name for stored in known)
             own = encode_properties(message.properties) if properties is None else properties
             identity = message_id or own_id
-            stored = Stored(position, name, ordinal, time.time_ns(), bytes(message), own + more, identity, own_key)
+            stored = Stored(
+                position,
+                name,
+                ordinal,
+                when if when != TIME_NOW else time.time_ns(),
+                bytes(message),
+                own + more,
+                identity,
+                own_key,
+            )
             known.append(stored)
         staged = known[-len(batch) :]
         self._staged += staged

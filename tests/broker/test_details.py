@@ -18,6 +18,7 @@ from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY, Range, decode_range, encode_entry, encode_head
 from penstock.errors import InvalidArgument, ProtocolError, RefusedError
 from penstock.journal import Journal
+from penstock.journal.layout import TIME_NOW
 
 from .conftest import LONG, Wire, until
 from .test_disk_failures import Failing
@@ -99,7 +100,10 @@ def test_ids_of_a_transaction_that_was_not_stored_are_unknown(serve: Callable[..
         assert not len(server.broker.identifiers)
         assert client.publish("t", b"first", message_id="id") == 1
         assert writer.commit("job") == (2, 2, False), "it is still staged, and stores all it has"
-        assert [(row.data, row.message_id, row.key) for row in writer.fetch(1)] == [(b"first", "id", None), (b"x", "id", "key")]
+        assert [(row.data, row.message_id, row.key) for row in writer.fetch(1)] == [
+            (b"first", "id", None),
+            (b"x", "id", "key"),
+        ]
 
 
 def test_ids_of_a_transaction_are_bounded_as_others(serve: Callable[..., Server]) -> None:
@@ -178,7 +182,9 @@ def test_as_many_details_as_messages(server: Server) -> None:
             writer.stage("job", "t", [b"1"], keys=["k" * 65536])
 
 
-def one(data: bytes = b"x", more: bytes = b"", name: bytes = b"", key: bytes = b"", offset: int = 0) -> tuple[bytes, bytes]:
+def one(
+    data: bytes = b"x", more: bytes = b"", name: bytes = b"", key: bytes = b"", offset: int = 0
+) -> tuple[bytes, bytes]:
     """The index and the bytes of a range of one message."""
     return encode_entry(offset, len(data), len(more), len(name), len(key)), data + more + name + key
 
@@ -230,7 +236,9 @@ def test_no_wrong_range_is_staged(server: Server, wire: Callable[[], Wire], data
 
 def test_a_topic_needs_its_right(serve: Callable[..., Server], tmp_path: Path) -> None:
     rights = tmp_path / "rights.toml"
-    rights.write_text('[[token]]\nname = "x"\ntoken = "sesame"\npublish = ["mine.>"]\nsubscribe = [">"]\nqueues = [">"]\n')
+    rights.write_text(
+        '[[token]]\nname = "x"\ntoken = "sesame"\npublish = ["mine.>"]\nsubscribe = [">"]\nqueues = [">"]\n'
+    )
     rights.chmod(0o600)
     with RangeClient(port=serve(tokens=rights).port, token="sesame") as writer:
         assert writer.stage("job", "mine.a", [b"1"]) == 1
@@ -302,9 +310,55 @@ def test_a_batch_of_a_range_keeps_its_memory() -> None:
     batch = range_batch(index, data, {0: "t", 9: "unused"})
     with pytest.raises(BufferError):
         data.extend(b"more")
-    assert [(bytes(message), dict(message.properties), message.channel) for message in batch] == [(b"data", {"k": "v"}, "t")]
+    assert [(bytes(message), dict(message.properties), message.channel) for message in batch] == [
+        (b"data", {"k": "v"}, "t")
+    ]
     assert batch_details(batch) == [(b"id", b"key")]
     with pytest.raises(InvalidArgument, match="larger than a message"):
         range_batch(index, data, {0: "t"}, 3)
     with pytest.raises(InvalidArgument, match="no whole number"):
         range_batch(index[:-1], data, {0: "t"})
+
+
+def test_the_time_of_storing_on_request(serve: Callable[..., Server], tmp_path: Path) -> None:
+    with Journal(tmp_path / "broker") as journal:
+        for number in range(20):
+            journal.append("ab"[number % 2], b"x" * number, timestamp_ns=-number)
+    with Journal(tmp_path / "broker", mode="read") as journal:
+        wanted = [(message.timestamp_ns, message.stored_ns) for message in journal.read_many(1)]
+    assert wanted[5][0] == -5 and wanted[5][1] > 0
+    with RangeClient(port=serve().port) as reader:
+        parts = list(reader.ranges(1, 20, most_bytes=40, stored=True))
+        assert len(parts) > 1
+        found = [message for part in parts for message in part]
+        assert [(row.timestamp_ns, row.stored_ns) for row in found] == wanted[:19]
+        assert [row.data for row in found] == [b"x" * number for number in range(19)]
+        assert [row.stored_ns for row in reader.fetch(1, 3)] == [None, None, None]
+        pytest.importorskip("pyarrow")
+        columns = [part.record_batch(["stored_ns", "data"]) for part in parts]
+        assert [value for part in columns for value in part.column(0).to_pylist()] == [row[1] for row in wanted[:19]]
+        with pytest.raises(InvalidArgument, match="stored=True"):
+            reader.fetch(1).record_batch(["stored_ns"])
+
+
+def test_a_range_keeps_its_times_when_it_says_so(serve: Callable[..., Server]) -> None:
+    """Large and small transactions, and after a restart; without the word they are the broker's, as they always were."""
+    server = serve()
+    begun = time.time_ns()
+    times = [-(2**63) + 1, -1, 0, 1, 2**63 - 1, TIME_NOW]
+    with RangeClient(port=server.port) as writer:
+        for name, copies, given in (("small", 1, True), ("large", 3000, True), ("own", 1, False)):
+            rows = times * copies
+            index = b"".join(ENTRY.pack(-1, 0, when, 0, 0, 0, 0, 0, 0) for when in rows)
+            assert writer.load(name, ["t"], index, b"", times=given) == len(rows)
+            writer.commit(name)
+    server.close()
+    with RangeClient(port=serve().port) as reader:
+        found = [row for part in reader.ranges(1, reader.frontier, stored=True) for row in part]
+    counted = len(times) * 3001
+    kept = [(row.timestamp_ns, when) for row, when in zip(found[:counted], times * 3001, strict=True)]
+    assert all(got == when for got, when in kept if when != TIME_NOW)
+    now = [row for row, when in zip(found[:counted], times * 3001, strict=True) if when == TIME_NOW]
+    now += found[counted:]
+    assert len(now) == 3001 + 6
+    assert all(row.timestamp_ns == row.stored_ns >= begun for row in now)

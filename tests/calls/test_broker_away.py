@@ -85,6 +85,25 @@ def test_a_broker_that_is_away_costs_a_call_its_time_and_no_more(broker: Broker)
         assert client.call(b"after", LONG) == b"after"
 
 
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_call_waits_no_longer_than_its_own_time_for_a_call_that_may_wait_long(broker: Broker, connected: bool) -> None:
+    answers: list[bytes] = []
+    with penstock.server(broker.address, lambda payload: payload), penstock.client(broker.address) as client:
+        if connected:
+            assert client.call(b"before", LONG) == b"before"
+        broker.go_away()
+        patient = threading.Thread(target=lambda: answers.append(client.call(b"patient", LONG)))
+        patient.start()
+        until(lambda: client.ledger.in_flight == 1)
+        with pytest.raises(TimeoutError):
+            client.call(b"short", 0.2)
+        assert not client.wait_ready(1, 0.2)
+        assert patient.is_alive(), "the short call has waited for the long one"
+        broker.come_back()
+        patient.join(LONG)
+    assert answers == [b"patient"]
+
+
 def test_a_client_that_is_opened_before_its_broker_waits_with_its_first_call(broker: Broker) -> None:
     broker.go_away()
     with penstock.client(broker.address) as client:

@@ -400,6 +400,46 @@ def test_the_death_of_a_client_is_seen_by_the_function(scheme: str) -> None:
         assert seen.wait(60)
 
 
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "closed"])
+def test_no_call_goes_to_a_server_that_has_gone_while_nobody_called(how: signal.Signals) -> None:
+    """A call that dies with its server may have been begun; one that comes later goes to a server that lives."""
+    address = f"shm:/{unique('gone')}"
+    servers = [start(address) for _ in range(3)]
+    try:
+        with penstock.client(address) as client:
+            assert client.wait_ready(3, 60)
+            assert len({client.call(b"", 60) for _ in range(3)}) == 3
+            for gone in servers[:2]:
+                gone.send_signal(how)
+                gone.wait()
+                for _ in range(3):  # each of the others has its turn
+                    client.call(b"", 60)
+            assert client.ledger.delivered == client.ledger.matched
+    finally:
+        for server in servers:
+            end(server)
+
+
+def test_a_call_after_a_server_was_started_again_is_answered() -> None:
+    """The connection broke while nobody called."""
+    with penstock.server("tcp://127.0.0.1:0", bytes.upper) as first, penstock.client(first.address) as client:
+        assert client.call(b"a", 60) == b"A"
+        first.close()
+        with penstock.server(first.address, bytes.lower):
+            assert client.call(b"B", 60) == b"b"
+            assert asyncio.run(client.call_async(b"C", 60)) == b"c"
+        with penstock.server(first.address, bytes.upper):
+            assert asyncio.run(client.call_async(b"d", 60)) == b"D"
+        assert client.ledger.delivered == 4
+
+
+def test_waiting_for_a_server_that_says_nothing_ends_with_its_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, penstock.client(
+        f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+    ) as client:
+        assert not client.wait_ready(1, 0.1)
+
+
 def test_a_new_server_is_found_after_one_was_killed() -> None:
     address = f"shm:/{unique()}"
     process = start(address)
@@ -438,6 +478,21 @@ def test_a_port_that_says_nothing_stops_no_event_loop() -> None:
         assert asyncio.run(ask(mute.getsockname()[1])) > 5
 
 
+def test_a_call_waits_no_longer_than_its_own_time_for_a_connection_that_another_makes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, penstock.client(
+        f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+    ) as client:
+        patient = threading.Thread(target=_ignoring(client))
+        patient.start()
+        until(lambda: client.ledger.in_flight == 1)
+        with pytest.raises(TimeoutError):
+            client.call(b"short", 0.2)
+        assert patient.is_alive(), "the short call has waited for the long one"
+        silent.close()
+        client.close()
+        patient.join(30)
+
+
 def test_a_fork_leaves_the_client_of_a_broker_as_it_was(tmp_path: Path) -> None:
     from penstock.broker import Server as Broker
 
@@ -473,6 +528,16 @@ def test_a_port_of_the_other_kind_says_so_at_once(caplog: pytest.LogCaptureFixtu
         session = subscriber.sessions[0]  # type: ignore[attr-defined]
         until(lambda: "nobody publishes there; ask it with penstock.client" in (session.last_error or ""))
     assert "nobody publishes there" in caplog.text, "a refused subscriber says so without being asked"
+
+
+def test_a_brokers_port_says_what_it_is_to_calls_and_subscribers(tmp_path: Path) -> None:
+    from penstock.broker import Server as Broker
+
+    with Broker(tmp_path / "broker", 0).start() as broker:
+        assert f"broker://127.0.0.1:{broker.port}/TOPIC" in refusal(f"tcp://127.0.0.1:{broker.port}")
+        with penstock.subscriber(f"tcp://127.0.0.1:{broker.port}") as subscriber:
+            session = subscriber.sessions[0]  # type: ignore[attr-defined]
+            until(lambda: f"broker://127.0.0.1:{broker.port}/TOPIC" in (session.last_error or ""))
 
 
 def test_a_token_is_spoken_of_as_of_a_server() -> None:

@@ -280,3 +280,24 @@ def test_what_a_function_gives_when_it_gives_up_is_no_answer(reach: Reach) -> No
 def test_a_time_longer_than_any_is_no_limit(reach: Reach, timeout: float) -> None:
     _, client = pair(reach, lambda payload: payload)
     assert client.call(b"x", timeout=timeout) == b"x"
+
+
+def test_a_server_counts_as_expired_what_it_did_not_begin(reach: Reach) -> None:
+    """What was begun and then given up by its client counts as given up, whoever notices first."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def function(payload: bytes) -> bytes:
+        begun.set()
+        go_on.wait(60)
+        return payload
+
+    server, client = pair(reach, function)
+    while not begun.is_set():  # on a slow machine a request may be over before it was begun
+        with pytest.raises(TimeoutError):
+            client.call(b"given up", timeout=1.0)
+    go_on.set()
+    assert client.call(b"last", timeout=60) == b"last"
+    server.close()
+    books = server.ledger
+    assert books.balanced and books.dropped.get("filtered") == 1
+    assert books.matched == books.delivered + books.expired + 1 and books.delivered == 1

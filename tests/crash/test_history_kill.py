@@ -38,9 +38,9 @@ while True:
 
 # Reads from the position it is given, and says each one that it has.
 SUBSCRIBER = """
-import sys
+import json, sys
 import penstock
-with penstock.subscriber(sys.argv[1], start=int(sys.argv[2])) as subscriber:
+with penstock.subscriber(sys.argv[1], start=int(sys.argv[2]), **json.loads(sys.argv[3])) as subscriber:
     for message in subscriber:
         assert int(bytes(message)) == message.ordinal
         print(message.ordinal, flush=True)
@@ -50,6 +50,24 @@ with penstock.subscriber(sys.argv[1], start=int(sys.argv[2])) as subscriber:
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def kill(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def kill_reader(reader: subprocess.Popen[str], expected: int) -> int:
+    """Kill it; what it had said until then goes on from ``expected`` too. Gives the next that nobody has had."""
+    assert reader.stdout is not None
+    reader.kill()
+    rest = reader.stdout.read().split("\n")[:-1]  # whole lines
+    assert [int(line) for line in rest] == list(range(expected, expected + len(rest)))
+    reader.stdout.close()
+    reader.wait()
+    return expected + len(rest)
 
 
 def free_port() -> int:
@@ -79,17 +97,12 @@ def test_a_publisher_is_killed_again_and_again(scheme: str, tmp_path: Path, kill
                 for message in subscriber.read_many(500, LONG):
                     assert message.ordinal == expected == int(bytes(message))
                     expected += 1
-            publisher.kill()
-            publisher.wait()
-            publisher.stdout.close()
+            kill(publisher)
             publisher = start(PUBLISHER, where, kept, "{}")
             assert publisher.stdout is not None
             assert int(publisher.stdout.readline()) >= expected, "what was read is on disk"
     finally:
-        publisher.kill()
-        publisher.wait()
-        assert publisher.stdout is not None
-        publisher.stdout.close()
+        kill(publisher)
         subscriber.close()
 
 
@@ -105,7 +118,7 @@ def test_a_subscriber_is_killed_on_its_way_from_past_to_live(
         for _ in range(kills or KILLS):
             publisher.publish_many([b"%d" % n for n in range(number, number + 300)])
             number += 300
-            reader = start(SUBSCRIBER, where, str(expected))
+            reader = start(SUBSCRIBER, where, str(expected), "{}")
             assert reader.stdout is not None
             goal = expected + chance.randrange(1, 400)  # in the past or in the live flow
             while expected < goal:
@@ -114,13 +127,45 @@ def test_a_subscriber_is_killed_on_its_way_from_past_to_live(
                     number += 1
                 assert int(reader.stdout.readline()) == expected
                 expected += 1
-            reader.kill()
-            rest = reader.stdout.read().split("\n")[:-1]  # whole lines that it had said
-            assert [int(line) for line in rest] == list(range(expected, expected + len(rest)))
-            expected += len(rest)
-            reader.stdout.close()
-            reader.wait()
+            expected = kill_reader(reader, expected)
         assert publisher.wait_ready(0, timeout=LONG)
+
+
+@pytest.mark.parametrize("scheme", ["shm", "tcp"])
+def test_publisher_and_subscriber_are_killed_on_the_way_from_past_to_live(
+    scheme: str, tmp_path: Path, kills: int | None, seed: int
+) -> None:
+    """Either of them, or both at once: the next subscriber goes on after the last that was read."""
+    chance = random.Random(seed)
+    where, kept = address_of(scheme), str(tmp_path / "kept")
+    fast = {"reconnect_delay": 0.005, "reconnect_delay_max": 0.02}
+    options = json.dumps(fast if scheme == "tcp" else {"durable": kept})
+    publisher = reader = None
+    expected = 1
+    try:
+        for _ in range(kills or KILLS):
+            if publisher is None:
+                publisher = start(PUBLISHER, where, kept, "{}")
+                assert publisher.stdout is not None
+                assert int(publisher.stdout.readline()) >= expected, "what was read is on disk"
+            if reader is None:
+                reader = start(SUBSCRIBER, where, str(expected), options)
+            assert reader.stdout is not None
+            goal = expected + chance.randrange(1, 1500)
+            while expected < goal:
+                assert int(reader.stdout.readline()) == expected
+                expected += 1
+            victims = chance.choice(("publisher", "reader", "both"))
+            if victims != "reader":
+                kill(publisher)
+                publisher = None
+            if victims != "publisher":
+                expected = kill_reader(reader, expected)
+                reader = None
+    finally:
+        for process in (publisher, reader):
+            if process is not None:
+                kill(process)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +192,5 @@ def test_the_live_flow_goes_on_over_killed_publishers(
                         last = message.ordinal
                         message.release()
             finally:
-                publisher.kill()
-                publisher.wait()
-                assert publisher.stdout is not None
-                publisher.stdout.close()
+                kill(publisher)
         assert subscriber.ledger.balanced and not subscriber.ledger.lost

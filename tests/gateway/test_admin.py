@@ -178,6 +178,19 @@ def test_the_command(gateway: Gateway, place: Path) -> None:
     assert "no gateway answers" in absent.stderr
 
 
+def test_a_signal_while_it_is_being_opened_leaves_no_socket(tmp_path: Path) -> None:
+    file, place = tmp_path / "g.json", tmp_path / "admin"
+    timer = {"name": "timer", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}}
+    file.write_text(json.dumps({"modules": [timer], "links": []}))
+    words = [sys.executable, "-m", "penstock", "run", str(file), "--admin", str(place)]
+    for _ in range(3):
+        with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+            eventually(place.exists)
+            process.terminate()
+            assert process.wait(60) == 0
+        assert not place.exists()
+
+
 def test_run_serves_it_and_takes_it_away_at_its_end(tmp_path: Path) -> None:
     file, place = tmp_path / "g.json", tmp_path / "admin"
     timer = {"name": "timer", "loader": {"name": "python", "entrypoint": "penstock.gateway.modules:Timer"}}

@@ -11,7 +11,7 @@ import pytest
 
 from penstock._core import journal as native
 from penstock.errors import StateError
-from penstock.journal import Journal
+from penstock.journal import Journal, recovery
 from penstock.journal.disk import Disk
 
 SEGMENT_BYTES = 65536
@@ -186,3 +186,26 @@ def test_a_function_asked_for_the_state_must_not_write(tmp_path: Path) -> None:
                 break
         calls.append(lambda: None)
         assert journal.append("a", b"") == journal.frontier - 1
+
+
+def test_a_segment_that_could_not_be_sealed_is_sealed_and_freed_by_retention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A full disk may refuse the seal, and then nothing else may come that would try again."""
+    sealing = recovery.seal_written
+
+    def refuse(*_: object) -> None:
+        monkeypatch.setattr(recovery, "seal_written", sealing)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with Journal(tmp_path / "j", retain_queues=True) as journal:
+        for number in range(10):
+            journal.append("t", b"%d" % number)
+        monkeypatch.setattr(recovery, "seal_written", refuse)
+        journal.roll(full=False)
+        first = journal.frontier
+        assert journal.retain(passed=first - 1) == 1
+        assert journal.first == first and "cannot seal a segment yet" in caplog.text
+        journal.append("t", b"more")
+    with Journal(tmp_path / "j") as journal:
+        assert (journal.first, bytes(journal.read(first))) == (first, b"more")

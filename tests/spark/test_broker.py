@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 
 import pyarrow
 import pytest
+from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from tests.broker.test_security import certificate
 from tests.spark.test_source import as_rows, load
@@ -14,6 +16,7 @@ from tests.spark.test_source import as_rows, load
 from penstock.broker import Client, Server
 from penstock.errors import InvalidArgument, PenstockError, StateError
 from penstock.journal import Journal
+from penstock.spark import lake
 from penstock.spark.blocks import SHAPE
 from penstock.spark.bounds import Bounds
 from penstock.spark.columns import FIELDS
@@ -110,7 +113,7 @@ def test_ids_and_keys_both_ways(spark, broker, tmp_path):
     frame = spark.createDataFrame([(a, b and bytearray(b), *more) for a, b, *more in DETAILED * 300], schema).coalesce(1)
     for _ in range(2):
         frame.write.format("penstock").mode("append").option("transaction", "job").save(url)
-    every = ",".join(name for name in FIELDS if name != "stored_ns")  # a broker's ranges do not carry it
+    every = ",".join(FIELDS)
     remote = load(spark, url, columns=every, batchBytes=20_000).orderBy("position").collect()
     assert remote == load(spark, tmp_path / "j", columns=every).orderBy("position").collect()
     assert [(row.topic, bytes(row.payload), row.properties, row.message_id, row.key) for row in remote] == [
@@ -120,6 +123,38 @@ def test_ids_and_keys_both_ways(spark, broker, tmp_path):
     assert [row.message_id for row in load(spark, url, columns="message_id").collect()[:2]] == ["id1", None]
     assert load(spark, url, topics="b", columns="key,position").filter("key = 'key'").count() == 300
     assert not server.broker.transactions.staged
+
+
+def test_the_publishers_time_and_the_brokers_both_ways(spark, broker, tmp_path):
+    """Through a broker a row keeps its time; when it was stored is another column, by which filters and seeks go."""
+    _, url, _ = broker
+    times = [-(2**62), -1, 0, 1, 2**62, None]
+    schema = "topic string, payload binary, timestamp_ns bigint"
+    frame = spark.createDataFrame([("t", bytearray(b"x"), when) for when in times], schema)
+    begun = time.time_ns()
+    frame.coalesce(1).write.format("penstock").mode("append").save(url)
+    rows = load(spark, url, columns="position,timestamp_ns,stored_ns").orderBy("position").collect()
+    assert [row.timestamp_ns for row in rows[:5]] == times[:5]
+    assert rows[5].timestamp_ns == rows[5].stored_ns >= begun
+    directory = load(spark, tmp_path / "j", columns="position,timestamp_ns,stored_ns").orderBy("position").collect()
+    assert rows == directory
+    middle = rows[3].stored_ns
+    wanted = [row.position for row in rows if row.stored_ns >= middle]
+    frame = load(spark, url, columns="position,stored_ns").filter(f"stored_ns >= {middle}")
+    assert sorted(row.position for row in frame.collect()) == wanted
+    for where in (url, str(tmp_path / "j")):
+        assert open_place(where).find(time_ns=middle, bounds=Bounds()) == wanted[0]
+        assert open_place(where).find(time_ns=middle + 10**15, bounds=Bounds()) == 7
+
+
+def test_a_lake_of_a_broker_is_that_of_its_directory(broker, tmp_path):
+    client, url, _ = broker
+    fill(client, 300)
+    lake.archive(None, url, tmp_path / "remote")
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "near")
+    remote, near = (DeltaTable(tmp_path / name).to_pyarrow_table().sort_by("position") for name in ("remote", "near"))
+    assert remote.num_rows == 300 and remote["stored_ns"].null_count == 0
+    assert remote.equals(near)
 
 
 def test_a_replayed_batch_with_ids_is_published_once(spark, broker, tmp_path):

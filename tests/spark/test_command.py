@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 
 import pytest
 from tests.spark.journals import extend, make
@@ -43,6 +46,22 @@ def test_archive(run, tmp_path):
     _, told = run("archive", "--from", tmp_path / "j", "--to", tmp_path / "a", "--set", "most_messages=200")
     assert lake.info(tmp_path / "a").rows == 300
     assert "300 rows" in told and "B" in told and sum(len(row[3]) for row in rows) > 0
+
+
+@pytest.mark.parametrize("name", ["quality", "align", "rollup", "sessions"])
+def test_a_lake_is_read_by_its_log(run, spark, tmp_path, name):
+    """From a lake the same rows as from its journal, though files that its log does not name lie beside them."""
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "a", most_messages=100)
+    lake.compact(None, tmp_path / "a", 1)
+    settings = {"quality": "window=1 hour", "align": "onto=a.x", "rollup": "n=count(*)", "sessions": "gap_s=3600"}
+    rows = []
+    for source in ("j", "a"):
+        run(name, "--from", tmp_path / source, "--to", tmp_path / f"of_{source}", "--set", settings[name])
+        made = spark.read.parquet(str(tmp_path / f"of_{source}" / f"{name}.parquet"))
+        made = made.drop("stored_ns", "key", "journal", "date")  # a lake has them by default, a journal on request
+        rows.append(sorted(map(str, made.collect())))
+    assert rows[0] and rows[0] == rows[1]
 
 
 def test_quality(run, tmp_path):
@@ -139,6 +158,44 @@ def archived(directory):
 def seen(pid):
     """What the monitor sees of the pipeline: (delivered, lag)."""
     return [(block.delivered, block.lag) for block in live() if block.pid == pid and block.room == "spark"]
+
+
+def test_ctrl_c_inside_a_call_to_the_jvm_prints_nothing(spark, capfd, caplog):
+    """PySpark's handler calls the JVM again from inside the call, and py4j prints two stack traces."""
+    main = threading.get_ident()
+
+    def interrupt():
+        while "send_command" not in str(traceback.extract_stack(sys._current_frames()[main])):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    quiet = threading.Event()
+    before = signal.signal(signal.SIGINT, pyspark_handler(spark))
+    try:
+        with pytest.raises(KeyboardInterrupt), command._interruptible(quiet, ignored=False):
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            while True:
+                spark._jvm.java.lang.Thread.sleep(1000)
+        thread.join()
+        assert quiet.is_set()
+        assert [record for record in caplog.records if "py4j" in record.pathname] == []
+        assert "Traceback" not in "".join(capfd.readouterr())
+        assert spark.range(3).count() == 3
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def pyspark_handler(spark):
+    """What a ``SparkContext`` installs when it starts."""
+
+    def handler(number, frame):
+        try:
+            spark.sparkContext.cancelAllJobs()
+        finally:
+            raise KeyboardInterrupt
+
+    return handler
 
 
 @pytest.mark.spark

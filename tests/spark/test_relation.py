@@ -6,8 +6,10 @@ import collections
 import logging
 
 import pytest
+from pyspark.errors import PySparkException
 from tests.spark.journals import make
 
+from penstock.journal import Journal
 from penstock.spark import relation
 
 ROWS = 300
@@ -62,6 +64,44 @@ def test_a_path_in_a_query(spark, journal):
     assert spark.sql(joined).first()[0] == expected["b"]
     scan = spark.sql(f"SELECT ordinal FROM penstock.`{path}` WHERE position = 7")
     assert scan.count() == 1 and "payload" not in scan._jdf.queryExecution().executedPlan().toString()
+
+
+@pytest.mark.parametrize("how", ["columns", "by name", "select", "frame", "path"])
+def test_insert_into(spark, tmp_path, table, how):
+    """Rows become messages; what a statement does not name is the journal's to give."""
+    path = tmp_path / "with blank"
+    make(path, 3, topics=("a",))
+    spark.sql(f"CREATE TABLE {table} USING penstock OPTIONS (path '{path}', topics 'a,b', topic 'b')")
+    if how == "columns":
+        spark.sql(f"INSERT INTO {table} (topic, payload) VALUES ('a', X'01'), (NULL, X'02')")
+    elif how == "by name":
+        spark.sql(f"INSERT INTO {table} BY NAME SELECT X'01' AS payload, 'a' AS topic UNION ALL SELECT X'02', 'b'")
+    elif how == "select":
+        spark.sql(f"INSERT INTO {table} SELECT * FROM {table} WHERE position = 1")
+    elif how == "frame":
+        rows = [("a", bytearray(b"\1"), 7, {"k": "v"}), ("b", bytearray(b"\2"), None, None)]
+        frame = spark.createDataFrame(rows, "topic string, payload binary, timestamp_ns bigint, properties map<string,string>")
+        frame.coalesce(1).writeTo(table).append()
+    else:
+        spark.sql(f"INSERT INTO penstock.`{path}` BY NAME SELECT X'01' AS payload, 'a' AS topic UNION ALL SELECT X'02', 'b'")
+    with Journal(path, mode="read") as journal:
+        messages = list(journal.read_many(1))
+    added = [(message.channel, bytes(message)) for message in messages[3:]]
+    if how == "select":
+        assert added == [("a", bytes(messages[0]))] and messages[3].timestamp_ns == messages[0].timestamp_ns
+    else:
+        assert sorted(added) == [("a", b"\1"), ("b", b"\2")]
+    if how == "frame":
+        assert (messages[3].timestamp_ns, messages[3].properties) == (7, {"k": "v"})
+    assert spark.table(table).count() == len(messages)
+
+
+def test_a_table_is_not_written_over(spark, journal, table):
+    path, _ = journal
+    spark.sql(f"CREATE TABLE {table} USING penstock OPTIONS (path '{path}')")
+    with pytest.raises(PySparkException, match="only added to"):
+        spark.sql(f"INSERT OVERWRITE {table} SELECT * FROM {table}")
+    assert spark.table(table).count() == ROWS
 
 
 def test_this_spark_is_one_that_was_tried(spark):

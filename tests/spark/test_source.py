@@ -252,7 +252,7 @@ def test_a_frame_is_what_was_there_when_it_was_loaded(spark, tmp_path):
         assert frame.union(frame).count() == 200 and load(spark, tmp_path / "j").count() == 200
     shutil.rmtree(tmp_path / "j")
     make(tmp_path / "j", 300)
-    with pytest.raises(PySparkException, match="made anew since this frame was loaded"):
+    with pytest.raises(PySparkException, match="created anew since this frame was loaded"):
         frame.count()
 
 

@@ -437,7 +437,8 @@ class Broker:
         if done is not None:
             self.transactions.take(names)
             return *done, True
-        batches = self.transactions.batches(names, all_there=True)
+        pieces = self.transactions.pieces(names, all_there=True)
+        batches = [piece.batch for piece in pieces]
         count = sum(map(len, batches))
         if count < least:  # the rest is of no use to anybody: all of it is to be staged again
             self.transactions.take(names)
@@ -446,7 +447,7 @@ class Broker:
         if not self._fits(whole_bytes):
             raise self._no_room()
         self.check_topics({name for batch in batches for name in batch_names(batch) if name})
-        large = LargeCommit(account, transaction, batches)
+        large = LargeCommit(account, transaction, pieces)
         if whole_bytes <= PART_BYTES:
             self._publish_part(large)
             large.taken = self.transactions.take(names)
@@ -476,8 +477,9 @@ class Broker:
     def _publish_part(self, large: LargeCommit) -> None:
         size, end = 0, time.monotonic() + PART_S
         while large.left and size < PART_BYTES and (not size or not large.begun or time.monotonic() < end):
-            batch = large.left.popleft()
-            positions = self.publish(batch)
+            piece = large.left.popleft()
+            batch = piece.batch
+            positions = self.publish(batch, **({"timestamps_ns": batch.timestamps_ns} if piece.timed else {}))
             self._note_identifiers(large.account, batch, positions)
             large.first, large.last = large.first or positions[0], positions[-1]
             size += batch_bytes(batch) + MESSAGE_BYTES * len(batch)

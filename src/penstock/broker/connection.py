@@ -19,11 +19,13 @@ from penstock.broker.protocol import Protocol
 from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
+from penstock.tcp.protocol import HEADER, FrameType, frame
 
 TURN_S = 0.005  # of one connection's requests, or of all long work, in one turn of the loop
 TURN_MESSAGES = 512  # published in one step, at most
 REPLY_BYTES = 4 << 20  # past this much unread output a client is not read from
 RECEIVE_BYTES = 256 * 1024
+TCP_BEGINS = frame(FrameType.HANDSHAKE, b"")[: HEADER.size - 8]  # all but the size; no command begins so
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Connection:
         if tls is not None:
             self.tls = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self.socket = self.tls
+        self.heard = False  # whether anything came
         self.wants_write = False
         self.ending = False  # close when the output is out
         self.reset = False  # the peer takes nothing any more; what it said before that is still read
@@ -104,9 +107,23 @@ class Connection:
         """There is input. Disconnect or OSError when the connection is over."""
         if not self.secure and not self._handshake():
             return
+        if not self.heard:
+            self.heard = True
+            if self.tls is None:
+                self._refuse_tcp()
         if not self._receive():
             raise Disconnect
         self.scan()
+
+    def _refuse_tcp(self) -> None:
+        """A peer of the tcp room is told in its own words where it is; it would wait for ever for a greeting."""
+        if self.socket.recv(len(TCP_BEGINS), socket.MSG_PEEK) != TCP_BEGINS:
+            return
+        self.socket.recv(RECEIVE_BYTES)  # what is left unread would cut the connection before the answer is there
+        host, port = self.socket.getsockname()[:2]
+        said = f"a broker listens at this port: broker://{host}:{port}/TOPIC"
+        self.socket.send(frame(FrameType.REFUSED, said.encode()))
+        raise Disconnect("a peer of tcp:// has come to the port of a broker")
 
     def _handshake(self) -> bool:
         assert self.tls is not None

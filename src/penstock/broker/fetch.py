@@ -12,6 +12,7 @@ One thread at a time.
 
 from __future__ import annotations
 
+import json
 import socket
 import ssl
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 MAX_LINE_BYTES = 65_536
 MAX_DATA_BYTES = (1 << 30) + (128 << 20)  # the largest message that a journal takes, and the greatest index
+MAX_SCHEMAS_BYTES = 64 << 20
 STAGE_BYTES, STAGE_MESSAGES = 1 << 20, 8192  # sent in one go, about
 
 
@@ -73,29 +75,42 @@ class RangeClient:
         most_bytes: int = 4 << 20,
         topics: Iterable[str] | None = None,
         queue: str | None = None,
+        stored: bool = False,
     ) -> Range:
         """Messages from position ``start`` on, of some topics, or those that get into a queue (dead letters too).
 
-        The next call goes on from ``.next``.
+        The next call goes on from ``.next``. ``stored``: with the time at which the broker stored each.
         """
         line = f"FETCH {start} {most} bytes={most_bytes}"
         if topics is not None:
             line += f" topics={','.join(topics)}"
         if queue is not None:
             line += f" queue={queue}"
+        if stored:
+            line += " stored"
         answer = self._ask(line)
         verb, _, length = answer.partition(" ")
         if verb != "DATA" or not 0 < _number(length) <= MAX_DATA_BYTES:
             raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
-        return decode_range(self._read(_number(length)))
+        part = decode_range(self._read(_number(length)))
+        if stored and not part.has_stored:
+            raise ProtocolError("the broker did not send the times of storing")
+        return part
 
     def ranges(
-        self, start: int, end: int, *, most_bytes: int = 4 << 20, topics: Iterable[str] | None = None
+        self,
+        start: int,
+        end: int,
+        *,
+        most_bytes: int = 4 << 20,
+        topics: Iterable[str] | None = None,
+        stored: bool = False,
     ) -> Iterator[Range]:
         """Everything from ``start`` to ``end - 1``, a part at a time."""
         chosen = None if topics is None else list(topics)
         while start < end:
-            part = self.fetch(start, min(end - start, 1 << 20), most_bytes=most_bytes, topics=chosen)
+            most = min(end - start, 1 << 20)
+            part = self.fetch(start, most, most_bytes=most_bytes, topics=chosen, stored=stored)
             if part.next <= start:
                 return
             if part.count and part.last >= end:
@@ -107,6 +122,18 @@ class RangeClient:
     def hold(self, queue: str, position: int) -> None:
         """Make the queue if need be and put it at ``position``; retention that waits for queues waits for it."""
         self._ask(f"QUEUE {queue} topics=> from_position={position}")
+
+    def schemas(self, pattern: str = ">") -> dict[str, str]:
+        """The text of the newest schema of each described topic that the pattern matches and this client may read."""
+        answer = self._ask(f"SCHEMA {pattern}")
+        verb, _, length = answer.partition(" ")
+        if verb != "DATA" or not 0 < _number(length) <= MAX_SCHEMAS_BYTES:
+            raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
+        try:
+            found = json.loads(self._read(_number(length)))["topics"]
+            return {str(topic): str(text) for topic, text in found.items()}
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            raise ProtocolError("the broker's schemas are not an object of topics") from None
 
     # --- staging
 
@@ -144,13 +171,14 @@ class RangeClient:
                 pieces.clear()
         return count + (self.load(transaction, [topic], b"".join(index), b"".join(pieces)) if index else 0)
 
-    def load(self, transaction: str, topics: Sequence[str], index: Any, data: Any) -> int:
+    def load(self, transaction: str, topics: Sequence[str], index: Any, data: Any, *, times: bool = False) -> int:
         """``stage`` for messages that are a range already: its index (docs/formats.md) and its bytes; how many.
 
-        A topic's number is its place among ``topics``. Positions, ordinals and times are given anew.
+        A topic's number is its place among ``topics``. Positions and ordinals are given anew, and the times unless
+        ``times`` says that those of the index count.
         """
         count = memoryview(index).nbytes // ENTRY.size
-        head = encode_head(count, topics)
+        head = encode_head(count, topics, times=times)
         length = len(head) + memoryview(index).nbytes + memoryview(data).nbytes
         self._send(f"LOAD {transaction} {length}\n".encode() + head, index, data)
         answer = self._answer()

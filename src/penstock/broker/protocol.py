@@ -32,6 +32,7 @@ from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.layout import encode_properties
+from penstock.topics import is_pattern, matches
 from penstock.types.schema import Schema, digest_of
 
 if TYPE_CHECKING:
@@ -330,16 +331,17 @@ class Protocol(Session):
     def load(self, transaction: str, batch: Batch) -> Answer:
         """LOAD <transaction> <length>: keep a range of messages, as FETCH gives it, until COMMIT."""
         name = self.own(transaction, "transaction")
-        messages = self._range(bytes(batch[0]))
+        messages, timed = self._range(bytes(batch[0]))
         self.loaded += len(messages) - 1
-        self.broker.transactions.stage(name, messages)
+        self.broker.transactions.stage(name, messages, timed=timed)
         return b"STAGED %d\n" % len(messages)
 
-    def _range(self, data: bytes) -> Batch:
+    def _range(self, data: bytes) -> tuple[Batch, bool]:
+        """The messages of a range, and whether their times count."""
         text, newline, _ = data.partition(b"\n")
         try:
             head = json.loads(text)
-            count, topics = whole(head["count"]), topic_names(head)
+            count, topics, timed = whole(head["count"]), topic_names(head), head.get("times") is True
             end = len(text) + len(newline) + count * ENTRY.size
             view = memoryview(data)
             index, body = view[len(text) + len(newline) : end], view[end:]
@@ -351,7 +353,7 @@ class Protocol(Session):
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
             raise Refusal("bad_range", "the head of a range is JSON: count and topics (numbers and names)") from None
         self.check_publish(words.check_topic(name) for name in batch_names(messages))
-        return messages
+        return messages, timed
 
     def commit(self, transaction: str, *parts: str) -> Work:
         """COMMIT <transaction> [part ...] [staged=]: publish what was staged (so many at least), once per id."""
@@ -361,8 +363,8 @@ class Protocol(Session):
         parts = tuple(part for part in parts if part not in told)
         wholes = (transaction + part if part.startswith(".") else part for part in parts)
         owned = [self.own(part, "transaction") for part in dict.fromkeys(wholes)]  # one named twice is one
-        staged = self.broker.transactions.batches(owned or [name], all_there=False)
-        self.check_publish({topic for batch in staged for topic in batch_names(batch) if topic})  # it may be gone
+        staged = self.broker.transactions.pieces(owned or [name], all_there=False)
+        self.check_publish({topic for piece in staged for topic in batch_names(piece.batch) if topic})  # it may be gone
         owner = self.rights.owner
         first, last, again = yield from self.broker.commit_transaction(owner, name, owned, count)
         return b"COMMITTED %d-%d%s\n" % (first, last, b" again" if again else b"")
@@ -656,9 +658,13 @@ class Protocol(Session):
     def schema(self, name: str, *rest: str) -> Answer:
         """SCHEMA <topic> [<version> <base64>]: what its messages are made of; with a text, that from now on.
 
-        The version is that which the text is to have: of two who change it at a time the second is refused.
+        The version is that which the text is to have: of two who change it at a time the second is refused. With a
+        pattern in place of the topic: the newest text of each topic that it matches and the client may read.
         """
         known = self.broker.schemas
+        if not rest and is_pattern(name):
+            found = [topic for topic in known.topics if matches(name, topic) and self.rights.may_subscribe(topic)]
+            return _data({"topics": {topic: known.newest(topic)[1] for topic in found}})
         version, text = known.newest(words.check_topic(name))
         if not rest:
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):
@@ -677,8 +683,8 @@ class Protocol(Session):
         return OK
 
     def fetch(self, first: str, most: str, *rest: str) -> Work:
-        """FETCH <first> <most> [bytes=] [topics=|queue=]: messages by position, index first, for readers in bulk."""
-        options = words.split_options(rest, {"bytes": int, "topics": str, "queue": str})
+        """FETCH <first> <most> [bytes=] [topics=|queue=] [stored]: messages by position, index first, in bulk."""
+        options = words.split_options(rest, {"bytes": int, "topics": str, "queue": str, "stored": int})
         of_queue = "queue" in options
         if of_queue:
             patterns = self._topics_of(str(options["queue"]), options)
@@ -701,7 +707,8 @@ class Protocol(Session):
                 break
             yield BUSY
         whole = joined(found) if len(found) > 1 else found[0]
-        return lambda: self._put_range(whole, start, of_queue)
+        stored = bool(options.get("stored"))
+        return lambda: self._put_range(whole, start, own=of_queue, stored=stored)
 
     def _topics_of(self, name: str, options: dict[str, Any]) -> list[str]:
         """What gets into a queue, dead letters too, for who may read it."""
@@ -713,11 +720,11 @@ class Protocol(Session):
             raise Refusal("denied", f"queue {name} has topics that are not yours to read")
         return list(queue.patterns)
 
-    def _put_range(self, found: Batch, following: int, own: bool) -> None:
+    def _put_range(self, found: Batch, following: int, *, own: bool, stored: bool) -> None:
         batch, topics = public_part(found, own)  # wildcards match no topic of the broker's own
         statistics = self.broker.store.statistics()  # afterwards: retention that the read has seen is told
         index, size = fetch_index(batch)
-        head = {
+        head: dict[str, Any] = {
             "count": len(batch),
             "next": following,
             "first": statistics.first,
@@ -725,6 +732,9 @@ class Protocol(Session):
             "journal": self.broker.store.identity,
             "topics": {str(number): name for number, name in topics.items() if name},
         }
+        if stored:
+            head["stored"] = True
+            index += bytes(batch.stored_ns)
         text = json.dumps(head).encode() + b"\n"
         self.outbox.text(b"DATA %d\n%s" % (len(text) + len(index) + size, text))
         self.outbox.lent(index)
@@ -786,7 +796,7 @@ VERBS = {
     "STATS": Verb(Protocol.stats, "STATS", 0, None),
     "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
     "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
-    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=]", 2, None),
+    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=] [stored]", 2, None),
     "PING": Verb(Protocol.ping, "PING", 0, None),
     "BYE": Verb(Protocol.bye, "BYE [unread]", 0, None),
     "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),

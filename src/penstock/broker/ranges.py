@@ -20,8 +20,9 @@ ENTRY_FIELDS = [
     ("position", "<i8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("offset", "<u8"), ("length", "<u4"),
     ("topic", "<u4"), ("properties_length", "<u4"), ("message_id_length", "<u2"), ("key_length", "<u2"),
 ]  # fmt: skip
+STORED_BYTES = 8  # the time of storing of one message, where it was asked for
 COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "data")
-MORE_COLUMNS = ("size", "message_id", "key")
+MORE_COLUMNS = ("size", "message_id", "key", "stored_ns")
 
 
 class Fetched(NamedTuple):
@@ -35,6 +36,7 @@ class Fetched(NamedTuple):
     properties: dict[str, str]
     message_id: str | None = None
     key: str | None = None
+    stored_ns: int | None = None  # None where it was not asked for
 
 
 class Range:
@@ -48,19 +50,26 @@ class Range:
             self.frontier: int = whole(head["frontier"])
             self.journal: str = str(head["journal"])
             self.topics: dict[int, str] = topic_names(head)
+            self.has_stored = head.get("stored") is True
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ProtocolError(f"the head of a range is not one: {str(error)[:100]}") from None
-        if self.count * ENTRY.size > len(body):
+        index_end = self.count * ENTRY.size
+        stored_end = index_end + self.count * STORED_BYTES * self.has_stored
+        if stored_end > len(body):
             raise ProtocolError(f"a range of {self.count} messages has {len(body)} bytes")
-        self.index = body[: self.count * ENTRY.size]
-        self.payload = body[self.count * ENTRY.size :]
+        self.index = body[:index_end]
+        self.stored = body[index_end:stored_end]
+        self.payload = body[stored_end:]
         self._entries: Any = None
 
     def __len__(self) -> int:
         return self.count
 
     def __iter__(self) -> Iterator[Fetched]:
-        for position, ordinal, timestamp_ns, offset, length, topic, *sizes in ENTRY.iter_unpack(self.index):
+        entries = ENTRY.iter_unpack(self.index)
+        times = struct.unpack(f"<{self.count}q", self.stored) if self.has_stored else (None,) * self.count
+        for entry, stored_ns in zip(entries, times, strict=True):
+            position, ordinal, timestamp_ns, offset, length, topic, *sizes = entry
             if offset + length + sum(sizes) > len(self.payload) or topic not in self.topics:
                 raise _wrong()
             at, parts = offset, []
@@ -68,12 +77,16 @@ class Range:
                 parts.append(bytes(self.payload[at : at + size]))
                 at += size
             data, encoded, message_id, key = parts
-            texts = (part.decode(errors="replace") or None for part in (message_id, key))
+            name, key_text = (part.decode(errors="replace") or None for part in (message_id, key))
             properties = decode_properties(encoded) if encoded else {}
-            yield Fetched(position, self.topics[topic], ordinal, timestamp_ns, data, properties, *texts)
+            where = (position, self.topics[topic], ordinal, timestamp_ns)
+            yield Fetched(*where, data, properties, name, key_text, stored_ns)
 
     def entries(self) -> Any:
-        """The index as a numpy array of records, each of which lies inside the payload, after the one before."""
+        """The index as a numpy array of records, each of which lies inside the payload, after the one before.
+
+        The records have a field ``stored_ns`` if the times of storing were asked for.
+        """
         if self._entries is None:
             import numpy
 
@@ -85,14 +98,24 @@ class Range:
             known = numpy.isin(found["topic"], numpy.array(list(self.topics), "u4"))
             if (ends > len(self.payload)).any() or (near[1:] < ends[:-1]).any() or not known.all():
                 raise _wrong()
-            self._entries = found
+            self._entries = self._with_stored(found) if self.has_stored else found
         return self._entries
+
+    def _with_stored(self, found: Any) -> Any:
+        import numpy
+
+        made = numpy.empty(len(found), [*ENTRY_FIELDS, ("stored_ns", "<i8")])
+        for name in found.dtype.names:
+            made[name] = found[name]
+        made["stored_ns"] = numpy.frombuffer(self.stored, "<i8")
+        return made
 
     def cut(self, end: int) -> None:
         """Without what lies at position ``end`` or after it."""
         while self.count and self.last >= end:
             self.count -= 1
         self.index = self.index[: self.count * ENTRY.size]
+        self.stored = self.stored[: self.count * STORED_BYTES]
         self.next = end
         self._entries = None
 
@@ -108,6 +131,8 @@ class Range:
         for name in columns:
             if name not in (*COLUMNS, *MORE_COLUMNS):
                 raise InvalidArgument(f"column {name!r} is not known; {nearest(name, (*COLUMNS, *MORE_COLUMNS))}")
+            if name == "stored_ns" and not self.has_stored:
+                raise InvalidArgument("the times of storing are there if they are asked for: fetch(..., stored=True)")
         return pyarrow.record_batch([self._column(name) for name in columns], names=list(columns))
 
     def _column(self, name: str) -> Any:
@@ -144,16 +169,17 @@ def decode_range(data: bytes) -> Range:
 
 
 def encode_entry(offset: int, length: int, properties: int, message_id: int, key: int, topic: int = 0) -> bytes:
-    """The entry of a message that is to be staged: position, ordinal and time are the broker's to give."""
+    """The entry of a message that is to be staged without a time of its own: position and ordinal are the broker's."""
     if message_id > 65535 or key > 65535:
         raise InvalidArgument("a message id and a key have at most 65535 bytes")
     return ENTRY.pack(-1, 0, 0, offset, length, topic, properties, message_id, key)
 
 
-def encode_head(count: int, topics: Sequence[str]) -> bytes:
-    """The head of a range that is to be staged; a topic's number is its place."""
+def encode_head(count: int, topics: Sequence[str], *, times: bool = False) -> bytes:
+    """The head of a range that is to be staged; a topic's number is its place. ``times``: those of the index count."""
     names = {str(number): name for number, name in enumerate(topics)}
-    return json.dumps({"count": count, "topics": names}, ensure_ascii=False).encode() + b"\n"
+    head = {"count": count, "topics": names, **({"times": True} if times else {})}
+    return json.dumps(head, ensure_ascii=False).encode() + b"\n"
 
 
 def topic_names(head: Any) -> dict[int, str]:

@@ -33,6 +33,7 @@ from penstock.topics import MAX_NAME_BYTES
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Message
+    from penstock.channel import Buffer
     from penstock.journal.transaction import Transaction
 
 
@@ -117,11 +118,13 @@ class Store(Protocol):
         properties: bytes | None = None,
         more: bytes = b"",
         message_id: bytes = b"",
+        timestamps_ns: Buffer = b"",
     ) -> Sequence[int]:
         """Take a batch; the position of each message, as a ``range`` where there are no gaps.
 
         Its channels are the topics, unless one is given. Each message keeps its key, and its properties and message id
-        (``batch_details``) unless others are given; ``more`` is added to the properties.
+        (``batch_details``) unless others are given; ``more`` is added to the properties. ``timestamps_ns``: signed
+        64-bit times, one a message; a message without one, or with ``TIME_NOW``, gets the time of storing.
         """
 
     def record(self, kind: int, data: bytes) -> None:
@@ -257,6 +260,7 @@ class JournalStore:
         properties: bytes | None = None,
         more: bytes = b"",
         message_id: bytes = b"",
+        timestamps_ns: Buffer = b"",
     ) -> range:
         """Copy the messages into the journal's staging: the one copy between socket and segment."""
         names = batch_names(batch) if topic is None else (topic,)
@@ -269,7 +273,7 @@ class JournalStore:
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
         self._staged_bytes += batch_bytes(batch) + MESSAGE_BYTES * len(batch)
         self._index_bytes += INDEX_BYTES * len(batch)
-        first, last = self._writer.stage_batch(batch, ids, properties, message_id, more)
+        first, last = self._writer.stage_batch(batch, ids, properties, message_id, more, timestamps_ns)
         return range(first, last + 1)
 
     def record(self, kind: int, data: bytes) -> None:

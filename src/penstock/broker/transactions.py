@@ -22,11 +22,19 @@ MESSAGE_BYTES, BATCH_BYTES, TRANSACTION_BYTES = 96, 512, 1024  # around what is 
 PIECE_MESSAGES, PIECE_BYTES = 512, 256 << 10  # of what is published in one go
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Messages that are published in one go."""
+
+    batch: Batch
+    timed: bool  # their times are the publisher's; otherwise each gets that of storing
+
+
 @dataclass
 class Staged:
     """Messages of a transaction that is not committed."""
 
-    batches: list[Batch] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     held_bytes: int = 0
     touched: float = 0.0
 
@@ -37,11 +45,11 @@ class LargeCommit:
     What others publish meanwhile is stored and confirmed with it.
     """
 
-    def __init__(self, account: str, transaction: str, batches: list[Batch]) -> None:
+    def __init__(self, account: str, transaction: str, pieces: list[Piece]) -> None:
         self.account = account
         self.transaction = transaction
         self.taken: dict[str, Staged] = {}
-        self.left = deque(batches)
+        self.left = deque(pieces)
         self.begun = self.done = False
         self.first = self.last = 0
 
@@ -55,7 +63,7 @@ class Transactions:
         self.committed: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self.staged_bytes = 0
 
-    def stage(self, name: str, batch: Batch) -> None:
+    def stage(self, name: str, batch: Batch, *, timed: bool = False) -> None:
         """Keep messages until their transaction is committed."""
         staged = self.staged.get(name)
         more = batch_bytes(batch) + MESSAGE_BYTES * len(batch) + BATCH_BYTES
@@ -66,18 +74,18 @@ class Transactions:
             raise Refusal("full", f"more than {most} bytes would be staged; commit or abort first")
         if staged is None:
             staged = self.staged[name] = Staged()
-        staged.batches += kept(batch, PIECE_MESSAGES, PIECE_BYTES)
+        staged.pieces += (Piece(part, timed) for part in kept(batch, PIECE_MESSAGES, PIECE_BYTES))
         staged.held_bytes += more
         staged.touched = time.monotonic()
         self.staged_bytes += more
 
-    def batches(self, names: list[str], *, all_there: bool) -> list[Batch]:
+    def pieces(self, names: list[str], *, all_there: bool) -> list[Piece]:
         """What is staged under the names, in their order."""
         missing = [name for name in names if name not in self.staged]
         if missing and all_there:
             name = missing[0].rpartition("\n")[2]  # without whose it is
             raise Refusal("unknown_transaction", f"nothing is staged under {name}; stage it again")
-        return [batch for name in names if name in self.staged for batch in self.staged[name].batches]
+        return [piece for name in names if name in self.staged for piece in self.staged[name].pieces]
 
     def take(self, names: list[str]) -> dict[str, Staged]:
         """Forget what is staged under the names; gives it, for ``put_back``."""

@@ -352,7 +352,7 @@ class Server(Handle):
             self._open.pop((request._origin, request.number), None)
         if request._cancelled or request._late:  # its client has given up, whatever the answer is
             self._lane.drop(request._way)
-            self._count_given_up(request)
+            self._counters.drop("filtered")
             return False
         data = pack(kind, request.number, 0, request._origin, payload)
         if not self._lane.answer(request._way, data):
@@ -363,12 +363,6 @@ class Server(Handle):
         else:
             self._counters.drop("error")
         return True
-
-    def _count_given_up(self, request: Request) -> None:
-        if request._cancelled:
-            self._counters.drop("filtered")
-        else:
-            self._counters.add("expired")
 
     def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
         """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
@@ -388,15 +382,18 @@ class Server(Handle):
             request._done = True
             self._open.pop((request._origin, request.number), None)
         self._lane.drop(request._way)
-        self._count_given_up(request)
+        if request._late:  # its client may have said so too, which makes no difference
+            self._counters.add("expired")
+        else:
+            self._counters.drop("filtered")
 
     # --- the end
 
     @property
     def ledger(self) -> Ledger:
-        """Requests: matched = answered (delivered) + too late (expired) + dropped by reason + under way.
+        """Requests: matched = answered (delivered) + over before begun (expired) + dropped by reason + under way.
 
-        The reasons: ``closed`` the client has gone, or this server closed first; ``filtered`` the client cancelled.
+        The reasons: ``closed`` the client has gone, or this server closed first; ``filtered`` the client gave up.
         """
         return self._final or Ledger.of(self._counters.snapshot())
 

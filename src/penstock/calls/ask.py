@@ -222,6 +222,9 @@ class Client(Handle, Generic[Asked, Answered]):
             if self._closed:
                 self._check()
             self._calls[call.number] = call
+            alone = len(self._calls) == 1
+        if alone:
+            self._lane.renew()
         self._counters.add("matched")
         return call
 

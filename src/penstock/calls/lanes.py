@@ -5,17 +5,33 @@ Rules:
 - ``receive`` of a lane is called by one thread at a time; everything else by any thread.
 - A lane's ``receive(0)`` that gave None has armed ``fileno()``: the descriptor becomes readable when there is more.
 - A client's ``send`` gives the peer that the request went to, so that ``gone(peer)`` can tell its death later.
+- A call waits no longer than its own time for what another call does: locks that are held while somebody waits for a
+  peer are taken by ``held``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 from penstock.address import Address, check_options, convert, parse
 from penstock.calls.envelope import Envelope
 from penstock.errors import InvalidArgument
+
+
+@contextlib.contextmanager
+def held(lock: threading.Lock, deadline: float | None, told: str) -> Iterator[None]:
+    """Hold a lock; ``TimeoutError`` with what is ``told`` where another call still has it at the deadline."""
+    if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
+        raise TimeoutError(told)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 class ClientLane(ABC):
@@ -41,6 +57,9 @@ class ClientLane(ABC):
     def receive(self, timeout: float) -> Envelope | None:
         """The next envelope, or None when the time is over. A goodbye's payload names the peer. ``PeerGone``: all
         peers are gone."""
+
+    def renew(self) -> None:  # noqa: B027 - few lanes have a connection
+        """Called before ``send`` when no other call is under way: let go of a peer that has gone meanwhile."""
 
     def settled(self, peer: Hashable, answered: bool) -> None:  # noqa: B027 - few lanes count
         """A call to that peer is under way no more; ``answered`` by it, or given up."""

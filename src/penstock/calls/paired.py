@@ -4,14 +4,18 @@
 client finds the servers by their names and takes the one with the fewest of its own calls under way, in turn where
 several have as few. A call that was given up counts until its server answers another one.
 
-Rules: answers never wait. A client's channel has room for as many as it may have calls under way; one that cannot take
-an answer has died or breaks the rule, and is forgotten.
+Rules:
+
+- Answers never wait. A client's channel has room for as many as it may have calls under way; one that cannot take an
+  answer has died or breaks the rule, and is forgotten.
+- No request goes to a server whose process has ended: the client watches the processes, which costs a call one look.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import threading
 import time
 from collections import Counter
@@ -69,25 +73,27 @@ class Place:
         else:
             writer.publish(data)
 
-    def servers(self) -> set[str]:
-        """The channels of servers that live."""
+    def servers(self) -> dict[str, int]:
+        """The channels of servers that live, and the processes that read them (0: this one, on a bus)."""
         if not self._shm:
             with _bus_lock:
-                return set(_bus_servers.get(self.base, ()))
+                return dict.fromkeys(_bus_servers.get(self.base, ()), 0)
         return self._read_by_the_living(self.server(""))
 
-    def clients(self) -> set[str] | None:
+    def clients(self) -> dict[str, int] | None:
         """The channels of clients that live; None where nobody can tell and none outlives its handle."""
         return self._read_by_the_living(self.client(b"")) if self._shm else None
 
-    def _read_by_the_living(self, prefix: str) -> set[str]:
+    def _read_by_the_living(self, prefix: str) -> dict[str, int]:
         from penstock import shm
 
         prefix = prefix.removeprefix("shm:")
         return {
-            f"shm:{channel.name}"
+            f"shm:{channel.name}": member.pid
             for channel in shm.channels()
-            if channel.name.startswith(prefix) and any(member.alive for member in channel.subscribers)
+            if channel.name.startswith(prefix)
+            for member in channel.subscribers
+            if member.alive
         }
 
     def announce(self, name: str) -> None:
@@ -124,6 +130,8 @@ class PairedClient(ClientLane):
         self._given_up: Counter[str] = Counter()  # calls to a server since it last answered
         self._turn = int.from_bytes(origin[:4])  # clients that call once each must not all take the same server
         self._scanned = 0.0
+        self._processes: dict[str, int] = {}  # descriptors of the servers' processes, readable when one has ended
+        self._ended = select.poll()
         self._lock = threading.Lock()  # of the writers: a handle is used by one thread at a time
         self._counting = threading.Lock()
 
@@ -147,7 +155,7 @@ class PairedClient(ClientLane):
             self._lock.release()
 
     def _choose(self) -> str:
-        if time.monotonic() - self._scanned > RESCAN_S or not self._writers:
+        if time.monotonic() - self._scanned > RESCAN_S or not self._writers or self._ended.poll(0):
             self._scan()
         if not self._writers:
             raise PeerGone(f"no server answers at {self._place.base}")
@@ -160,13 +168,32 @@ class PairedClient(ClientLane):
 
     def _scan(self) -> None:
         """Make the list of servers anew."""
+        ended = [descriptor for descriptor, _ in self._ended.poll(0)]
         living = self._place.servers()
         self._scanned = time.monotonic()
-        for name in set(self._writers) - living:
+        for descriptor in ended:
+            self._ended.unregister(descriptor)  # it has told
+        for name in self._writers.keys() - living.keys():
             self._writers.pop(name).close()
             del self._under_way[name], self._given_up[name]
-        for name in living - set(self._writers):
+            self._unwatch(name)
+        for name in living.keys() - self._writers.keys():
             self._writers[name] = self._place.writer(name, REQUEST_SLOTS)
+            self._watch(name, living[name])
+
+    def _watch(self, name: str, process: int) -> None:
+        """See the end of a server's process; where that cannot be done, the next list of servers tells."""
+        if process:
+            with contextlib.suppress(OSError):
+                descriptor = self._processes[name] = os.pidfd_open(process)
+                self._ended.register(descriptor, select.POLLIN)
+
+    def _unwatch(self, name: str) -> None:
+        descriptor = self._processes.pop(name, None)
+        if descriptor is not None:
+            with contextlib.suppress(KeyError):
+                self._ended.unregister(descriptor)
+            os.close(descriptor)
 
     def cancel(self, peer: Hashable, data: bytes) -> None:
         with self._lock:
@@ -219,6 +246,11 @@ class PairedClient(ClientLane):
             for writer in self._writers.values():
                 writer.close()
             self._writers.clear()
+            self.abandon()
+
+    def abandon(self) -> None:
+        for name in list(self._processes):
+            self._unwatch(name)
 
 
 class PairedServer(ServerLane):

@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.address import Address
 from penstock.calls.envelope import Envelope, aged, unpack
-from penstock.calls.lanes import ClientLane, ServerLane
+from penstock.calls.lanes import ClientLane, ServerLane, held
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 
 ANSWER_TTL_S = 3600.0  # an answer that nobody took is forgotten
@@ -53,6 +53,7 @@ class QueuedClient(ClientLane):
 
         self._address = address
         self._place = (address.host, address.port or 9876)
+        self._away = f"the broker at {self._place[0]}:{self._place[1]} did not answer in time"
         self._topic = _topic_of(address)
         self._queue = queue or self._topic
         self._answers_topic = answers_topic(self._topic, origin)
@@ -65,9 +66,10 @@ class QueuedClient(ClientLane):
         self._closed = False
 
     def _ask(self, deadline: float | None, method: Any, *arguments: Any, **more: Any) -> Any:
-        """One question to the broker, which has until the deadline; the caller holds the lock."""
-        self._client.timeout = self._time_for(deadline)
-        return method(*arguments, **more)
+        """One question to the broker, which has until the deadline."""
+        with held(self._lock, deadline, self._away):
+            self._client.timeout = self._time_for(deadline)
+            return method(*arguments, **more)
 
     def _time_for(self, deadline: float | None) -> float:
         timeout = float(self._options["timeout"])
@@ -77,13 +79,13 @@ class QueuedClient(ClientLane):
         """The two queues: answers begin before the first request."""
         from penstock.broker import Subscriber
 
-        with self._opening:
+        with held(self._opening, deadline, self._away):
             if self._answers is None:
                 options = {**self._options, "timeout": self._time_for(deadline)}
                 self._answers = Subscriber(*self._place, topics=self._answers_topic, ack="read", **options)
             if not self._made:
                 # So that requests wait for a server. Who may not make the queue relies on the server that did.
-                with contextlib.suppress(RefusedError), self._lock:
+                with contextlib.suppress(RefusedError):
                     self._ask(deadline, self._client.queue, self._queue, create=True, topics=self._topic)
                 self._made = True
 
@@ -93,13 +95,12 @@ class QueuedClient(ClientLane):
         if self._answers is None or not self._made:
             self._open(deadline)
         left = None if deadline is None else max(0.001, deadline - time.monotonic())
-        with self._lock:
-            self._ask(deadline, self._client.publish, self._topic, data, ttl_s=left)
+        self._ask(deadline, self._client.publish, self._topic, data, ttl_s=left)
         return "broker"
 
     def cancel(self, peer: Hashable, data: bytes) -> None:
         # Where it does not arrive, the time to live of the request ends it.
-        with self._lock, contextlib.suppress(PenstockError, TimeoutError, OSError):
+        with contextlib.suppress(PenstockError, TimeoutError, OSError):
             self._ask(time.monotonic() + CANCEL_S, self._client.publish, cancels_topic(self._topic), data, ttl_s=60.0)
 
     def receive(self, timeout: float) -> Envelope | None:
@@ -112,7 +113,7 @@ class QueuedClient(ClientLane):
     def wait_ready(self, servers: int, timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            with self._lock, contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError):
                 if self._ask(deadline, self._client.peers, self._topic)[1] >= servers:
                     return True
             left = 0.02 if deadline is None else min(0.02, deadline - time.monotonic())

@@ -7,7 +7,8 @@ Rules:
 - A connection never blocks: what the socket does not take waits, bounded; a peer that lets it fill is cut.
 - The server has one thread for all connections, so that a slow function delays no greeting; requests wait in a bounded
   queue, and connections are not read while it is full.
-- A lost connection is ``PeerGone`` for the calls under way on it; the next call connects again.
+- A lost connection is ``PeerGone`` for the calls under way on it; the next call connects again. So does a call that
+  finds it lost before it is sent, where no other is under way.
 - A request that is larger than allowed is passed over unread and refused; it costs its own call alone.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import select
 import selectors
 import socket
 import ssl
@@ -27,7 +29,7 @@ from typing import Any
 from penstock.address import Address, is_loopback
 from penstock.calls.envelope import HEADER as ENVELOPE
 from penstock.calls.envelope import Envelope, Kind, aged, pack, unpack
-from penstock.calls.lanes import ClientLane, ServerLane
+from penstock.calls.lanes import ClientLane, ServerLane, held
 from penstock.errors import ClosedError, InvalidArgument, PeerGone, PenstockError, ProtocolError, RefusedError
 from penstock.tcp.log import Throttle
 from penstock.tcp.protocol import HEADER, Answer, FrameType, Negotiation, Request, frame
@@ -51,6 +53,14 @@ class Connection:
         self._received = bytearray()
         self._pass_over = 0  # bytes of what is too large
         self._unsent = bytearray()
+        self._end = select.poll()
+        self._end.register(self.descriptor, select.POLLRDHUP)
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the other side sends no more; what it had sent may still be there."""
+        with self._lock:
+            return not self.closed and bool(self._end.poll(0))
 
     def send(self, data: bytes) -> None:
         """Send, or keep what the socket does not take; ``PeerGone`` where the peer has let too much wait."""
@@ -179,8 +189,13 @@ class StreamClient(ClientLane):
     def ready(self) -> bool:
         return self._connection is not None and not self._connection.closed
 
+    def renew(self) -> None:
+        connection = self._connection
+        if connection is not None and connection.hung_up:
+            self._forget(connection)
+
     def _connect(self, deadline: float | None) -> Connection:
-        with self._lock:
+        with held(self._lock, deadline, f"{self._address}: no connection in time"):
             if self._closed:
                 raise ClosedError(f"the client of {self._address} was closed")
             if self._connection is not None and not self._connection.closed:
@@ -275,6 +290,8 @@ class StreamClient(ClientLane):
             try:
                 self._connect(deadline)
                 return True
+            except TimeoutError:
+                return False
             except PeerGone:
                 left = 0.05 if deadline is None else min(0.05, deadline - time.monotonic())
                 if left <= 0:

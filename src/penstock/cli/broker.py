@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,8 +18,11 @@ from penstock.cli import show
 from penstock.quantities import size_bytes
 
 if TYPE_CHECKING:
+    from penstock.broker import Store
     from penstock.broker.backup import Copied
+    from penstock.replica import Replica
 
+STORE_TOKEN = "PENSTOCK_STORE_TOKEN"  # noqa: S105 - the name of a variable
 app = typer.Typer()
 tasks = typer.Typer()  # penstock broker backup | restore: a directory of such a name is written ./backup
 
@@ -97,6 +102,14 @@ def broker(
     ] = 15.0,
     drain: Annotated[float, typer.Option(metavar="SECONDS", help="Wait so long for consumers when ending.")] = 5.0,
     sync: Annotated[bool, typer.Option(help="Sync to disk before confirming.")] = True,
+    store: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Keep the log on a cluster: nats://H1,H2,H3/STREAM.")
+    ] = None,
+    store_authority: Annotated[
+        Path | None, typer.Option(help="The cluster's certificates are of this one: TLS.")
+    ] = None,
+    store_certificate: Annotated[Path | None, typer.Option(help="Shown to the cluster.")] = None,
+    store_key: Annotated[Path | None, typer.Option(help="Its key, if not in the same file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where it listens as one JSON object.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log connections too.")] = False,
 ) -> None:
@@ -107,12 +120,21 @@ def broker(
 
     SIGTERM and Ctrl-C end it gracefully, SIGHUP reads the tokens again. [green]penstock broker backup DIRECTORY
     TARGET[/] copies it while it runs, [green]penstock broker restore TARGET DIRECTORY[/] puts the copy back.
+
+    With [green]--store[/] a message is confirmed when most of the cluster's machines have it on disk, and the directory
+    is a copy that is made again where it is missing. The broker that was started last leads; another one ends. The
+    token of the cluster may stand in PENSTOCK_STORE_TOKEN.
     """
     from penstock.broker import ConnectionLimits, Limits, Server
 
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     rules = {"retain_age_s": retain_age, "retain_bytes": retain_bytes, "retain_queues": retain_queues}
     journal_options: dict[str, Any] = {name: value for name, value in rules.items() if value}
+    journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}
+    replica = None
+    if store is not None:
+        replica = _replica(directory, store, store_authority, store_certificate, store_key)
+        journal_options["sync"] = True
     server = Server(
         directory,
         port,
@@ -136,17 +158,47 @@ def broker(
         client_authority=client_authority,
         insecure=insecure,
         drain_s=drain,
-        keep=keep,
-        sync=sync,
-        max_message_bytes=max_message,
+        store=None if replica is None else _replicated(directory, replica, journal_options),
         **journal_options,
     )
-    signal.signal(signal.SIGTERM, lambda *_: server.stop())
-    signal.signal(signal.SIGINT, lambda *_: server.stop())
+
+    def stop(*_: object) -> None:
+        server.stop()
+        if replica is not None:
+            replica.end_after(drain)
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGHUP, lambda *_: server.reload())
     if as_json:
         show.print_json({"host": server.host, "port": server.port, "directory": str(directory)})
     else:
         print(f"listening on {server.host}:{server.port}", flush=True)
-    server.run()
+    try:
+        server.run()
+    except OSError:
+        if replica is None or replica.fault is None:
+            raise
+        raise replica.fault from None  # says what is behind it
+    finally:
+        if replica is not None:
+            replica.close()
     print("ended", file=sys.stderr)
+
+
+def _replica(
+    directory: Path, address: str, authority: Path | None, certificate: Path | None, key: Path | None
+) -> Replica:
+    from penstock.replica import JetStream, Replica
+    from penstock.replica.stream import Target, tls_context
+
+    target = Target.parse(address, tls_context(authority, certificate, key), os.environ.get(STORE_TOKEN, ""))
+    blocks = JetStream(target)
+    blocks.open_patiently()
+    return Replica(directory, blocks)
+
+
+def _replicated(directory: Path, replica: Replica, options: dict[str, Any]) -> Callable[[Any], Store]:
+    from penstock.broker.store import JournalStore
+
+    return lambda snapshot: JournalStore(directory, snapshot, disk=replica.disk(), **options)

@@ -32,7 +32,8 @@ from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
-    "Terminated", "choice", "end_at_once", "ending", "guard", "let_output_vanish", "need_output", "told", "unwinding",
+    "Terminated", "choice", "end_at_once", "ending", "guard", "let_output_vanish", "need_output", "told", "undisturbed",
+    "unwinding",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
@@ -71,6 +72,24 @@ def end_at_once() -> None:
         os._exit(INTERRUPTED if number == signal.SIGINT else TERMINATED)
 
     _handle(end, end)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait for the end of the block: one between opening and noting what must be closed would
+    leave it open. For short blocks of the main thread."""
+    # Not by a mask: other threads take the signal then, and Python still runs its handler in this one.
+    noted: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda came, _frame: noted.append(came))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if noted:
+            signal.raise_signal(noted[0])
 
 
 def unwinding(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import threading
 import time
 import warnings
@@ -223,11 +224,13 @@ def _session(master: str) -> Iterator[SparkSession]:
     from penstock.spark import session
 
     settings: dict[str, Any] = {"spark.log.level": "ERROR"}
+    before = signal.getsignal(signal.SIGINT)
     with held_back() as quiet:
         spark = session("penstock pipeline", master=master, **settings)
     logging.getLogger("DataFrameQueryContextLogger").disabled = True  # it prints what is told as an error anyway
     try:
-        yield spark
+        with _interruptible(quiet, ignored=before is signal.SIG_IGN):
+            yield spark
     except BaseException as error:
         if (cut_off := _interruption(error)) is not None:
             quiet.set()  # jobs that end in their midst are what was asked for
@@ -235,6 +238,31 @@ def _session(master: str) -> Iterator[SparkSession]:
         raise
     finally:
         _stop(spark)
+
+
+@contextmanager
+def _interruptible(quiet: threading.Event, *, ignored: bool) -> Iterator[None]:
+    """Ctrl-C raises ``KeyboardInterrupt`` and sets ``quiet``; from then on py4j logs nothing.
+
+    ``ignored``: Ctrl-C does nothing, as a shell wants it for a job in the background. PySpark's own handler would call
+    the JVM from within the call that it interrupts. That fails, and py4j prints a stack trace for each of the two.
+    """
+
+    def interrupted(*_: object) -> None:
+        quiet.set()
+        raise KeyboardInterrupt
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not quiet.is_set() or Path(record.pathname).parent.name != "py4j"
+
+    root = logging.getLogger()  # py4j logs to it directly
+    root.addFilter(wanted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        root.removeFilter(wanted)
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:

@@ -105,15 +105,16 @@ def _serve(
             gateway.start()
             _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
             with ExitStack() as beside:
-                if health is not None:
-                    answers = Health(gateway, health)
-                    beside.callback(answers.close)
-                    _say(f"http://127.0.0.1:{answers.port}/health and /ready")
-                if admin is not None:
-                    beside.callback(Admin(gateway, admin).close)
-                if watch:
-                    looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
-                    beside.callback(looks.close)
+                with exits.undisturbed():
+                    if health is not None:
+                        answers = Health(gateway, health)
+                        beside.callback(answers.close)
+                        _say(f"http://127.0.0.1:{answers.port}/health and /ready")
+                    if admin is not None:
+                        beside.callback(Admin(gateway, admin).close)
+                    if watch:
+                        looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
+                        beside.callback(looks.close)
                 notify("READY=1")
                 _listen(gateway, file, asked, seconds)
     except (KeyboardInterrupt, exits.Terminated):

@@ -23,7 +23,7 @@ LOOK_S = 0.02
 
 @app.command()
 def schema(
-    target: Annotated[str, typer.Argument(help="An address, or the folder of a journal or recording.")],
+    target: Annotated[str, typer.Argument(help="An address, or the folder of a journal, recording or lake.")],
     every: Annotated[bool, typer.Option("--all", help="Every version of a folder's topics, not the newest.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a publisher's greeting.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a schema.")] = False,
@@ -53,12 +53,26 @@ def _of_folder(folder: Path, every: bool) -> Iterator[tuple[str, int, str]]:
     from penstock.journal.schemas import read_schemas
     from penstock.recording.story import parts
 
+    if (folder / "_delta_log").is_dir():
+        yield from _of_lake(folder, every)
+        return
     for part in parts(folder):
         schemas = read_schemas(part)
         for topic in schemas.topics:
             versions = list(schemas.versions(topic).items())
             for version, text in versions if every else versions[-1:]:
                 yield f"{part}#{topic}", version, text
+
+
+def _of_lake(folder: Path, every: bool) -> Iterator[tuple[str, int, str]]:
+    from penstock.spark.lake import types
+    from penstock.spark.lake.store import store
+
+    for topics in types.versions(store(folder)).values():
+        for topic, texts in topics.items():
+            numbered = list(enumerate(texts, 1))
+            for version, text in numbered if every else numbered[-1:]:
+                yield f"{folder}#{topic}", version, text
 
 
 def _of_address(target: str, timeout: float) -> Iterator[tuple[str, int, str]]:

@@ -571,6 +571,7 @@ class Journal(Reading):
             return 0
         try:
             self._check_writing()  # not closed meanwhile
+            self._upkeep.seal_rest()
             return self._retain_at_roll(passed)
         finally:
             self._upkeep.lock.release()

@@ -87,8 +87,11 @@ class LastSegment:
     states: int
 
 
-def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
-    """The journal's identity, with its lock taken; the directory is made where it is missing or empty."""
+def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> tuple[uuid.UUID, WriterLock, bool]:
+    """The journal's identity, with its lock taken; the directory is made where it is missing or empty.
+
+    ``identity``: what a new one gets; a random one by default.
+    """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     check_owner(directory)
     marker = directory / layout.MARKER_NAME
@@ -105,7 +108,7 @@ def prepare(directory: Path, disk: Disk) -> tuple[uuid.UUID, WriterLock, bool]:
     try:
         created = not marker.exists()
         if created:
-            disk.write_file(marker, layout.encode_marker(uuid.uuid4()))
+            disk.write_file(marker, layout.encode_marker(identity or uuid.uuid4()))
             disk.sync_directory(directory)
             disk.sync_directory(directory.parent)
         return layout.decode_marker(read_all(marker), str(marker)), lock, created

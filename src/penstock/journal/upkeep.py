@@ -91,11 +91,23 @@ class Upkeep:
 
     def _seal(self, full: Full) -> None:
         """Sync the caches of a full segment and say so in its header. What fails is made again later."""
-        try:
-            self._unsealed.append(full)
-            if len(self._unsealed) == 1 and full.tail is not None:
+        self._unsealed.append(full)
+        if len(self._unsealed) == 1 and full.tail is not None:
+            try:
                 recovery.seal_written(self._directory, full.header, full.end, full.following, full.tail, self._disk)
                 self._unsealed.clear()
+            except (OSError, PenstockError) as error:
+                LOG.warning("cannot seal a segment yet: %s", error)
+                return
+        self.seal_rest()
+
+    def seal_rest(self) -> None:
+        """Seal what could not be sealed before, for want of room perhaps; the caller holds ``lock``.
+
+        Retention asks for it: a segment that is not sealed is never freed, and on a full disk nothing else may follow
+        that would try again.
+        """
+        try:
             while self._unsealed:
                 header = self._unsealed[0].header
                 segment = header.first, header.revision

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow
 
-from penstock.spark import columns
-from penstock.spark.options import folded
+from penstock.spark.described import fixed, table_schema
 from penstock.spark.relation import ends_of
 from penstock.spark.source import JournalReader, read_part
 
@@ -35,12 +34,9 @@ class ArrowBatches:
     """Made by ``arrow_batches``."""
 
     def __init__(self, spark: SparkSession, options: dict[str, str]) -> None:
-        from pyspark.sql.types import StructType
-
         self._spark = spark
-        schema = StructType.fromDDL(columns.ddl(columns.choose(folded(options).get("columns"))))
-        assert isinstance(schema, StructType)
-        self.schema = schema
+        options = fixed(options)
+        self.schema = table_schema(options)
         self._options = options | {"ends": ends_of(options, self.schema)}
 
     def mapInArrow(self, function: Function, schema: StructType | str) -> DataFrame:

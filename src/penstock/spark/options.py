@@ -12,7 +12,7 @@ OPTIONS = (
     "columns", "startOrdinal", "endOrdinal", "startPosition", "endPosition",
     "startTime", "endTime", "mode", "check", "pushdown", "batchBytes", "partitionBytes", "startingOffset",
     "maxMessagesPerTrigger", "maxBytesPerTrigger",
-    "failOnDataLoss", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
+    "failOnDataLoss", "decode", "query", "transaction", "token", "tls", "segmentBytes", "properties", "ends",
 )  # fmt: skip
 
 SPARKS_OWN = (

@@ -279,7 +279,7 @@ def _gather(data: numpy.ndarray[Any, Any], begins: numpy.ndarray[Any, Any], size
     return data[begins[:, None] + numpy.arange(size)]
 
 
-def _spread(values: pyarrow.Array, good: numpy.ndarray[Any, Any]) -> pyarrow.Array:
+def spread(values: pyarrow.Array, good: numpy.ndarray[Any, Any]) -> pyarrow.Array:
     """``values`` at the places where ``good`` holds, null elsewhere."""
     if good.all():
         return values
@@ -304,7 +304,7 @@ def struct(batch: pyarrow.Array, dtype: numpy.dtype[Any]) -> Decoded:
     records = numpy.ascontiguousarray(_gather(data, begins[good], dtype.itemsize)).reshape(-1).view(dtype)
     names = list(dtype.names or ())
     columns = pyarrow.StructArray.from_arrays([to_arrow(records[name]) for name in names], names=names)
-    return _spread(columns, good), _size_reasons(sizes, good, f"the layout has {dtype.itemsize}")
+    return spread(columns, good), _size_reasons(sizes, good, f"the layout has {dtype.itemsize}")
 
 
 def array(batch: pyarrow.Array, dtype: numpy.dtype[Any], count: int | None) -> Decoded:
@@ -317,7 +317,7 @@ def array(batch: pyarrow.Array, dtype: numpy.dtype[Any], count: int | None) -> D
     wanted = (
         f"{count} items of {dtype.str} are {count * dtype.itemsize}" if count is not None else f"not whole {dtype.str}"
     )
-    return _spread(pyarrow.ListArray.from_arrays(offsets, flat), good), _size_reasons(sizes, good, wanted)
+    return spread(pyarrow.ListArray.from_arrays(offsets, flat), good), _size_reasons(sizes, good, wanted)
 
 
 def _join(

@@ -13,7 +13,8 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import numpy
@@ -25,6 +26,9 @@ from penstock.spark import rows
 from penstock.spark.bounds import Bounds
 from penstock.spark.columns import IN_INDEX
 from penstock.spark.directory import Directory, Segment, Stretch
+
+if TYPE_CHECKING:
+    from penstock.spark.described import Values
 
 LOG = logging.getLogger("penstock.spark")
 BATCH_BYTES = 2 << 20
@@ -52,6 +56,7 @@ class Reading:
     check: bool = True
     batch_bytes: int = BATCH_BYTES
     fail_if_deleted: bool = False  # positions that retention deleted meanwhile are an error; otherwise they are skipped
+    values: Values | None = None  # makes the columns of ``decode=auto``
     lossy: bool = False  # a segment missing between others is skipped; otherwise it is an error
 
     @property
@@ -92,6 +97,9 @@ class Place(Protocol):
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         """Ranges of positions that are lost between others."""
+
+    def schemas(self) -> dict[str, str]:
+        """The text of the newest schema of each topic that was described."""
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
@@ -239,6 +247,12 @@ class DirectoryPlace:
                 LOG.warning("%s; its payload is null", line)
             stretch.damage.clear()
         return damaged
+
+    def schemas(self) -> dict[str, str]:
+        from penstock.journal.schemas import read_schemas
+
+        found = read_schemas(Path(self.path))
+        return {topic: found.newest(topic)[1] for topic in found.topics}
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds

@@ -104,6 +104,10 @@ def separated(frame: DataFrame) -> DataFrame:
     enabled = frame.sparkSession.conf.get(_ENABLED, "false")
     if enabled != "true" or small.get("pushdown", "true").lower() != "true":
         return frame
+    if "decode" in small:
+        from penstock.spark.described import fixed
+
+        given = fixed(given)
     more = {"pushdown": "true", "ends": ends_of(given, frame.schema)}
     try:
         return _with_own_sources(frame, relation, given | more)

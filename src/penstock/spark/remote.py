@@ -12,7 +12,6 @@ import contextlib
 import secrets
 import ssl
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy
@@ -95,8 +94,9 @@ class WholeRanges(RangeClient):
         most_bytes: int = FETCH_BYTES,
         topics: Iterable[str] | None = None,
         queue: str | None = None,
+        stored: bool = False,
     ) -> FetchedRange:
-        part = super().fetch(start, most, most_bytes=most_bytes, topics=topics, queue=queue)
+        part = super().fetch(start, most, most_bytes=most_bytes, topics=topics, queue=queue, stored=stored)
         if start < part.first:
             raise StateError(gone_text(start, part.first, f"the broker's journal {self.journal}"))
         return part
@@ -141,6 +141,10 @@ class BrokerPlace:
             high = min(low + step, end)
             yield Range(self.text, self.uuid, low, high, int((high - low) * each))
 
+    def schemas(self) -> dict[str, str]:
+        with connect(self.text) as client:
+            return client.schemas()
+
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         return []  # a broker refuses to start with such a journal
 
@@ -155,7 +159,7 @@ class BrokerPlace:
         with connect(self.text, WholeRanges if reading.fail_if_deleted else RangeClient) as client:
             if client.journal != self.uuid:
                 raise StateError(anew_text(shown(self.text)))
-            for part in self._parts(client, start, end, reading.bounds):
+            for part in self._parts(client, start, end, reading.bounds, column="stored_ns" in names):
                 entries = part.entries()
                 topics = part.topics
                 if reading.bounds.by_row:
@@ -167,16 +171,20 @@ class BrokerPlace:
                     source = rows.FetchedRows(entries[low:high], data, topics, self.uuid)
                     yield source.batch(reading.schema)
 
-    def _parts(self, client: RangeClient, start: int, end: int, bounds: Bounds) -> Iterator[Any]:
+    def _parts(
+        self, client: RangeClient, start: int, end: int, bounds: Bounds, *, column: bool
+    ) -> Iterator[FetchedRange]:
         """The broker filters by one set of plain patterns; any further filter is applied here."""
         patterns = bounds.patterns[0] if len(bounds.patterns) == 1 else ()
         plain = [pattern.removeprefix("=") for pattern in patterns if not pattern.startswith("^")]
         known = len(plain) == len(patterns) and all(map(_can_be_asked_for, plain))
         fits = sum(len(name.encode()) + 1 for name in plain) <= MOST_TOPICS_BYTES
-        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=plain if plain and known and fits else None)
+        topics = plain if plain and known and fits else None
+        stored = column or bounds.stored != Bounds().stored
+        yield from client.ranges(start, end, most_bytes=FETCH_BYTES, topics=topics, stored=stored)
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
-        narrowed = bounds if time_ns is None else bounds.narrowed("times", low=time_ns)
+        narrowed = bounds if time_ns is None else bounds.narrowed("stored", low=time_ns)
         narrowed = narrowed if ordinal is None else narrowed.narrowed("ordinals", low=ordinal)
         frontier = self.frontier
         schema = pyarrow.schema([("position", pyarrow.int64())])
@@ -217,7 +225,7 @@ class BrokerStaging:
             with connect(self.text) as client:
                 for batch in batches:
                     for block in blocks.encode(batch, own=OWN_PROPERTIES):
-                        count += client.load(name, block.topics, block.index, block.data)
+                        count += client.load(name, block.topics, block.index, block.data, times=True)
         except BaseException:
             with contextlib.suppress(PenstockError):  # else the commit or the broker removes it later
                 self._forget(name)

@@ -200,10 +200,6 @@ class FetchedRows(IndexedRows):
     def __init__(self, entries: Array, data: Array, topics: Mapping[int, str], journal: str) -> None:
         super().__init__(entries, data, topics, journal, None)
 
-    def _stored_ns(self) -> pyarrow.Array:
-        """Unknown: a broker's range does not contain it."""
-        return pyarrow.nulls(len(self.index), pyarrow.int64())
-
     def _topic(self) -> pyarrow.Array:
         numbers = sorted(self.topics)  # a broker's topic numbers may have gaps
         ids = numpy.ascontiguousarray(self.index["topic"])

@@ -13,7 +13,9 @@ import java.util.Map;
 import org.apache.spark.sql.catalyst.TableIdentifier;
 import org.apache.spark.sql.catalyst.analysis.UnresolvedRelation;
 import org.apache.spark.sql.catalyst.catalog.CatalogTable;
+import org.apache.spark.sql.catalyst.plans.logical.InsertIntoStatement;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
+import org.apache.spark.sql.catalyst.plans.logical.V2WriteCommand;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.trees.TreeNode;
 import org.apache.spark.sql.classic.SparkSession;
@@ -119,7 +121,7 @@ public class TableOfScans extends PythonTable {
     }
   }
 
-  // SELECT * FROM penstock.`/path`: Spark itself has this for its own file formats only.
+  // SELECT * FROM penstock.`/path` and INSERT INTO it: Spark itself has this for its own file formats only.
   public static class Paths extends AbstractPartialFunction {
     private final SparkSession session;
 
@@ -128,6 +130,11 @@ public class TableOfScans extends PythonTable {
     }
 
     public boolean isDefinedAt(Object node) {
+      if (node instanceof InsertIntoStatement) return isPath(((InsertIntoStatement) node).table());
+      return isPath(node);
+    }
+
+    static boolean isPath(Object node) {
       if (!(node instanceof UnresolvedRelation)) return false;
       Seq parts = ((UnresolvedRelation) node).multipartIdentifier();
       return parts.length() == 2 && "penstock".equalsIgnoreCase((String) parts.apply(0));
@@ -135,11 +142,24 @@ public class TableOfScans extends PythonTable {
 
     public Object applyOrElse(Object node, Function1 otherwise) {
       if (!isDefinedAt(node)) return otherwise.apply(node);
-      String path = (String) ((UnresolvedRelation) node).multipartIdentifier().apply(1);
-      LogicalPlan plan = session.read().format("penstock").load(path).queryExecution().analyzed();
+      if (node instanceof InsertIntoStatement) {  // its table is no child of it, and so not looked at otherwise
+        InsertIntoStatement insert = (InsertIntoStatement) node;
+        Object[] parts = new Object[insert.productArity()];
+        for (int i = 0; i < parts.length; i++) {
+          parts[i] = insert.productElement(i);
+          if (parts[i] == insert.table()) parts[i] = loaded(insert.table());
+        }
+        return insert.makeCopy(parts);
+      }
+      LogicalPlan plan = loaded(node);
       if (!(plan instanceof DataSourceV2Relation)) return plan;
       DataSourceV2Relation relation = (DataSourceV2Relation) plan;
       return scanned(session, relation, new HashMap(relation.options().asCaseSensitiveMap()));
+    }
+
+    private LogicalPlan loaded(Object node) {
+      String path = (String) ((UnresolvedRelation) node).multipartIdentifier().apply(1);
+      return session.read().format("penstock").load(path).queryExecution().analyzed();
     }
   }
 
@@ -152,6 +172,11 @@ public class TableOfScans extends PythonTable {
     }
 
     public boolean isDefinedAt(Object node) {
+      if (node instanceof V2WriteCommand) return isBare(((V2WriteCommand) node).table());
+      return isBare(node);
+    }
+
+    static boolean isBare(Object node) {
       if (!(node instanceof DataSourceV2Relation)) return false;
       DataSourceV2Relation relation = (DataSourceV2Relation) node;
       return relation.table().getClass() == PythonTable.class && relation.table().name().equalsIgnoreCase("penstock")
@@ -160,7 +185,10 @@ public class TableOfScans extends PythonTable {
 
     public Object applyOrElse(Object node, Function1 otherwise) {
       if (!isDefinedAt(node)) return otherwise.apply(node);
-      DataSourceV2Relation relation = (DataSourceV2Relation) node;
+      boolean write = node instanceof V2WriteCommand;  // its table is no child of it, and so not looked at otherwise
+      Object table = node;
+      if (write) table = ((V2WriteCommand) node).table();
+      DataSourceV2Relation relation = (DataSourceV2Relation) table;
       Identifier name = (Identifier) relation.identifier().get();
       CatalogTable kept;
       try {
@@ -180,6 +208,7 @@ public class TableOfScans extends PythonTable {
         if ("file".equals(place.getScheme())) options.put("path", place.getPath());
         else options.put("path", place.toString());
       }
+      if (write) return ((V2WriteCommand) node).withNewTable(with(relation, (PythonTable) relation.table(), options));
       return scanned(session, relation, options);
     }
   }
@@ -192,6 +221,10 @@ public class TableOfScans extends PythonTable {
       options.put("pushdown", "true");
       table = new TableOfScans(new PythonDataSourceV2(), table.name(), table.schema());
     }
+    return with(relation, table, options);
+  }
+
+  static DataSourceV2Relation with(DataSourceV2Relation relation, PythonTable table, Map options) {
     return relation.copy(table, relation.output(), relation.catalog(), relation.identifier(),
         new CaseInsensitiveStringMap(options), relation.timeTravelSpec());
   }

@@ -37,7 +37,7 @@ ACCEPTED = {
     "message_id": ("string",),
     "key": ("string",),
 }
-IGNORED = ("ordinal", "position", "vchan_id", "journal")  # the journal assigns these itself
+IGNORED = ("ordinal", "position", "stored_ns", "vchan_id", "journal")  # the journal assigns these itself
 
 
 @dataclass
@@ -97,18 +97,21 @@ class _Writer:
         """The columns in the form that staging keeps: topic, payload, timestamp_ns, properties, message_id, key."""
         rows = batch.num_rows
         found = {name: batch.column(batch.schema.get_field_index(name)) for name in self.columns}
-        topic = found.get("topic")
+        topic, given = found.get("topic"), self.options.get("topic")
         if topic is None:
-            topic = pyarrow.repeat(pyarrow.scalar(self.options["topic"], pyarrow.string()), rows)
+            topic = pyarrow.repeat(pyarrow.scalar(given, pyarrow.string()), rows)
+        elif given:
+            topic = pyarrow.compute.fill_null(topic, given)
         if topic.null_count:
             raise InvalidArgument(f"{topic.null_count} rows have no topic")
         time = found.get("timestamp_ns")
-        if time is None and "timestamp" in found:
+        if "timestamp" in found and (time is None or time.null_count):
             micros = found["timestamp"].cast(pyarrow.timestamp("us", tz="UTC")).cast(pyarrow.int64())
             try:
-                time = pyarrow.compute.multiply_checked(micros, 1000)
+                coarse = pyarrow.compute.multiply_checked(micros, 1000)
             except pyarrow.ArrowInvalid:
                 raise InvalidArgument("a timestamp outside of the years 1678 to 2261 is no message's time") from None
+            time = coarse if time is None else pyarrow.compute.coalesce(time, coarse)
         kinds = SHAPE.types
         columns = [
             topic,

@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPa
 from penstock.errors import InvalidArgument, StateError
 from penstock.spark import columns
 from penstock.spark.bounds import Bounds, from_options, integer, push
+from penstock.spark.described import Values, table_schema, texts_of
 from penstock.spark.executor import open_range
 from penstock.spark.options import check_options, choice, folded
 from penstock.spark.places import BATCH_BYTES, Place, Range, Reading, open_places, resolve
@@ -40,9 +41,9 @@ class PenstockSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         check_options(self.options)
-        return columns.ddl(columns.choose(self.options.get("columns")))
+        return table_schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return JournalReader(dict(self.options), schema)
@@ -69,18 +70,23 @@ def reading(
     """The ``Reading`` that the options ask for. Without ``failOnDataLoss``, ``fail_if_deleted`` applies. Raises for a
     schema with columns that a journal does not have.
     """
-    columns.check_schema(schema)
+    texts = texts_of(options)
+    columns.check_schema(schema, () if texts is None else columns.DECODED)
+    outer = columns.arrow_schema(schema)
+    decoded = texts is not None and any(name in columns.DECODED for name in outer.names)
+    values = Values(texts, outer) if texts is not None and decoded else None
     size = integer(options.get("batchBytes", str(BATCH_BYTES)), "batchBytes")
     if not 1 <= size <= 1 << 30:
         raise InvalidArgument(f"batchBytes={size} must be 1 to {1 << 30}")
     return Reading(
-        columns.arrow_schema(schema),
+        outer if values is None else values.inner,
         bounds,
         permissive=choice(options, "mode", ("failfast", "permissive"), "failfast") == "permissive",
         check=choice(options, "check", ("true", "false"), "true") == "true",
         batch_bytes=size,
         fail_if_deleted=choice(options, "failOnDataLoss", ("true", "false"), str(fail_if_deleted).lower()) == "true",
         lossy=options.get("failOnDataLoss", "").lower() == "false",
+        values=values,
     )
 
 
@@ -145,7 +151,9 @@ def _even_size(total: int, most: int, multiple: int) -> int:
 def read_part(part: InputPartition, how: Reading) -> Iterator[pyarrow.RecordBatch]:
     """The batches of one task."""
     for piece in getattr(part, "ranges", ()):
-        yield from open_range(piece).batches(piece.start, piece.end, how)
+        batches = open_range(piece).batches(piece.start, piece.end, how)
+        values = how.values
+        yield from batches if values is None else (values.extend(piece.journal, batch) for batch in batches)
 
 
 class JournalReader(DataSourceReader):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import CorruptionError, InvalidArgument, RefusedError, StateError
 from penstock.spark.bounds import from_options
-from penstock.spark.lake import compaction, delta, planning, takeover
+from penstock.spark.lake import compaction, delta, planning, takeover, types
 from penstock.spark.lake.files import File, Work
 from penstock.spark.lake.store import Store, store
 from penstock.spark.lake.tasks import run
@@ -135,6 +135,7 @@ def _write(
         _check(where, results, ranges)
         if time.monotonic() - begun > ROUND_S:
             raise StateError(f"a round took more than {ROUND_S:g} s, and vacuum may take its files: set most_messages")
+        types.keep(where, [span.place for span in spans])
         where.sync(file.name for file in files)  # before the commit: a version must not name a file that a crash loses
         moved = {span.place.uuid: (span.known, span.end) for span in spans}
         note = {"do": "archive", "from": {span.place.uuid: span.start for span in spans}}

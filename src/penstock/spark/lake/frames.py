@@ -7,10 +7,12 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.spark.bounds import from_options
+from penstock.errors import InvalidArgument
+from penstock.spark.bounds import Bounds, from_options
 from penstock.spark.columns import FIELDS, ddl
-from penstock.spark.lake import delta, planning
+from penstock.spark.lake import delta, planning, types
 from penstock.spark.lake.store import Store, store
+from penstock.spark.places import Place
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,16 +27,38 @@ def table(
     *,
     version: int | None = None,
     topics: str | None = None,
+    decode: str = "none",
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The lake, now or at an older version, by Spark's own vectorised Parquet reader.
 
     ``createOrReplaceTempView`` makes it a view for SQL. An object store, for which Spark has no reader without jars, is
-    read as Arrow by the executors. ``topics``: patterns, separated by commas, as a journal's.
+    read as Arrow by the executors. ``topics``: patterns, separated by commas, as a journal's. ``decode="auto"`` adds
+    ``value`` and ``_corrupt``, as the source's option does, by the types that the archive keeps.
     """
     where = store(directory, storage)
     found = frame(spark, where, delta.open_table(where, version))
-    return found if topics is None else _of_topics(found, topics)
+    chosen = found if topics is None else _of_topics(found, topics)
+    return _decoded(chosen, where, decode, from_options({"topics": topics} if topics else {}))
+
+
+def _decoded(found: DataFrame, where: Store, decode: str, bounds: Bounds, places: Sequence[Place] = ()) -> DataFrame:
+    if decode not in ("auto", "none"):
+        raise InvalidArgument(f"decode={decode!r} is not a choice; valid: auto, none")
+    if decode == "none":
+        return found
+    from penstock.spark.described import attach
+
+    texts = types.newest(where)
+    for place in places:  # what a journal says is newer than what was archived
+        texts[place.uuid] = texts.get(place.uuid, {}) | place.schemas()
+    wanted = {
+        journal: {topic: text for topic, text in topics.items() if bounds.wants_topic(topic)}
+        for journal, topics in texts.items()
+    }
+    if not any(wanted.values()):
+        raise InvalidArgument(f"decode=auto: no topic of {where.uri} that is read has a known type")
+    return attach(found, wanted)
 
 
 def _of_topics(found: DataFrame, topics: str) -> DataFrame:
@@ -94,13 +118,14 @@ def history(
     directory: str | os.PathLike[str],
     *,
     version: int | None = None,
+    decode: str = "none",
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """What was archived, as one table; empty if there is no lake yet."""
+    """What was archived, as one table; empty if there is no lake yet. ``decode`` as for ``table``."""
     where = store(directory, storage)
     if version is None and not delta.exists(where) and not delta.has_version_1(where):
         return spark.createDataFrame([], SCHEMA)
-    return table(spark, directory, version=version, storage=storage)
+    return table(spark, directory, version=version, decode=decode, storage=storage)
 
 
 def read_all(
@@ -109,11 +134,13 @@ def read_all(
     directory: str | os.PathLike[str],
     *,
     options: Mapping[str, str] | None = None,
+    decode: str = "none",
     storage: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """History from the lake and the tail from the journals as one table, without overlap or gap.
 
-    The tail has the same topics as the lake. Reading fails if retention has deleted a part of it: call this again.
+    The tail has the same topics as the lake. ``decode`` as for ``table``. Reading fails if retention has deleted a part
+    of the tail: call this again.
     """
     where, given = store(directory, storage), planning.filters(options or {})
     opened = delta.open_table(where) if delta.exists(where) or delta.has_version_1(where) else None
@@ -122,18 +149,17 @@ def read_all(
         planning.check_filters(made, given, where.uri)
     names = tuple(FIELDS)
     result = spark.createDataFrame([], ddl(names)) if opened is None else frame(spark, where, opened).select(*names)
-    for text, place in planning.places(journal):
+    opened_places = planning.places(journal)
+    for text, place in opened_places:
         known = None if opened is None else delta.reached(opened, place.uuid)
         start, frontier = planning.start(known, text, place), place.frontier
         if frontier > start:
             tail = _tail(spark, text, place.uuid, start, frontier, {**(options or {}), **made})
             result = result.unionByName(tail)
-    return result
+    return _decoded(result, where, decode, from_options(made), [place for _, place in opened_places])
 
 
-def _tail(
-    spark: SparkSession, text: str, journal: str, start: int, end: int, options: Mapping[str, str]
-) -> DataFrame:
+def _tail(spark: SparkSession, text: str, journal: str, start: int, end: int, options: Mapping[str, str]) -> DataFrame:
     """Positions ``start`` to ``end - 1`` of one journal; reading fails if they were deleted or it was created anew."""
     reader = spark.read.format("penstock").options(**options).option("columns", ",".join(FIELDS))
     reader = reader.option("failOnDataLoss", "true").option("ends", json.dumps({journal: end}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +58,28 @@ class Store:
             yield file
             file.flush()
             os.fsync(file.fileno())
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Write a whole file in place of the one of that name, if any: readers see the old bytes or the new ones."""
+        path = self.path
+        if path is None:
+            with self.filesystem().open_output_stream(name) as stream:
+                stream.write(data)
+            return
+        target = path / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+        try:
+            with draft.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        for folder in (target.parent, target.parent.parent, path):
+            sync(folder)
 
     def sync(self, names: Iterable[str]) -> None:
         """Sync the directory entries of these files and of their folders."""

@@ -1,0 +1,101 @@
+"""Appender: adds blocks to a stream and knows of each whether it is there. Nobody else adds any after it, or it stops.
+
+After a time-out, a lost connection or "wrong last sequence" the outcome of an append is unknown, and the block at the
+place where it should be is read: the same bytes, and it is there; other bytes, and another broker leads (FencedError);
+nothing, and the same block is sent again. That is safe as often as it is done: it can only ever land at that place.
+So nothing is decided by time, and ``append`` waits for as long as the stream has no quorum. One thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import time
+from collections.abc import Callable
+
+from penstock.errors import PenstockError
+from penstock.replica.client import UnansweredError
+from penstock.replica.stream import Blocks, StreamError, WrongLastError
+
+log = logging.getLogger("penstock.replica")
+PAUSE_S = 0.05  # between two tries
+TELL_S = 10.0
+
+
+class FencedError(PenstockError, OSError):
+    """Another broker writes to the stream: this one must end. What it confirmed, the other has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.ESTALE
+        self.strerror = text
+
+
+class Appender:
+    """The end of a stream, as its only writer knows it."""
+
+    def __init__(
+        self, blocks: Blocks, last: int, writer: int, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)
+    ) -> None:
+        self.blocks = blocks
+        self.last = last
+        self.fault: OSError | None = None  # why nothing can be appended any more
+        self._writer = writer
+        self._pause = pause
+        self._end_at: float | None = None
+        self._told = 0.0
+        self.unknown = 0  # appends whose outcome had to be looked up
+
+    def end_after(self, seconds: float) -> None:
+        """Wait no longer than so many seconds from now on for an outcome. Any thread, any signal handler."""
+        self._end_at = time.monotonic() + seconds
+
+    def append(self, data: bytes) -> int:
+        """Add a block; its sequence. FencedError: another broker has; it stays so."""
+        if self.fault is not None:
+            raise self.fault
+        sequence = self.last + 1
+        identity = f"{self._writer:016x}-{sequence}"
+        while not self._try(data, identity):
+            if self._end_at is not None and time.monotonic() >= self._end_at:
+                text = f"{self.blocks.name} did not answer: whether block {sequence} is there is not known"
+                self.fault = TimeoutError(errno.ETIMEDOUT, text)
+                raise self.fault
+            self._pause()
+        self.last = sequence
+        return sequence
+
+    def _try(self, data: bytes, identity: str) -> bool:
+        try:
+            self.blocks.append(data, self.last, identity)
+            return True
+        except (WrongLastError, UnansweredError, ConnectionError, StreamError) as error:
+            self.unknown += 1
+            problem: Exception = error
+        try:
+            if self._is_there(data, isinstance(problem, WrongLastError)):
+                return True
+        except (UnansweredError, ConnectionError, StreamError) as error:
+            problem = error
+        self._tell(problem)
+        return False
+
+    def _is_there(self, data: bytes, moved: bool) -> bool:
+        """Whether the block is at its place. ``moved``: somebody says that the stream does not end before it."""
+        found = self.blocks.read(self.last + 1)
+        if found is None and moved:
+            bounds = self.blocks.bounds()
+            if bounds.last < self.last:  # a cluster that lost its disks; or a server that is not up to date yet
+                raise StreamError(f"it ends with block {bounds.last}, and block {self.last} was confirmed")
+            if bounds.first > self.last + 1:
+                found = b""  # there was one, and it was purged: not by us
+        if found is None or found == data:
+            return found is not None
+        self.fault = FencedError(f"another broker writes to {self.blocks.name}: block {self.last + 1} is not ours")
+        raise self.fault
+
+    def _tell(self, problem: Exception) -> None:
+        now = time.monotonic()
+        if now - self._told >= TELL_S and not isinstance(problem, WrongLastError):
+            self._told = now
+            log.warning("%s: %s; nothing is confirmed until it answers", self.blocks.name, problem)

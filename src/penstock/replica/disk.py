@@ -1,0 +1,161 @@
+"""ReplicatedDisk: the journal's disk whose ``sync`` is an append to the stream.
+
+A journal writes a batch to its log, syncs it, and only then moves its frontier and confirms. Here the write goes to
+the local file, unsynced, and the sync appends the same bytes to the stream: when it returns, a quorum of machines has
+them. A new segment (its header and the snapshot at its head) is a block too. Everything else in the directory
+(indexes, sums, seals) can be made again from the logs and is only local. Retention purges the stream.
+The journal's thread that leads calls it; never two at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from pathlib import Path
+from uuid import UUID
+
+from penstock.errors import PenstockError, StateError
+from penstock.journal import layout
+from penstock.replica.appender import Appender
+from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block
+from penstock.replica.client import UnansweredError
+from penstock.replica.refill import Refilled, UnsyncedDisk
+
+log = logging.getLogger("penstock.replica")
+
+
+class ReplicatedDisk(UnsyncedDisk):
+    """Made by ``Replica.disk`` for one opening of the journal."""
+
+    def __init__(self, appender: Appender, directory: Refilled, epoch: int, writer: int) -> None:
+        self._appender = appender
+        self._uuid: UUID = directory.uuid
+        self._epoch, self._writer = epoch, writer
+        self._begins = dict(directory.begins)
+        self._segment = directory.segment
+        self._end = directory.end
+        self._begin = directory.begins.get(directory.segment, 0)
+        self._names: dict[int, str] = {}  # of the logs that are open
+        self._unsent: dict[int, bytes] = {}  # written to them, and not on the stream
+        self._purged = 0
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def create(self, path: Path, mode: int = 0o600) -> int:
+        """A new file; a log is begun under a temporary name."""
+        return self._note(super().create(path, mode), path)
+
+    def open(self, path: Path) -> int:
+        """An existing file."""
+        return self._note(super().open(path), path)
+
+    def _note(self, file: int, path: Path) -> int:
+        if path.name.endswith((".log", ".log.new")):
+            self._names[file] = path.name
+        return file
+
+    def close(self, file: int) -> None:
+        """Give the descriptor back."""
+        self._names.pop(file, None)
+        self._unsent.pop(file, None)
+        super().close(file)
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """A whole file. A whole log would be a segment rewritten, which the stream knows nothing of."""
+        if path.suffix == ".log":
+            raise StateError("segments of a replicated journal are not rewritten: neither compacted nor repaired")
+        super().write_file(path, data)
+
+    def write(self, file: int, data: bytes, zeros: int, offset: int) -> None:
+        """Into the local file; what belongs to the log is kept for ``sync``. Room ahead would serve nothing here."""
+        super().write(file, data, 0, offset)
+        name = self._names.get(file)
+        if name is None:
+            return
+        if name.endswith(".new"):
+            before = self._unsent.get(file, b"")
+            if offset == len(before):
+                self._unsent[file] = before + data
+        elif (
+            offset == self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment
+        ):
+            self._unsent[file] = data  # anything else is a seal, or what recovery writes once more
+
+    def rename(self, old: Path, new: Path) -> None:
+        """A segment that is on the stream must be here under its name, or nothing can follow."""
+        try:
+            super().rename(old, new)
+        except OSError as error:
+            if new.suffix == ".log":
+                self._appender.fault = error
+            raise
+        for file, name in self._names.items():
+            if name == old.name:
+                self._names[file] = new.name
+
+    def remove(self, path: Path) -> None:
+        """A log that goes is purged from the stream, where nothing older is kept."""
+        super().remove(path)
+        segment = layout.parse_segment_name(path.name)
+        if segment in self._begins:
+            del self._begins[segment]
+            self._purge(min(self._begins.values(), default=0))
+
+    def _purge(self, below: int) -> None:
+        if below <= self._purged:
+            return
+        try:
+            self._appender.blocks.purge(below)
+            self._purged = below
+        except (PenstockError, UnansweredError, ConnectionError) as error:
+            log.warning("%s could not be purged below block %d: %s", self._appender.blocks.name, below, error)
+
+    # -- the stream -------------------------------------------------------------------------------------------------
+
+    def sync(self, file: int) -> None:
+        """What was written to a log is on the stream when this returns. OSError: nobody knows, or another leads."""
+        data = self._unsent.pop(file, b"")
+        if self._appender.fault is not None and file in self._names:
+            raise OSError(self._appender.fault.errno or errno.EIO, str(self._appender.fault))
+        if not data:
+            return
+        if self._names[file].endswith(".new"):
+            self._begin_segment(data)
+        else:
+            self._append(data, self._segment, self._end, self._begin, 0)
+            self._end += len(data)
+
+    def _begin_segment(self, data: bytes) -> None:
+        header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], "a new segment")
+        segment = header.first, header.revision
+        begin = self._append(data, segment, 0, self._begin, BEGIN)
+        self._begins = {name: at for name, at in self._begins.items() if name[0] < header.first or name == segment}
+        self._begins[segment] = begin
+        self._segment, self._begin, self._end = segment, begin, len(data)
+
+    def _append(self, data: bytes, segment: tuple[int, int], offset: int, link: int, flags: int) -> int:
+        """One block, or a chain of them; the sequence of the first."""
+        batch = layout.BATCH.unpack_from(data, layout.SEGMENT_HEADER_BYTES if flags & BEGIN else 0)
+        first = batch[3]
+        following = first + batch[4]
+        most = self._appender.blocks.max_bytes - HEAD.size
+        begun = self._appender.last + 1
+        for at in range(0, len(data), most):
+            part = data[at : at + most]
+            marks = (flags if at == 0 else 0) | (MORE if at + most < len(data) else 0)
+            whole = link if at == 0 or not flags & BEGIN else begun
+            self._appender.append(
+                Block(
+                    self._uuid, self._epoch, self._writer, first, following, *segment, offset + at, whole, marks, part
+                ).encode()
+            )
+        return begun
+
+
+def epoch_block(directory: Refilled, epoch: int, writer: int) -> bytes:
+    """What says that ``writer`` leads from here on."""
+    link = directory.begins.get(directory.segment, 0)
+    following = directory.next
+    return Block(
+        directory.uuid, epoch, writer, following, following, *directory.segment, directory.end, link, EPOCH
+    ).encode()

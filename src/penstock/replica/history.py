@@ -1,0 +1,131 @@
+"""What a stream tells: the segments it has, and the commits of each, checked and put together.
+
+A block that is missing or damaged is named; nothing is skipped. One thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from penstock.errors import CorruptionError
+from penstock.replica.block import Block, decode
+from penstock.replica.stream import Blocks, Bounds
+
+MAX_COMMIT_BYTES = 2 << 30  # of a chain: more than a journal writes as one batch
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A segment as the stream has it: its blocks are among the sequences ``begin`` to ``end``."""
+
+    begin: int
+    end: int
+    head: Block
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """(first position, revision)."""
+        return self.head.segment, self.head.revision
+
+
+class History:
+    """A stream up to its last block at the time of looking."""
+
+    def __init__(self, blocks: Blocks, bounds: Bounds) -> None:
+        self.blocks = blocks
+        self.bounds = bounds
+        self.last: Block | None = None
+        self.segments: list[Segment] = []  # in order, without those that a later one replaced
+        if bounds.last >= max(1, bounds.first):
+            self.last = self._read(bounds.last)
+            self.segments = _kept(self._walk())
+        elif bounds.last:
+            raise CorruptionError(f"{blocks.name} has no block any more; its last one was {bounds.last}", blocks.name)
+
+    def _place(self, sequence: int) -> str:
+        return f"block {sequence} of {self.blocks.name}"
+
+    def _read(self, sequence: int) -> Block:
+        data = self.blocks.read(sequence)
+        if data is None:
+            raise CorruptionError(f"{self._place(sequence)} is missing", self._place(sequence))
+        return decode(data, self._place(sequence))
+
+    def _walk(self) -> list[Segment]:
+        """Back from the last block, from the beginning of a segment to that of the one before."""
+        assert self.last is not None
+        found: list[Segment] = []
+        begin, end = self.last.begin_sequence(self.bounds.last), self.bounds.last
+        while begin >= self.bounds.first:
+            first = self._read(begin)
+            if not first.begins or first.link >= begin:
+                raise CorruptionError(f"{self._place(begin)} does not begin a segment", self._place(begin))
+            if (head := self._whole(begin, first)) is not None:
+                found.append(Segment(begin, end, head))
+                end = begin - 1
+            begin = first.link
+        if begin and not found:
+            raise CorruptionError(f"{self._place(begin)} is missing: the last segment begins there", self.blocks.name)
+        return found[::-1]
+
+    def _whole(self, begin: int, first: Block) -> Block | None:
+        """The commit that begins a segment; None where its chain has no end."""
+        items = [(begin, first)]
+        while items[-1][1].more and items[-1][0] < self.bounds.last:
+            items.append((items[-1][0] + 1, self._read(items[-1][0] + 1)))
+        return next((block for sequence, block in chains(items) if sequence == begin), None)
+
+    def commits(self, segment: Segment) -> Iterator[Block]:
+        """All commits of a segment, in order, each where the one before ends."""
+        offset, position = 0, segment.head.first
+        for sequence, block in chains(self._decoded(segment.begin, segment.end)):
+            if block.is_epoch or block.begin_sequence(sequence) != segment.begin:
+                continue
+            if (block.offset, block.first) != (offset, position) or block.next < block.first:
+                text = f"{self._place(sequence)} does not go on where the one before ends (position {position})"
+                raise CorruptionError(text, self._place(sequence))
+            offset, position = offset + len(block.data), block.next
+            yield block
+
+    def _decoded(self, first: int, last: int) -> Iterator[tuple[int, Block]]:
+        expected = first
+        for sequence, data in self.blocks.read_range(first, last):
+            if sequence != expected:
+                break
+            yield sequence, decode(data, self._place(sequence))
+            expected += 1
+        if expected <= last:
+            raise CorruptionError(f"{self._place(expected)} is missing", self._place(expected))
+
+
+def chains(items: Iterable[tuple[int, Block]]) -> Iterator[tuple[int, Block]]:
+    """Blocks with their sequences as commits: those of a chain as one; chains without an end are left out."""
+    begun: list[Block] = []
+    first = size = 0
+    for sequence, block in items:
+        goes_on = begun and not block.begins and not block.is_epoch and _follows(begun[-1], block)
+        if not goes_on:
+            begun, first, size = [], sequence, 0
+        begun.append(block)
+        size += len(block.data)
+        if size > MAX_COMMIT_BYTES:
+            raise CorruptionError(f"the commit that begins with block {first} is too long to be one")
+        if not block.more:
+            yield first, replace(begun[0], flags=begun[0].flags & ~2, data=b"".join(part.data for part in begun))
+            begun = []
+
+
+def _follows(before: Block, block: Block) -> bool:
+    same = before.writer == block.writer and before.segment == block.segment and before.revision == block.revision
+    return before.more and same and block.offset == before.offset + len(before.data)
+
+
+def _kept(found: list[Segment]) -> list[Segment]:
+    """Without those that a later one replaced: a segment begins where what is valid ended."""
+    kept: list[Segment] = []
+    for segment in found:
+        while kept and kept[-1].head.segment >= segment.head.segment:
+            kept.pop()
+        kept.append(segment)
+    return kept

@@ -1,0 +1,181 @@
+"""The NATS client protocol without I/O: bytes in, events out, and the bytes of what a client sends.
+
+Everything a server can make grow has a bound: a line (``MAX_LINE``) and a message (``MAX_MESSAGE``). What breaks the
+protocol is a ``ProtocolError``; after it the parser is not used any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import ProtocolError
+
+MAX_LINE = 1 << 20  # INFO of a large cluster is one line
+MAX_MESSAGE = 128 << 20
+END = b"\r\n"
+_VERSION = b"NATS/1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a server says of itself; sent again when the cluster changes."""
+
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of a subscription. ``status``: a number that the server gave instead of data, 0 for none."""
+
+    subject: str
+    subscription: str
+    data: bytes
+    headers: dict[str, str]
+    status: int = 0
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """To be answered with ``PONG``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The answer to ``PING``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """``-ERR``: the server's words. It closes the connection after most of them."""
+
+    text: str
+
+
+Event = Info | Message | Ping | Pong | Failure
+PING, PONG = b"PING\r\n", b"PONG\r\n"
+
+
+class Parser:
+    """Takes bytes as they come (``feed``) and gives events."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._waiting: tuple[str, str, int, int] | None = None  # subject, subscription, bytes of headers, all bytes
+
+    def feed(self, data: bytes) -> Iterator[Event]:
+        """The events that these bytes complete."""
+        self._buffer += data
+        at = 0
+        try:
+            while True:
+                if self._waiting is not None:
+                    size = self._waiting[3]
+                    if len(self._buffer) - at < size + len(END):
+                        return
+                    body = bytes(self._buffer[at : at + size])
+                    if self._buffer[at + size : at + size + len(END)] != END:
+                        raise ProtocolError("a NATS message does not end where it says")
+                    at += size + len(END)
+                    subject, subscription, head, _ = self._waiting
+                    self._waiting = None
+                    yield _message(subject, subscription, body[:head], body[head:])
+                    continue
+                end = self._buffer.find(END, at, at + MAX_LINE)
+                if end < 0:
+                    if len(self._buffer) - at >= MAX_LINE:
+                        raise ProtocolError(f"a line of the NATS server is longer than {MAX_LINE} bytes")
+                    return
+                line = bytes(self._buffer[at:end])
+                at = end + len(END)
+                event = self._line(line)
+                if event is not None:
+                    yield event
+        finally:
+            del self._buffer[:at]
+
+    def _line(self, line: bytes) -> Event | None:
+        verb, _, rest = line.partition(b" ")
+        match verb.upper():
+            case b"MSG" | b"HMSG":
+                self._waiting = _announced(verb.upper() == b"HMSG", rest)
+                return None
+            case b"PING":
+                return Ping()
+            case b"PONG":
+                return Pong()
+            case b"+OK":
+                return None
+            case b"-ERR":
+                return Failure(_text(rest).strip().strip("'"))
+            case b"INFO":
+                return Info(fields_of(rest, "INFO"))
+        raise ProtocolError(f"a NATS server does not say {line[:40]!r}")
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")
+
+
+def fields_of(data: bytes, what: str) -> dict[str, Any]:
+    """A JSON object of the server's."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ProtocolError(f"the server's {what} is no JSON object")
+    return found
+
+
+def _announced(headers: bool, rest: bytes) -> tuple[str, str, int, int]:
+    words = _text(rest).split()
+    sizes = 2 if headers else 1
+    if len(words) not in (2 + sizes, 3 + sizes) or not all(
+        word.isascii() and word.isdigit() for word in words[-sizes:]
+    ):
+        raise ProtocolError(f"a NATS server announced a message as {rest[:80]!r}")
+    if any(len(word) > 12 for word in words[-sizes:]):
+        raise ProtocolError("a NATS message is too long")
+    whole = int(words[-1])
+    head = int(words[-2]) if headers else 0
+    if head > whole or whole > MAX_MESSAGE:
+        raise ProtocolError(f"a NATS message of {whole} bytes, of headers {head}, cannot be taken")
+    return words[0], words[1], head, whole
+
+
+def _message(subject: str, subscription: str, head: bytes, data: bytes) -> Message:
+    if not head:
+        return Message(subject, subscription, data, {})
+    first, *lines = head.split(END)
+    if not first.startswith(_VERSION):
+        raise ProtocolError("the headers of a NATS message do not begin with their version")
+    status, _, description = _text(first[len(_VERSION) :].strip()).partition(" ")
+    headers = {}
+    for line in lines:
+        name, mark, value = _text(line).partition(":")
+        if mark:
+            headers[name.strip()] = value.strip()
+    number = int(status) if status.isascii() and status.isdigit() and len(status) <= 4 else 0
+    return Message(subject, subscription, data, headers, number, description.strip())
+
+
+def connect(fields: Mapping[str, Any]) -> bytes:
+    """``CONNECT``."""
+    return b"CONNECT " + json.dumps(dict(fields)).encode() + END
+
+
+def subscribe(subject: str, subscription: str) -> bytes:
+    """``SUB``."""
+    return f"SUB {subject} {subscription}\r\n".encode()
+
+
+def publish(subject: str, reply: str, data: bytes, headers: Mapping[str, str] | None = None) -> list[bytes]:
+    """``PUB`` or ``HPUB``, in pieces: what is large is not copied."""
+    if not headers:
+        return [f"PUB {subject} {reply} {len(data)}\r\n".encode(), data, END]
+    head = b"".join([_VERSION, END, *(f"{name}: {value}\r\n".encode() for name, value in headers.items()), END])
+    return [f"HPUB {subject} {reply} {len(head)} {len(head) + len(data)}\r\n".encode() + head, data, END]

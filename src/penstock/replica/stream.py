@@ -1,0 +1,287 @@
+"""Blocks: the seam behind which they are replicated. ``JetStream`` keeps them in a stream of a NATS cluster.
+
+Sequences count from 1 without gaps. ``append`` puts a block right after the sequence ``after`` or nowhere. Where no
+answer comes, the outcome is unknown: the block may be there, may come later, or never. One thread uses it at a time.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import re
+import ssl
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.replica.client import NO_RESPONDERS, PORT, Access, Client, UnansweredError
+from penstock.replica.protocol import Message, fields_of
+
+ANSWER_S = 2.0
+PATIENCE_S = 30.0  # for a range of blocks that must be read to go on
+PAUSE_S = 0.1
+BATCH_BLOCKS, BATCH_BYTES = 256, 8 << 20
+HEADERS_BYTES = 512  # of a message, beside the block
+WRONG_LAST = (10071, 10164)
+NOT_FOUND, NO_MESSAGE = 404, 10037
+STREAM_NOT_FOUND = 10059
+LIMITS_REACHED = (10023, 10077, 10110, 10122)
+MAX_BLOCK_BYTES = 8 << 20
+_NAME = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
+_HOST = re.compile(r"^(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::(\d{1,5}))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The sequences that a stream has: ``last < first`` when it is empty, ``last`` is 0 when nothing was ever there."""
+
+    first: int
+    last: int
+
+
+class WrongLastError(PenstockError):
+    """The stream does not end where the caller believes it does."""
+
+
+class StreamError(PenstockError):
+    """The server refused what was asked for, and why; asked again it may not."""
+
+
+class Blocks(Protocol):
+    """What the replicated store needs of whatever keeps its blocks."""
+
+    name: str  #: for messages to people
+    max_bytes: int  #: the longest block
+
+    def bounds(self) -> Bounds:
+        """Which sequences there are."""
+
+    def append(self, data: bytes, after: int, identity: str) -> None:
+        """Add a block. WrongLastError: the last one is not ``after``. UnansweredError: the outcome is unknown."""
+
+    def read(self, sequence: int) -> bytes | None:
+        """One block, from whoever leads; None: it is not there (yet, or any more)."""
+
+    def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """The blocks from ``first`` to ``last`` that there are, in order."""
+
+    def purge(self, below: int) -> None:
+        """Free the blocks below a sequence."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """``nats://h1:4222,h2:4222,h3:4222/STREAM``, taken apart."""
+
+    servers: tuple[tuple[str, int], ...]
+    stream: str
+    access: Access
+    replicas: int
+
+    @classmethod
+    def parse(cls, address: str, tls: ssl.SSLContext | None = None, token: str = "") -> Target:
+        """``nats://`` or ``tls://``, with ``user:password@`` or ``token@`` in front, and ``?replicas=1`` at the end.
+
+        ``token``: for an address that has neither.
+        """
+        scheme, mark, rest = address.partition("://")
+        if not mark or scheme not in ("nats", "tls"):
+            raise InvalidArgument("a store's address is nats://HOST:PORT,HOST:PORT/STREAM")
+        rest, _, query = rest.partition("?")
+        places, _, stream = rest.rpartition("/")
+        secret, _, hosts = places.rpartition("@")
+        if not _NAME.match(stream):
+            raise InvalidArgument("a store's address ends with /STREAM: up to 64 letters, digits, - and _")
+        user, colon, password = secret.partition(":")
+        options = dict(parse_qsl(query))
+        replicas = options.pop("replicas", "3")
+        if options or replicas not in ("1", "3", "5"):
+            raise InvalidArgument(f"?{query} is not a store's option; valid: replicas=1, 3 or 5")
+        if scheme == "tls" and tls is None:
+            tls = ssl.create_default_context()
+        access = Access(
+            token="" if colon else unquote(user) or token,
+            user=unquote(user) if colon else "",
+            password=unquote(password),
+            tls=tls,
+        )
+        return cls(tuple(map(_server, hosts.split(","))), stream, access, int(replicas))
+
+
+def tls_context(authority: Path | None, certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What verifies the cluster's servers, and shows a certificate of one's own; None where neither is given."""
+    if authority is None and certificate is None:
+        return None
+    context = ssl.create_default_context(cafile=authority)
+    if certificate is not None:
+        context.load_cert_chain(certificate, key)
+    return context
+
+
+def _server(text: str) -> tuple[str, int]:
+    found = _HOST.match(text)
+    if not found or int(found[3] or PORT) > 65535:
+        raise InvalidArgument(f"{text!r} is not HOST or HOST:PORT of a NATS server")
+    return found[1] or found[2], int(found[3] or PORT)
+
+
+class JetStream:
+    """A stream of a NATS cluster."""
+
+    def __init__(self, target: Target, *, answer_s: float = ANSWER_S) -> None:
+        self.target = target
+        self.name = f"stream {target.stream}"
+        self.subject = f"penstock.{target.stream}"
+        self.client = Client(target.servers, target.access)
+        self._answer_s = answer_s
+        self.max_bytes = MAX_BLOCK_BYTES
+
+    def open(self) -> dict[str, Any]:
+        """Make the stream where it is missing; its description. StreamError, UnansweredError, ConnectionError."""
+        self.max_bytes = min(MAX_BLOCK_BYTES, self.client.connection().max_payload - HEADERS_BYTES)
+        try:
+            return self.describe()
+        except StreamError as error:
+            if getattr(error, "number", 0) != STREAM_NOT_FOUND:
+                raise
+        configuration = {
+            "name": self.target.stream,
+            "subjects": [self.subject],
+            "storage": "file",
+            "num_replicas": self.target.replicas,
+            "retention": "limits",
+            "discard": "new",
+            "max_consumers": -1,
+            "max_msgs": -1,
+            "max_bytes": -1,
+            "max_age": 0,
+            "allow_direct": True,
+            "deny_delete": True,
+        }
+        self._ask(f"STREAM.CREATE.{self.target.stream}", configuration)
+        return self.describe()
+
+    def open_patiently(self, seconds: float = 60.0) -> None:
+        """``open``, again while there is no quorum: nodes and brokers may be started together."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                self.open()
+                return
+            except (UnansweredError, ConnectionError, StreamError) as error:
+                self.client.disconnect()
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self.name} has no quorum: {error}") from error
+                time.sleep(PAUSE_S)
+
+    def describe(self) -> dict[str, Any]:
+        """What the cluster says of the stream."""
+        return self._ask(f"STREAM.INFO.{self.target.stream}", {})
+
+    def _ask(self, verb: str, question: dict[str, Any]) -> dict[str, Any]:
+        message = self.client.request(f"$JS.API.{verb}", json.dumps(question).encode(), timeout=self._answer_s)
+        return self._fields(message)
+
+    def _fields(self, message: Message) -> dict[str, Any]:
+        """What an answer says. No server that is responsible: as if there was no answer."""
+        if message.status == NO_RESPONDERS:
+            raise UnansweredError(f"no server answers for {self.name} at the moment")
+        fields = fields_of(message.data, "answer")
+        error = fields.get("error")
+        if not isinstance(error, dict):
+            return fields
+        number, code = error.get("err_code", 0), error.get("code", 0)
+        text = f"{self.name}: {error.get('description', 'refused')}"
+        if number in WRONG_LAST:
+            raise WrongLastError(text)
+        if code == NO_RESPONDERS and number not in LIMITS_REACHED:  # no leader, no quorum: it may have one later
+            raise UnansweredError(text)
+        failure = StreamError(text)
+        failure.number = number  # type: ignore[attr-defined]
+        raise failure
+
+    def bounds(self) -> Bounds:
+        """As the stream's leader says."""
+        state = self.describe().get("state")
+        first, last = (state.get(name) if isinstance(state, dict) else None for name in ("first_seq", "last_seq"))
+        if not isinstance(first, int) or not isinstance(last, int):
+            raise StreamError(f"{self.name}: the server does not say which sequences it has")
+        return Bounds(first, last)
+
+    def append(self, data: bytes, after: int, identity: str) -> None:
+        """Acknowledged when a quorum has it on disk."""
+        headers = {
+            "Nats-Msg-Id": identity,
+            "Nats-Expected-Stream": self.target.stream,
+            "Nats-Expected-Last-Sequence": str(after),
+        }
+        fields = self._fields(self.client.request(self.subject, data, headers, timeout=self._answer_s))
+        if fields.get("seq") != after + 1:
+            raise WrongLastError(f"{self.name}: the block is number {fields.get('seq')}, not {after + 1}")
+
+    def read(self, sequence: int) -> bytes | None:
+        """From the leader: a replica may lag."""
+        try:
+            found = self._ask(f"STREAM.MSG.GET.{self.target.stream}", {"seq": sequence}).get("message")
+        except StreamError as error:
+            if getattr(error, "number", 0) == NO_MESSAGE:
+                return None
+            raise
+        try:
+            return base64.b64decode(found.get("data", ""), validate=True) if isinstance(found, dict) else None
+        except ValueError:
+            raise StreamError(f"{self.name}: block {sequence} cannot be decoded") from None
+
+    def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        """In batches from any replica; what that one does not have, from the leader."""
+        following = first
+        while following <= last:
+            before = following
+            with contextlib.suppress(UnansweredError, ConnectionError):
+                for sequence, data in self._batch(following, min(BATCH_BLOCKS, last - following + 1)):
+                    yield sequence, data
+                    following = sequence + 1
+            if following == before:
+                found = self._read_patiently(following)
+                if found is not None:
+                    yield following, found
+                following += 1
+
+    def _read_patiently(self, sequence: int) -> bytes | None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self.read(sequence)
+            except (UnansweredError, ConnectionError):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(PAUSE_S)
+
+    def _batch(self, first: int, most: int) -> Iterator[tuple[int, bytes]]:
+        question = json.dumps({"seq": first, "batch": most, "max_bytes": BATCH_BYTES}).encode()
+        subject = f"$JS.API.DIRECT.GET.{self.target.stream}"
+        expected = first
+        for message in self.client.requests(subject, question, timeout=self._answer_s):
+            sequence = message.headers.get("Nats-Sequence", "")
+            if message.status or not sequence.isdigit() or int(sequence) != expected:
+                return  # the end of the batch, or a replica that has other blocks: the leader is asked
+            yield expected, message.data
+            expected += 1
+            if expected == first + most:
+                return
+
+    def purge(self, below: int) -> None:
+        """Whole blocks, on all replicas."""
+        self._ask(f"STREAM.PURGE.{self.target.stream}", {"seq": below})
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self.client.close()

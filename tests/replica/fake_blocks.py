@@ -1,0 +1,89 @@
+"""Blocks in memory, with the failures that a cluster has: lost answers, late landings, refusals for want of a quorum."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+from penstock.replica.client import UnansweredError
+from penstock.replica.stream import Bounds, StreamError, WrongLastError
+
+
+class FakeStream:
+    """The stream itself, shared by all who are connected to it."""
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, bytes] = {}
+        self.first, self.last = 1, 0
+
+    def append(self, data: bytes, after: int) -> None:
+        if after != self.last:
+            raise WrongLastError(f"wrong last sequence: {self.last}")
+        self.last += 1
+        self.blocks[self.last] = data
+
+    def purge(self, below: int) -> None:
+        self.first = max(self.first, min(below, self.last + 1))
+        for sequence in [found for found in self.blocks if found < self.first]:
+            del self.blocks[sequence]
+
+
+class FakeBlocks:
+    """One connection. ``chance`` makes it as unreliable as ``trouble`` (0 to 1) says."""
+
+    def __init__(
+        self,
+        stream: FakeStream,
+        chance: random.Random | None = None,
+        trouble: float = 0.0,
+        max_bytes: int = 1 << 20,
+    ) -> None:
+        self.name = "stream fake"
+        self.max_bytes = max_bytes
+        self.stream = stream
+        self._chance = chance or random.Random(0)
+        self.trouble = trouble
+        self._late: list[tuple[bytes, int]] = []  # sent, not answered, still on their way
+
+    def _land(self) -> None:
+        """Something that timed out lands now, or never."""
+        if self._late and self._chance.random() < 0.5:
+            data, after = self._late.pop(self._chance.randrange(len(self._late)))
+            with contextlib.suppress(WrongLastError):
+                self.stream.append(data, after)
+
+    def _stumble(self) -> None:
+        self._land()
+        if self._chance.random() < self.trouble:
+            raise self._chance.choice([UnansweredError("lost"), ConnectionError("cut"), StreamError("no quorum")])
+
+    def bounds(self) -> Bounds:
+        self._stumble()
+        return Bounds(self.stream.first, self.stream.last)
+
+    def append(self, data: bytes, after: int, identity: str) -> None:
+        self._land()
+        fate = self._chance.random()
+        if fate < self.trouble / 3:  # it never gets there, or gets there late
+            self._late.append((data, after))
+            raise UnansweredError("no answer")
+        self.stream.append(data, after)
+        if fate < self.trouble:
+            raise UnansweredError("the answer was lost")
+
+    def read(self, sequence: int) -> bytes | None:
+        self._stumble()
+        return self.stream.blocks.get(sequence)
+
+    def read_range(self, first: int, last: int) -> Iterator[tuple[int, bytes]]:
+        for sequence in range(first, last + 1):
+            if (data := self.stream.blocks.get(sequence)) is not None:
+                yield sequence, data
+
+    def purge(self, below: int) -> None:
+        self._stumble()
+        self.stream.purge(below)
+
+    def close(self) -> None:
+        pass

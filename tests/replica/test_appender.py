@@ -1,0 +1,83 @@
+"""The outcome of an append is known, however the answer was lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.replica.appender import Appender, FencedError
+from penstock.replica.client import UnansweredError
+
+from .fake_blocks import FakeBlocks, FakeStream
+
+
+class Scripted(FakeBlocks):
+    """Each append does the next thing of a list, then goes as it should."""
+
+    def __init__(self, stream: FakeStream, *fates: str) -> None:
+        super().__init__(stream)
+        self.fates = list(fates)
+        self.tries = 0
+
+    def append(self, data: bytes, after: int, identity: str) -> None:
+        self.tries += 1
+        fate = self.fates.pop(0) if self.fates else "stored"
+        if fate == "other":
+            self.stream.append(b"another's", after)
+            raise UnansweredError("cut")
+        if fate == "unavailable":
+            raise ConnectionError("nobody is there")
+        if fate != "lost":
+            super().append(data, after, identity)
+        if fate != "stored":
+            raise UnansweredError(fate)
+
+
+def appender(stream: FakeStream, *fates: str) -> tuple[Appender, Scripted]:
+    blocks = Scripted(stream, *fates)
+    return Appender(blocks, stream.last, 7, pause=lambda: None), blocks
+
+
+@pytest.mark.parametrize("fates", [["answer lost"], ["lost"], ["lost", "lost", "answer lost"], ["unavailable"] * 5])
+def test_it_is_stored_once(fates: list[str]) -> None:
+    stream = FakeStream()
+    writer, _ = appender(stream, *fates)
+    assert [writer.append(b"one"), writer.append(b"two")] == [1, 2]
+    assert stream.blocks == {1: b"one", 2: b"two"}
+
+
+def test_what_landed_is_not_sent_again() -> None:
+    writer, blocks = appender(FakeStream(), "answer lost")
+    writer.append(b"one")
+    assert (blocks.tries, writer.unknown) == (1, 1)
+
+
+def test_another_brokers_block_ends_it_for_good() -> None:
+    stream = FakeStream()
+    writer, blocks = appender(stream, "other")
+    for _ in range(2):
+        with pytest.raises(FencedError, match="another broker"):
+            writer.append(b"one")
+    assert blocks.tries == 1, "it does not even try again"
+    assert stream.blocks == {1: b"another's"}
+
+
+def test_another_brokers_block_that_was_purged_ends_it_too() -> None:
+    stream = FakeStream()
+    writer, _ = appender(stream)
+    stream.append(b"another's", 0)
+    stream.append(b"another's", 1)
+    stream.purge(2)
+    with pytest.raises(FencedError):
+        writer.append(b"one")
+
+
+def test_without_a_quorum_it_waits_until_it_is_told_to_end() -> None:
+    stream = FakeStream()
+    blocks = Scripted(stream, *["lost"] * 1000)
+    writer = Appender(blocks, 0, 7, pause=lambda: writer.end_after(0) if blocks.tries == 20 else None)
+    with pytest.raises(TimeoutError, match="not known"):
+        writer.append(b"one")
+    assert blocks.tries == 21, "one more after it was told"
+    with pytest.raises(TimeoutError):
+        writer.append(b"two")
+    assert not stream.blocks, "after an outcome that is not known nothing may follow"

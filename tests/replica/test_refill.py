@@ -1,0 +1,152 @@
+"""A directory is what the stream says, whatever it was before; and a stream that lacks something is not believed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import CorruptionError, InvalidArgument
+from penstock.journal import Journal
+from penstock.journal.verify import verify
+from penstock.replica import FencedError, Replica
+from penstock.replica.refill import BOOT_NAME
+
+from .fake_blocks import FakeBlocks, FakeStream
+from .test_model import contents
+
+SMALL = 65536
+
+
+@pytest.fixture
+def stream() -> FakeStream:
+    return FakeStream()
+
+
+def opened(directory: Path, stream: FakeStream, **options: object) -> Journal:
+    replica = Replica(directory, FakeBlocks(stream), pause=lambda: None)
+    return Journal(directory, disk=replica.disk(), refuse_damage=True, segment_bytes=SMALL, **options)  # type: ignore[arg-type]
+
+
+def fill(journal: Journal, count: int = 30) -> None:
+    for number in range(count):
+        journal.append("t", b"%d" % number + bytes(10_000))
+
+
+def test_an_empty_directory_becomes_the_same_journal(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before, identity = contents(journal), journal.uuid
+        places = [(m.ordinal, m.timestamp_ns, m.stored_ns) for m in journal.read_many(1, 5)]
+    with opened(tmp_path / "b", stream) as journal:
+        assert (contents(journal), journal.uuid) == (before, identity)
+        assert [(m.ordinal, m.timestamp_ns, m.stored_ns) for m in journal.read_many(1, 5)] == places
+        assert journal.append("t", b"more") == len(before) + 1
+    assert not verify(tmp_path / "b")
+
+
+def test_a_frontier_that_leads_its_log_is_no_damage(tmp_path: Path, stream: FakeStream) -> None:
+    """After a power cut: the frontier was written back, the log was not."""
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 3)
+        before = contents(journal)
+    (log,) = (tmp_path / "a").glob("*.log")
+    os.truncate(log, 5000)
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+
+
+def test_every_segment_is_checked_after_a_restart_of_the_machine(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before = contents(journal)
+    oldest = min((tmp_path / "a").glob("*.log"))
+    data = bytearray(oldest.read_bytes())
+    data[20_000:25_000] = bytes(5000)
+    oldest.write_bytes(data)
+    (tmp_path / "a" / BOOT_NAME).write_text("another boot")
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+    assert not verify(tmp_path / "a")
+
+
+def test_what_was_written_and_not_appended_is_wiped(tmp_path: Path, stream: FakeStream) -> None:
+    stale = opened(tmp_path / "a", stream)
+    fill(stale, 2)
+    with opened(tmp_path / "b", stream) as journal:
+        with pytest.raises(OSError, match="sync"):
+            stale.append("t", b"stale" + bytes(20_000))
+        journal.append("t", b"new")
+        before = contents(journal)
+    assert contents(stale).keys() == {1, 2}, "readers never saw it"
+    stale.close()
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+    (log,) = (tmp_path / "a").glob("*.log")
+    assert b"stale" not in log.read_bytes()
+
+
+def test_a_fenced_replica_is_not_opened_again(tmp_path: Path, stream: FakeStream) -> None:
+    replica = Replica(tmp_path / "a", FakeBlocks(stream), pause=lambda: None)
+    with Journal(tmp_path / "a", disk=replica.disk()) as journal:
+        opened(tmp_path / "b", stream).close()
+        with pytest.raises(OSError):
+            journal.append("t", b"x")
+    with pytest.raises(FencedError):
+        replica.disk()
+
+
+def test_retention_purges_the_stream(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream, retain_queues=True) as journal:
+        fill(journal)
+        segments = sorted((tmp_path / "a").glob("*.log"))
+        assert journal.retain(passed=20) > 0
+        first, before = journal.first, contents(journal)
+        assert len(sorted((tmp_path / "a").glob("*.log"))) < len(segments)
+    assert stream.first > 1
+    with opened(tmp_path / "b", stream) as journal:
+        assert (journal.first, contents(journal)) == (first, before)
+
+
+def test_a_missing_block_is_named(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 5)
+    del stream.blocks[4]
+    with pytest.raises(CorruptionError, match="block 4 of stream fake is missing"):
+        opened(tmp_path / "b", stream)
+
+
+def test_a_damaged_block_is_named(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 5)
+    data = bytearray(stream.blocks[4])
+    data[-1] ^= 1
+    stream.blocks[4] = bytes(data)
+    with pytest.raises(CorruptionError, match=r"block 4 of stream fake is damaged.*positions from 2 on"):
+        opened(tmp_path / "b", stream)
+
+
+def test_a_stream_that_lost_what_was_confirmed_is_refused(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 5)
+        before = contents(journal)
+    for sequence in (stream.last, stream.last - 1):
+        del stream.blocks[sequence]
+    stream.last -= 2
+    with pytest.raises(CorruptionError, match=r"ends at position 3.*confirmed messages up to 5"):
+        opened(tmp_path / "a", stream)
+    with Journal(tmp_path / "a", mode="read") as reader:
+        assert contents(reader) == before, "they are still there"
+
+
+def test_another_journals_directory_is_left_alone(tmp_path: Path, stream: FakeStream) -> None:
+    opened(tmp_path / "a", stream).close()
+    with Journal(tmp_path / "own") as journal:
+        journal.append("t", b"own")
+    with pytest.raises(InvalidArgument, match="not touched"):
+        opened(tmp_path / "own", stream)
+    with pytest.raises(InvalidArgument, match="begin with an empty directory"):
+        opened(tmp_path / "own", FakeStream())
+    with Journal(tmp_path / "own", mode="read") as reader:
+        assert contents(reader) == {1: b"own"}
