@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import replace
 
 import pytest
 
 from penstock.broker import Client, Server
+from penstock.broker.protocol import VERBS, Protocol
 from tests.broker.conftest import LONG, Wire, until
 
 COUNT, READ = 3_000, 500
@@ -80,3 +82,41 @@ def test_a_consumer_whose_broker_stands_still_closes_all_the_same(
         patch.setattr(Server, "_read", lambda *_: None)  # it takes nothing in any more
         consumer.close()
     assert consumer.closed
+
+
+def test_nobody_works_for_the_questions_of_a_client_that_is_gone(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(50):
+        client.queue(f"q{number}", topics="t")
+    wire = Wire(server.port)
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    wire.hello().send(b"LIST\n" * 3000)
+    until(lambda: any(connection.paused() for connection in server.connections.values()))
+    asked: list[int] = []
+    ask = Protocol.list_queues
+    monkeypatch.setitem(
+        VERBS, "LIST", replace(VERBS["LIST"], method=lambda *rest: asked.append(1) or ask(*rest))  # type: ignore[func-returns-value]
+    )
+    wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    wire.close()
+    until(lambda: len(server.connections) == 1)
+    assert len(asked) < 100
+
+
+def test_nothing_is_waited_for_from_a_consumer_that_has_ended_and_then_reset(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire(server.port).send(b"SUB q\n")
+    until(lambda: "q" in server.broker.queues and server.broker.queues["q"].consumers)
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.broker.connection.unacknowledged_bytes", lambda _: 1)  # of the last message
+        client.publish("default", b"x")
+        wire.exactly(b"x")
+        consumer = next(found for found in server.connections.values() if found.session.subscriptions)
+        wire.socket.shutdown(socket.SHUT_WR)
+        until(lambda: consumer.ending and consumer.unacknowledged, "its acknowledgement is waited for")
+        wire.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        wire.close()
+        until(lambda: consumer.descriptor not in server.connections, "none will come")
+    assert client.queues()[0]["depth"] == 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
 from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness, unacknowledged_bytes
-from penstock.broker.protocol import Protocol
+from penstock.broker.protocol import VERBS, Protocol
 from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
@@ -172,7 +172,8 @@ class Connection:
                 verb, rest, batch = event
                 if batch is not None:
                     self._count(len(batch))
-                self.session.handle(verb, rest, batch)
+                if not (self.reset and verb in VERBS and VERBS[verb].asks):
+                    self.session.handle(verb, rest, batch)
                 if self.session.loaded:
                     self._count(self.session.loaded)
                     self.session.loaded = 0
@@ -219,10 +220,17 @@ class Connection:
             else:
                 self._send_tls(self.tls)
         except (BrokenPipeError, ConnectionResetError):
-            # A client that ends with something unread resets the connection. Its last acknowledgements may have come
-            # and wait to be read, so only the output ends here; the input ends when recv says so.
-            self.reset = True
-            self.session.output_bytes = 0
+            self.end_output()
+
+    def end_output(self) -> None:
+        """The peer takes nothing any more.
+
+        A client that ends with something unread resets the connection. Its last acknowledgements may have come and wait
+        to be read, so only the output ends here; the input ends when recv says so.
+        """
+        self.reset = True
+        self.session.output_bytes = 0
+        self.session.drop_question()
 
     def settle(self) -> None:
         """Note which messages that need no acknowledgement the peer's TCP has received."""

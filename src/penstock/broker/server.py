@@ -270,7 +270,9 @@ class Server:
         return max(0.0, min(timeout, due_ns / 1e9))
 
     def _event(self, connection: Connection, mask: int) -> None:
-        if mask & select.EPOLLOUT:
+        if mask & select.EPOLLHUP and not connection.reset:  # both directions are over: it was reset
+            connection.end_output()
+        if mask & (select.EPOLLOUT | select.EPOLLHUP):
             self._touched.add(connection)
         readable = mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR)
         if readable and connection not in self._paused:
