@@ -184,11 +184,29 @@ PyObject *get_source(PyObject *self, void *) {
     return Py_NewRef(source ? source : Py_None);
 }
 
+// The value that ``make`` gives. Where it raises, ``failed(message, error)`` gives or raises what counts: so a decoder
+// that is a C function costs no frame of Python.
+PyObject *decode(PyObject *self, PyObject *make, PyObject *failed) {
+    PyObject *value = PyObject_CallOneArg(make, self);
+    if (value || !PyErr_ExceptionMatches(PyExc_Exception)) return value;
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace) PyException_SetTraceback(error, trace);
+    value = PyObject_CallFunctionObjArgs(failed, self, error, nullptr);
+    Py_XDECREF(kind);
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+    return value;
+}
+
 // Decoded at each access, not cached: a value may be a view that holds the message, so that a cached one would leak it.
 PyObject *get_value(PyObject *self, void *) {
     if (PyObject *decoder = as_message(self)->decoder) {
         Py_INCREF(decoder);
-        PyObject *value = PyObject_CallOneArg(decoder, self);
+        PyObject *value = PyTuple_CheckExact(decoder) && PyTuple_GET_SIZE(decoder) == 2
+                              ? decode(self, PyTuple_GET_ITEM(decoder, 0), PyTuple_GET_ITEM(decoder, 1))
+                              : PyObject_CallOneArg(decoder, self);
         Py_DECREF(decoder);
         return value;
     }

@@ -50,9 +50,10 @@ ROOMS: Mapping[str, str] = {
 
 #: What ``penstock.durable`` does, for reaches that do not keep messages by themselves.
 DISK_OPTIONS: Mapping[str, frozenset[str]] = {
-    "publisher": frozenset({"durable"}),
+    "publisher": frozenset({"durable", "durable_wait", "retain_bytes", "retain_age_s", "segment_bytes"}),
     "subscriber": frozenset({"start", "durable"}),
 }
+KEEPING = ("journal", "broker")  # they have options of these names that are their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,9 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     - ``journal``: segment_bytes=67108864, max_message_bytes=67108864, retain_age_s=None, retain_bytes=None,
       sync=True
     - ``broker``: queue='', unconfirmed=0, ttl_s=None, token=None, tls=None, timeout=30.0, reconnect=True
+
+    ``bus``, ``shm`` and ``tcp`` keep everything on disk with durable=DIRECTORY, and then take durable_wait=False,
+    retain_bytes=None, retain_age_s=None, segment_bytes=67108864 (docs/rooms/history.md).
     """
     opened: Publisher[Any] = _open_any("publisher", address, options)
     return opened
@@ -197,6 +201,9 @@ def subscriber(address: str, **options: Any) -> Subscriber[Any]:
     - ``broker``: queue='', ack='next', credit=2048, ack_timeout_s=None, max_deliveries=None, ttl_s=None,
       exclusive=None, dead_letter=None, from_position=None, from_ordinal=None, from_time_ns=None, token=None,
       tls=None, timeout=30.0, reconnect=True, on_message=None
+
+    With start='first', a position, a time or 'last 10 min' it begins on the disk of a publisher with durable=, at
+    ``bus``, ``shm`` and ``tcp``; durable=DIRECTORY names the directory where no publisher is there (``bus``, ``shm``).
     """
     opened: Subscriber[Any] = _open_any("subscriber", address, options)
     return opened
@@ -206,7 +213,11 @@ def check(text: str, kind: str) -> None:
     """Check an address for a ``kind`` (publisher or subscriber) without opening it: its form and its options."""
     address = parse(text)
     function = getattr(room(address.scheme), f"open_{kind}")
-    check_options(convert(address.options, function, address.text), function, f"{kind} of {address.text!r}")
+    options = {**address.options}
+    if wants_disk(kind, address, {}):
+        for name in DISK_OPTIONS[kind]:
+            options.pop(name, None)
+    check_options(convert(options, function, address.text), function, f"{kind} of {address.text!r}")
 
 
 def _open_any(kind: str, text: str, options: dict[str, Any]) -> Any:
@@ -236,7 +247,8 @@ def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
 def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
     if wants_disk(kind, address, options):
         return _open_durable(function, kind, address, options)
-    options = {name: value for name, value in options.items() if value is not None or name not in DISK_OPTIONS[kind]}
+    own = {"start", "durable"} if address.scheme in KEEPING else DISK_OPTIONS[kind]
+    options = {name: value for name, value in options.items() if value is not None or name not in own}
     given = {**convert(address.options, function, address.text), **options}
     check_options(given, function, f"{kind} of {address.text!r}")
     return function(address, **given)
@@ -245,6 +257,8 @@ def _open_with(function: Callable[..., Any], kind: str, address: Address, option
 def wants_disk(kind: str, address: Address, options: Mapping[str, Any]) -> bool:
     """Whether what is opened is kept on disk on its way (``durable=``), or read from there (``start=``)."""
     given = {*address.options, *(name for name, value in options.items() if value is not None)}
+    if address.scheme in KEEPING:
+        return kind == "publisher" and "durable" in given  # which is refused
     return bool(given & DISK_OPTIONS[kind]) and (kind == "publisher" or address.scheme in ("bus", "shm"))
 
 
@@ -388,5 +402,6 @@ def _convert_option(text: str, parameter: inspect.Parameter, of: str) -> Any:
         except ValueError:
             continue
     if {kind.strip(" '\"") for kind in str(parameter.annotation).split("|")} <= {"int", "float", "bool", "None"}:
-        raise InvalidArgument(f"{of}: {parameter.name}={text!r} must be {parameter.annotation}")
+        kinds = {"bool": "true or false"}.get(str(parameter.annotation), parameter.annotation)
+        raise InvalidArgument(f"{of}: {parameter.name}={text!r} must be {kinds}")
     return text

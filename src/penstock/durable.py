@@ -18,6 +18,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import logging
+import os
 import re
 import threading
 import time
@@ -33,7 +34,7 @@ from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateErr
 from penstock.history import check_start, kept_of, start_ns
 from penstock.journal import presence
 from penstock.journal.follow import Follower
-from penstock.journal.journal import Journal
+from penstock.journal.journal import SEGMENT_BYTES, Journal
 from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
 
 if TYPE_CHECKING:
@@ -55,15 +56,21 @@ def open_publisher(
     address: Address,
     live_options: Mapping[str, Any],
     *,
-    durable: str,
+    durable: str | os.PathLike[str] | None = None,
     durable_wait: bool = False,
     retain_bytes: int | None = None,
     retain_age_s: float | None = None,
+    segment_bytes: int = SEGMENT_BYTES,
 ) -> DurablePublisher:
     """A publisher whose messages are kept in the journal ``durable`` on their way."""
     if address.scheme not in REACHES:
         raise InvalidArgument(f"durable= is for {', '.join(REACHES)}: what is published at {address.text!r} is kept")
-    journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s)
+    if durable is None or not os.fspath(durable):
+        raise InvalidArgument(
+            f"publisher of {address.text!r}: give durable=DIRECTORY, where the messages are kept; durable_wait=, "
+            "retain_bytes=, retain_age_s= and segment_bytes= go with it"
+        )
+    journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s, segment_bytes=segment_bytes)
     try:
         return DurablePublisher(address, journal, live_options, durable_wait)
     except BaseException:
@@ -174,6 +181,7 @@ class DurablePublisher(Publisher):
         self._awake = False
         self._ending = False
         self._failure: BaseException | None = None
+        self._before = self._writer.next_position - 1  # published by others
         self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
         self._threads = [
             threading.Thread(target=function, name=f"penstock-durable-{word}", daemon=True)
@@ -315,8 +323,9 @@ class DurablePublisher(Publisher):
 
     @property
     def ledger(self) -> Ledger:
-        """What was published, and what of it is on disk."""
-        published, stored = self._writer.next_position - 1, self._writer.committed_position - 1
+        """What this publisher has published, and what of it is on disk."""
+        published = self._writer.next_position - 1 - self._before
+        stored = self._writer.committed_position - 1 - self._before
         return Ledger(matched=published, delivered=min(stored, published), in_flight=max(0, published - stored))
 
     def _check_usable(self) -> None:

@@ -40,6 +40,8 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
     if history_bytes is not None and (isinstance(history_bytes, bool) or history_bytes < 1):
         raise InvalidArgument(f"history_bytes={history_bytes} must be 1 or more bytes")
     most_bytes = DEFAULT_BYTES if history_bytes is None else history_bytes
+    if not isinstance(latest, bool):
+        raise InvalidArgument(f"latest={latest!r} must be True or False")
     if latest:
         if history is not None:
             raise InvalidArgument("latest=True keeps the last message alone: give history= or latest=, not both")
@@ -59,6 +61,15 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
     if not is_duration(history) or not 0 < seconds < math.inf:
         raise InvalidArgument(f"history={history!r} is no duration; write '5 s' or '2 min', or a number of messages")
     return Kept(MAX_MESSAGES, int(seconds * 1e9), most_bytes)
+
+
+def wants_past(history: object) -> bool:
+    """Whether a subscriber takes what is kept for it: ``history`` of a subscriber."""
+    if not isinstance(history, bool):
+        raise InvalidArgument(
+            f"history={history!r} of a subscriber must be True or False: how much is kept is for its publisher to say"
+        )
+    return history
 
 
 def check_start(start: object) -> str:
@@ -83,6 +94,12 @@ def check_start(start: object) -> str:
 def start_ns(text: str) -> int:
     """The time that such a text names: an ISO date and time, or ``last 10 min``."""
     back = text.removeprefix("last ")
-    if back != text and not is_duration(back):
-        raise InvalidArgument(f"start={text!r} is no time; write 'last 10 min', 'last 2 h' or 'last 30 s'")
-    return moment_ns(text, "start") if back == text else time.time_ns() - int(duration_s(back, "start") * 1e9)
+    if back != text and is_duration(back):
+        return time.time_ns() - int(duration_s(back, "start") * 1e9)
+    try:
+        return moment_ns(text, "start")
+    except InvalidArgument:
+        raise InvalidArgument(
+            f"start={text!r} is no place to begin at; write 'first', 'new', a position, a time such as "
+            "2026-01-31T12:00:00 (UTC), or 'last 10 min'"
+        ) from None

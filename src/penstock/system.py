@@ -9,7 +9,7 @@ from pathlib import Path
 
 from penstock.secrecy import hidden
 
-__all__ = ["Process", "process", "shared_memory", "tree_bytes", "who"]
+__all__ = ["Process", "process", "shared_memory", "state_directory", "tree_bytes", "who"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
@@ -48,6 +48,12 @@ def who(pid: int) -> str:
     found = process(pid)
     words = found.command.split() if found else []
     return f"pid {pid} ({' '.join(words[:3])[:60]})" if words else f"pid {pid}"
+
+
+def state_directory() -> Path:
+    """Where programs of this user keep what should outlive them and is no configuration; it may not exist yet."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "penstock"
 
 
 def shared_memory(directory: str) -> dict[str, int]:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.address import option_names
 from penstock.calls import Client, Request, Server
 from tests.broker.conftest import until
 from tests.broker.test_security import certificate
@@ -578,6 +579,25 @@ def test_a_forked_child_is_told_to_open_its_own_and_leaves_the_parents_alone(ser
 def test_options_that_cannot_be_are_refused_at_once(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         penstock.server("tcp://127.0.0.1:0", bytes, **options)
+
+
+def test_a_misspelt_option_is_told_the_nearest() -> None:
+    with pytest.raises(ValueError, match="max_calls"):
+        penstock.client("bus:misspelt", max_callz=3)
+    with pytest.raises(ValueError, match="workers"):
+        penstock.server("bus:misspelt", bytes.upper, worker=3)
+    with pytest.raises(ValueError, match="token"):
+        penstock.server("tcp://127.0.0.1:0", bytes.upper, tokens="x")
+
+
+@pytest.mark.parametrize(("opened", "function"), [(penstock.client, "open_client"), (penstock.server, "open_server")])
+def test_the_help_lists_the_options_of_each_reach(opened: Any, function: str) -> None:
+    from penstock.calls.lanes import module_of
+
+    for scheme in ("shm", "tcp", "broker"):
+        options = option_names(getattr(module_of(f"{scheme}:x"), function)).values()
+        listed = ", ".join(f"{option.name}={option.default!r}" for option in options)
+        assert f"- ``{scheme}``: {listed}" in " ".join((opened.__doc__ or "").split())
 
 
 def test_clients_that_call_once_each_do_not_all_take_the_same_server() -> None:

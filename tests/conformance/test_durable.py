@@ -71,6 +71,38 @@ def test_a_start_that_is_none_is_refused(reach: Reach, start: Any) -> None:
         reach.subscriber(start=start)
 
 
+def test_a_start_that_is_misspelt_is_told_all_that_can_be_said(reach: Reach) -> None:
+    durable(reach)
+    with pytest.raises(ValueError, match=r"'frist'.*'first'.*'new'.*position.*2026.*'last 10 min'"):
+        reach.subscriber(start="frist")
+
+
+@pytest.mark.parametrize("options", [{"durable_wait": True}, {"retain_bytes": 5}, {"segment_bytes": 1 << 20}, {"durable": ""}])
+def test_what_goes_with_a_directory_needs_one(reach: Reach, options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="durable=DIRECTORY"):
+        reach.publisher(**options)
+
+
+def test_a_publisher_counts_what_it_has_published_itself(reach: Reach) -> None:
+    for number in (10, 3):
+        with durable(reach) as publisher:
+            publisher.publish_many(numbers(1, number))
+            publisher.flush()
+            assert (publisher.ledger.matched, publisher.ledger.delivered) == (number, number)
+            assert publisher.ledger.balanced
+
+
+def test_retention_by_size_is_as_fine_as_the_segments(reach: Reach) -> None:
+    publisher = durable(reach, retain_bytes=300_000, segment_bytes=100_000)
+    for _ in range(100):
+        publisher.publish(bytes(10_000))
+        publisher.flush()
+    publisher.journal.retain()  # waits for what another thread removes
+    assert publisher.journal.first > 50
+    with reach.subscriber(start="first") as subscriber:
+        assert subscriber.receive(LONG).ordinal == publisher.journal.first
+
+
 def test_ordinals_go_on_with_the_next_publisher(reach: Reach) -> None:
     with durable(reach) as publisher:
         publisher.publish_many(numbers(1, 10))

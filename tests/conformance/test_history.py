@@ -163,9 +163,16 @@ def test_latest_of_objects(reach: Reach) -> None:
     "options",
     [
         {"history": -1}, {"history": "soon"}, {"history": "0 s"}, {"history": 5, "latest": True},
-        {"history_bytes": 100}, {"history": 5, "history_bytes": 0},
+        {"history_bytes": 100}, {"history": 5, "history_bytes": 0}, {"history": None, "latest": "yes"},
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(reach: Reach, options: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="history"):
+    with pytest.raises(ValueError, match=r"history|latest"):
         reach.publisher(**options)
+
+
+@pytest.mark.parametrize("history", [5, "5 s", "yes"])
+def test_how_much_is_kept_is_for_the_publisher_to_say(reach: Reach, history: object) -> None:
+    reach.publisher(history=10)
+    with pytest.raises(ValueError, match="its publisher"):
+        reach.subscriber(history=history)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 import penstock
-from penstock.address import Address, check_options, convert, is_loopback, parse
+from penstock.address import Address, check, check_options, convert, is_loopback, parse
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,12 @@ def test_hosts_that_are_this_machine_alone(host: str) -> None:
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "10.0.0.1", "example.org", "127.example.org", "::ffff:10.0.0.1"])
 def test_hosts_that_others_reach_or_that_have_to_be_looked_up(host: str) -> None:
     assert not is_loopback(host)
+
+
+def test_an_address_with_a_place_on_disk_is_a_good_one() -> None:
+    check("shm:/flight?start=first", "subscriber")
+    check("tcp://127.0.0.1:1588?durable=flight&durable_wait=true", "publisher")
+    with pytest.raises(penstock.InvalidArgument, match="statr"):
+        check("shm:/flight?statr=first", "subscriber")
+    with pytest.raises(penstock.InvalidArgument, match="true or false"):
+        check("bus:door?latest=perhaps", "publisher")

@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock import bus, shm, tcp
 from penstock.tcp.protocol import Wanted
+from tests.broker.conftest import until
 from tests.conformance.reaches import unique
 
 LONG = 60.0
@@ -109,6 +110,18 @@ def test_tcp_a_peer_that_asks_for_nonsense_is_closed_alone(tmp_path: Path) -> No
         publisher.publish(b"1")
         assert subscriber.receive(LONG) == b"1"
         assert hostile.read(0) is None
+
+
+def test_tcp_one_too_many_in_the_past_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[tcp.Publisher.__module__], "MAX_FEEDERS", 1)
+    with penstock.publisher("tcp://127.0.0.1:0", durable=str(tmp_path / "kept")) as publisher:
+        publisher.publish(b"1")
+        where = f"tcp://127.0.0.1:{publisher.port}"
+        with penstock.subscriber(where, start="first") as first:
+            assert bytes(first.receive(LONG)) == b"1"
+            with penstock.subscriber(where, start="first") as second:
+                session = second.sessions[0]
+                until(lambda: "1 subscribers read the past already" in (session.last_error or ""))
 
 
 def test_tcp_plain_peers_begin_with_what_comes() -> None:

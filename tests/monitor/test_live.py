@@ -166,3 +166,23 @@ def test_the_flow_of_a_broker(service: Service, tmp_path: Path) -> None:
                     break
                 assert time.monotonic() < deadline, edges
             assert any(end == address for _, end in edges) and any(start == "queue work" for start, _ in edges)
+
+
+def test_a_reader_that_sleeps_and_loses_is_never_green(service: Service) -> None:
+    """Not while messages are lost, and not afterwards, when nothing moves any more."""
+    name = f"shm:/test-asleep-{uuid.uuid4().hex[:8]}"
+
+    def health() -> tuple[str, int]:
+        handles = get(service.url + "api/state")["handles"]
+        mine = (h for h in handles if (h["where"], h["kind"]) == (name, "subscriber"))
+        return next(((h["health"], h["lost"]) for h in mine), ("", 0))
+
+    with penstock.publisher(name, slots=16, slot_size=64) as publisher, penstock.subscriber(name):
+        wait_until(lambda: health()[0] == "idle")
+        for _ in range(1000):
+            publisher.publish(b"x")
+        wait_until(lambda: health()[1] > 900)
+        assert health()[0] in ("losing", "stuck")
+        wait_until(lambda: health()[0] == "stuck")
+        seen = {health()[0] for _ in range(20)}
+        assert seen == {"stuck"}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 
 pytest.importorskip("starlette")
 
+import penstock
 from penstock.broker import Client, Server
 from penstock.monitor.service import Service
 from penstock.observe.latency import spread
@@ -59,7 +62,15 @@ def plant(name: str) -> Iterator[Handles]:
 
 
 def wait_for(browser: Browser, name: str) -> None:
+    """Until the page knows the plant; the handles are shown then."""
+    show(browser, "handles")
     browser.until(f"return document.querySelectorAll('#ledger-table tr[data-where*=\"{name}\"]').length >= 3")
+
+
+def show(browser: Browser, view: str) -> None:
+    """Another view, once it has been drawn."""
+    browser.run("delete document.body.dataset.looked; location.hash = arguments[0]", f"#{view}")
+    browser.until("return document.body.dataset.looked")
 
 
 def test_every_figure_of_the_ledger_equals_the_counters(
@@ -87,6 +98,7 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     wait_for(browser, name)
     own = sum(block.lost for block in live() if block.pid == plant.pid)
     assert own == 50
+    show(browser, "overview")
 
     def shown() -> int:
         return int(browser.run("return document.getElementById('sum-lost').dataset.value"))
@@ -94,6 +106,7 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     deadline = time.monotonic() + 30
     while shown() != sum(block.lost for block in live()):  # others on this machine may lose while we look
         assert time.monotonic() < deadline, (shown(), live())
+    show(browser, "queues")
     meters = browser.run(
         "return [...document.querySelectorAll('#queue-list .meter')].map(m => [m.dataset.key, +m.dataset.depth, +m.dataset.capacity])"
     )
@@ -101,17 +114,20 @@ def test_sums_queues_pipelines_and_troubles(service: Service, browser: Browser, 
     for block in live():
         if block.capacity and block.pid == plant.pid:
             assert by_key[f"{block.pid}-{block.index}-{block.taking}"] == (block.depth, block.capacity)
+    show(browser, "pipelines")
     rows = browser.run("return [...document.querySelectorAll('#pipeline-list .meter')].map(m => +m.dataset.rows)")
     assert 75 in rows
+    show(browser, "overview")
     troubles = browser.run("return document.getElementById('stuck').innerText")
     assert "stuck in receive" in troubles and f"{name}-stuck" in troubles
+    assert "stuck" in browser.run("return document.getElementById('status').innerText")
     nodes = browser.run("return [...document.querySelectorAll('.node')].map(n => [n.dataset.id, n.dataset.health])")
     assert [f"shm:{name}-stuck", "stuck"] in nodes
 
 
 KEY = """
   const figure = document.querySelector(`canvas[data-plot="${arguments[0]}"]`).parentElement;
-  const key = [...figure.querySelectorAll('.keys > span')].find(one => one.dataset.name === arguments[1]);
+  const key = [...figure.querySelectorAll('.keys > button')].find(one => one.dataset.name === arguments[1]);
   return key ? key.dataset.value : null;"""
 
 
@@ -122,26 +138,29 @@ def test_plots_and_processes_show_what_was_counted(
     wait_for(browser, name)
     (reader,) = [b for b in live() if b.pid == plant.pid and b.kind == "subscriber" and b.name == name]
     (pipeline,) = [b for b in live() if b.pid == plant.pid and b.kind == "pipeline"]
-    browser.until("return document.querySelectorAll('canvas[data-plot=\"latency/\"] ~ .keys > span').length")
+    cells = f"#ledger-table tr[data-key='{reader.pid}-{reader.index}-{reader.taking}']"
     latency = spread(reader.latency_counts)
     assert latency is not None and latency.measured == 100
-    assert float(browser.run(KEY, "latency/", f"shm:{name}")) == round(latency.p99_ns / 1e3, 3)
-    cells = f"#ledger-table tr[data-key='{reader.pid}-{reader.index}-{reader.taking}']"
     for field, value_ns in (("p50", latency.p50_ns), ("p99", latency.p99_ns)):
         shown = browser.run(f'return document.querySelector("{cells} .{field}").dataset.value')
         assert float(shown) == value_ns / 1e3
+    show(browser, "plots")
+    browser.until("return document.querySelectorAll('canvas[data-plot=\"latency/\"] ~ .keys > button').length")
+    assert float(browser.run(KEY, "latency/", f"shm:{name}")) == round(latency.p99_ns / 1e3, 3)
     assert float(browser.run(KEY, "depth/", f"shm:{name}")) == reader.depth
     assert float(browser.run(KEY, "lag/", "spark:archive")) == pipeline.lag
     for reason in ("overflow", "gap"):
         shown, kept = browser.run(KEY, "lost/", reason), service.watcher.history.series([f"lost/{reason}"])
         assert float(shown or 0) in (0, *kept["series"][f"lost/{reason}"]), kept  # type: ignore[index]
     assert not browser.run(KEY, "lost/", "filtered"), "what a filter keeps back is not lost"
+    show(browser, "processes")
     process = browser.run(
         "const row = document.querySelector(`#process-table tr[data-pid='${arguments[0]}']`);"
         "return [...row.cells].map(cell => cell.dataset.value)", str(plant.pid),
     )  # fmt: skip
     assert (process[0], process[2]) == (str(plant.pid), "4") and "handles.py" in process[1]
     assert int(process[3]) > 1_000_000 and int(process[5]) >= 1
+    show(browser, "overview")
     flows = browser.run("return [...document.querySelectorAll('.node')].map(n => n.dataset.id)")
     assert f"shm:{name}" in flows and "archive" in flows
 
@@ -156,6 +175,7 @@ def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None
         client.queue("work", topics="t")
         client.publish_many("t", [b"x"] * 3)
         browser.open(acting.url)
+        show(browser, "queues")
         meter = "[...document.querySelectorAll('#queue-list .meter')].find(m => m.innerText.includes('broker:work'))"
         button = f"[...({meter})?.querySelectorAll('button') ?? []].find(b => b.textContent === '%s')"
         browser.run("window.alert = text => { window.said = text; }")
@@ -173,14 +193,16 @@ def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None
 def test_rates_move_the_plots_and_the_graph(service: Service, browser: Browser, plant: Handles, name: str) -> None:
     browser.open(service.url)
     wait_for(browser, name)
-    script = f"""
-      const edge = [...document.querySelectorAll('.edge.pulse')].some(e => !e.classList.contains('idle'));
+    edge = "return [...document.querySelectorAll('.edge.pulse')].some(e => !e.classList.contains('idle'))"
+    key = f"""
       const key = document.querySelector('canvas[data-plot="rate/in/"]').parentElement.querySelector('[data-name="shm:{name}"]');
-      return edge && key && Number(key.dataset.value) > 0;"""
-    deadline = time.monotonic() + 40
-    while not browser.run(script):
-        plant.do(f"add {name}/publisher matched 500", f"set {name}/publisher last_ns now")
-        assert time.monotonic() < deadline
+      return key && Number(key.dataset.value) > 0;"""
+    for view, script in (("overview", edge), ("plots", key)):
+        show(browser, view)
+        deadline = time.monotonic() + 40
+        while not browser.run(script):
+            plant.do(f"add {name}/publisher matched 500", f"set {name}/publisher last_ns now")
+            assert time.monotonic() < deadline
     drawn = browser.run(
         "const c = document.querySelector('canvas[data-plot=\"rate/in/\"]');"
         "return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v > 0)"
@@ -197,21 +219,156 @@ def test_alarm_when_the_books_do_not_close(service: Service, browser: Browser, p
     assert name in text and "not close" in text
 
 
-def test_light_dark_and_narrow(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+#: No box of the drawing over another, no text of the page outside of its window, nothing to scroll sideways.
+LAID_OUT = """
+  const boxes = [...document.querySelectorAll('.node rect.box')].map(box => box.getBoundingClientRect());
+  const over = boxes.some((a, at) => boxes.slice(at + 1).some(b => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1));
+  const cards = [...document.querySelectorAll('.view:not([hidden]) > *, .view:not([hidden]) .split > *')].map(card => card.getBoundingClientRect());
+  const stacked = cards.some((a, at) => cards.slice(at + 1).some(b => a.bottom > b.top + 1 && b.bottom > a.top + 1 && a.right > b.left + 1 && b.right > a.left + 1 && !(a.top <= b.top && a.bottom >= b.bottom) && !(b.top <= a.top && b.bottom >= a.bottom)));
+  const wide = document.documentElement.scrollWidth > window.innerWidth;
+  return [over, stacked, wide];"""
+#: The least contrast of any text that is shown with what is behind it.
+CONTRAST = """
+  const parts = colour => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => { const [x, y, z] = [r, g, b].map(v => (v /= 255) <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * x + .7152 * y + .0722 * z; };
+  let worst = [99, ''];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const holder = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !holder.checkVisibility() || holder.closest('svg')) continue;
+    let behind = holder;
+    while (behind && (parts(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
+    const [a, b] = [light(parts(getComputedStyle(holder).color)), light(behind ? parts(getComputedStyle(behind).backgroundColor) : [255, 255, 255])];
+    const ratio = (Math.max(a, b) + .05) / (Math.min(a, b) + .05);
+    if (ratio < worst[0]) worst = [ratio, walk.currentNode.textContent.trim().slice(0, 40)];
+  }
+  return worst;"""
+
+
+def sound(browser: Browser, what: str) -> None:
+    assert browser.run(LAID_OUT) == [False, False, False], what
+    ratio, text = browser.run(CONTRAST)
+    assert ratio >= 4.5, (what, ratio, text)
+
+
+def test_light_and_dark_wide_and_narrow(service: Service, browser: Browser, plant: Handles, name: str) -> None:
     browser.open(service.url)
     wait_for(browser, name)
-    browser.screenshot(SHOTS / "light.png")
-    light = browser.run("return getComputedStyle(document.body).backgroundColor")
-    browser.dark()
-    browser.until(f"return getComputedStyle(document.body).backgroundColor !== '{light}'")
-    browser.screenshot(SHOTS / "dark.png")
+    for width, height in ((1400, 1000), (800, 1000), (390, 844)):
+        browser.resize(width, height)
+        for dark in (False, True):
+            browser.dark(dark)
+            for view in ("overview", "plots", "handles", "queues", f"channel=shm:{name}"):
+                show(browser, view)
+                word = view.partition("=")[0]
+                sound(browser, f"{word} {width} {'dark' if dark else 'light'}")
+                browser.screenshot(SHOTS / f"{word}-{width}-{'dark' if dark else 'light'}.png")
     browser.dark(False)
-    browser.resize(390, 844)
-    browser.until("return document.documentElement.clientWidth <= 400")
-    assert browser.run("return document.documentElement.scrollWidth <= window.innerWidth")
-    browser.screenshot(SHOTS / "narrow.png")
     browser.resize(1400, 1000)
-    assert all(shot.stat().st_size > 10_000 for shot in SHOTS.glob("*.png"))
+
+
+def test_empty(browser: Browser) -> None:
+    with Service(every_s=0.5) as empty:
+        empty.watcher._source = list
+        empty.start()
+        browser.open(empty.url)
+        browser.until("return document.body.dataset.looked")
+        show(browser, "overview")
+        assert "penstock demo" in browser.run("return document.getElementById('graph').innerText")
+        assert "nothing is losing" in browser.run("return document.getElementById('stuck').innerText")
+        sound(browser, "empty")
+        browser.screenshot(SHOTS / "empty.png")
+
+
+def test_a_thousand_handles_on_one_screen(service: Service, browser: Browser, name: str) -> None:
+    with Handles() as running:
+        for number in range(200):
+            where = f"{name}/{'abcde'[number % 5]}/{number}"
+            running.do(f"open shm publisher {where}", f"add {where}/publisher matched 10")
+            running.do(*(f"open shm {kind} {where}" for kind in ("subscriber", "callback", "fifo", "channel")))
+        bad = f"{name}/e/199"
+        running.do(f"state {bad}/subscriber stuck in receive")
+        browser.open(service.url)
+        show(browser, "overview")
+        browser.until("return Number(document.getElementById('sum-handles').textContent.replace(',', '')) >= 1000")
+        assert browser.run("return document.documentElement.scrollHeight") <= 1100, "one screen"
+        browser.until(f"return document.getElementById('stuck-list').innerText.includes('{bad}')")
+        boxes, lines = browser.run(
+            "return [[...document.querySelectorAll('.node')].map(n => n.dataset.id),"
+            " [...document.querySelectorAll('.edge:not(.pulse)')].flatMap(e => [e.dataset.from, e.dataset.to])]"
+        )
+        assert f"shm:{bad}" in boxes and set(boxes) <= set(lines), "no box without its lines"
+        browser.run("const s = document.getElementById('search'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))", bad)
+        browser.until("return document.querySelectorAll('#channel-list button.channel').length === 1")
+        browser.run("document.querySelector('#channel-list button.channel').click()")
+        browser.until(
+            "const n = [...document.querySelectorAll('.node')].map(n => n.dataset.id);"
+            f"return n.length > 1 && n.length < 10 && n.includes('shm:{bad}')"
+        )
+        browser.run("document.getElementById('search').value = ''")
+        sound(browser, "a thousand")
+        browser.screenshot(SHOTS / "thousand.png")
+
+
+def test_only_what_changed_is_drawn_again(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    browser.run("document.querySelector('#ledger-table th[data-sort=where]').click()")  # an order that stays
+    browser.run(
+        "window.changed = new Set(); new MutationObserver(found => found.forEach(one => {"
+        " const row = (one.target.nodeType === 3 ? one.target.parentElement : one.target).closest('tr');"
+        " window.changed.add(row ? row.dataset.where + '/' + row.dataset.kind : 'rows'); }))"
+        ".observe(document.querySelector('#ledger-table tbody'), {subtree: true, childList: true, characterData: true})"
+    )
+    plant.do(f"add {name}/publisher matched 7")
+    browser.until(f"return window.changed.has('shm:{name}/publisher')")
+    still = browser.run("return [...window.changed]")
+    assert "rows" not in still and f"shm:{name}-stuck/subscriber" not in still, still
+
+
+def test_the_page_of_a_channel(service: Service, browser: Browser) -> None:
+    address = f"shm:/test-page-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(address, slots=32, slot_size=256) as publisher, penstock.subscriber(address) as reader:
+        browser.open(service.url)
+        show(browser, f"channel={address}")
+        browser.until("return document.querySelectorAll('#channel-table tbody tr').length === 2")
+        browser.until("return document.querySelectorAll('#channel-why li').length > 0")
+        browser.run("document.getElementById('channel-tail-start').click()")
+        browser.until("return document.getElementById('channel-tail-note').textContent.startsWith('subscribed')")
+        number = 0
+        deadline = time.monotonic() + 40
+        while not browser.run("return !document.getElementById('channel-fields').hidden"):
+            number += 1
+            publisher.publish(json.dumps({"pose": {"x": number / 2, "y": -number}, "name": "arm"}).encode())
+            assert reader.read(10) is not None
+            assert time.monotonic() < deadline
+        names = browser.run("return [...document.querySelectorAll('#channel-fields .keys button')].map(b => b.dataset.name)")
+        assert names == ["pose.x", "pose.y"]
+        assert "pose" in browser.run("return document.getElementById('channel-tail-list').innerText")
+        browser.screenshot(SHOTS / "channel.png")
+
+
+def test_plots_zoom_hide_and_have_a_logarithmic_axis(
+    service: Service, browser: Browser, plant: Handles, name: str
+) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    show(browser, "plots")
+    key = f"document.querySelector('canvas[data-plot=\"rate/in/\"] ~ .keys [data-name=\"shm:{name}\"]')"
+    browser.until(f"return {key}")
+    browser.run(f"{key}.click()")
+    browser.until(f"return {key}.getAttribute('aria-pressed') === 'false'")
+    browser.run("document.getElementById('log-axis').click()")
+    assert browser.run("return document.getElementById('log-axis').getAttribute('aria-pressed')") == "true"
+    browser.run(
+        "const c = document.querySelector('canvas'); c.setPointerCapture = () => {};"
+        "const at = (type, x) => c.dispatchEvent(new PointerEvent(type, {clientX: c.getBoundingClientRect().left + x, clientY: c.getBoundingClientRect().top + 50, pointerId: 1}));"
+        "at('pointerdown', 150); at('pointermove', 250); at('pointerup', 250)"
+    )
+    browser.until("return !document.getElementById('zoom-out').hidden")
+    browser.run("document.getElementById('zoom-out').click()")
+    browser.until("return document.getElementById('zoom-out').hidden")
+    assert [entry for entry in browser.log() if entry.get("level") == "SEVERE"] == []
 
 
 def test_the_console_is_silent(service: Service, browser: Browser) -> None:

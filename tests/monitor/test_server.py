@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import http.client
+import http.server
 import json
 import re
 import signal
 import socket
+import sqlite3
+import ssl
+import subprocess
 import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +27,9 @@ from penstock import InvalidArgument
 
 pytest.importorskip("starlette")
 
+from penstock.monitor.server import MAX_BODY_BYTES
 from penstock.monitor.service import Service
+from penstock.observe.history_file import DAY_S, HistoryFile
 from penstock.observe.snapshot import live
 
 from ..cli.command import start
@@ -182,15 +190,16 @@ def test_any_token_can_be_shown_by_the_link_that_is_printed() -> None:
         assert get(running.url.partition("?")[0] + "api/state", Cookie=headers["set-cookie"].split(";")[0])[0] == 200
 
 
-def visit(url: str) -> tuple[int, bytes, Any]:
+def visit(url: str, certificate: str | None = None) -> tuple[int, bytes, Any]:
     """One answer, redirections not followed."""
+    trusted = urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=certificate))
 
     class Stay(urllib.request.HTTPRedirectHandler):
         def redirect_request(self, *_: Any) -> None:
             return None
 
     try:
-        with urllib.request.build_opener(Stay).open(url, timeout=30) as answer:
+        with urllib.request.build_opener(Stay, trusted).open(url, timeout=30) as answer:
             return answer.status, answer.read(), answer.headers
     except urllib.error.HTTPError as error:
         with error:
@@ -198,7 +207,7 @@ def visit(url: str) -> tuple[int, bytes, Any]:
 
 
 def test_token_is_needed_off_loopback(handles: Handles) -> None:
-    with Service("0.0.0.0", 0) as running:
+    with Service("0.0.0.0", 0, insecure=True) as running:
         running.start()
         assert running.token is not None and len(running.token) > 16
         port = re.search(r":(\d+)/", running.url)[1]  # type: ignore[index]
@@ -280,3 +289,152 @@ def test_a_taken_port_is_told_in_one_line(service: Service) -> None:
     port = re.search(r":(\d+)/", service.url)[1]  # type: ignore[index]
     done = run("monitor", "--port", port)
     assert done.returncode == 1 and port in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_page_elsewhere_is_refused_by_its_origin(service: Service) -> None:
+    own = service.url.rstrip("/")
+    assert get(service.url + "api/state", Origin=own)[0] == 200
+    for origin in ("http://evil.example", "null", own.replace("http:", "https:"), own + "0"):
+        assert get(service.url + "api/state", Origin=origin)[0] == 403, origin
+
+
+def test_a_body_is_bounded(name: str) -> None:
+    with Service(every_s=0.2, allow_actions=True) as acting:
+        acting.start()
+        host = acting.url.split("/")[2]
+        with socket.create_connection(tuple(host.split(":")), timeout=30) as line:  # type: ignore[arg-type]
+            line.sendall(
+                f"POST /api/actions/purge HTTP/1.1\r\nHost: {host}\r\nX-Penstock-Action: 1\r\n"
+                f"Content-Length: {1 << 40}\r\n\r\n".encode() + bytes(MAX_BODY_BYTES + 1)
+            )
+            assert line.recv(100).startswith(b"HTTP/1.1 413")
+
+
+def test_off_loopback_it_wants_tls_or_to_be_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="certificate"):
+        Service("0.0.0.0")
+    with pytest.raises(InvalidArgument, match="key"):
+        Service(certificate="a.pem")
+    with pytest.raises(InvalidArgument, match="cannot be used"):
+        Service(certificate=str(tmp_path / "none.pem"), key=str(tmp_path / "none.pem"))
+    with Service("0.0.0.0", insecure=True) as page:
+        assert page.token and page.url.startswith("http://")
+
+
+def test_by_tls(tmp_path: Path) -> None:
+    certificate, key = certificate_of("127.0.0.1", tmp_path)
+    with Service(certificate=certificate, key=key, token="a-long-secret") as page:
+        page.start()
+        trusted = ssl.create_default_context(cafile=certificate)
+        bare = page.url.partition("?")[0]
+        request = urllib.request.Request(bare, headers={"Authorization": "Bearer a-long-secret"})
+        with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:
+            assert bare.startswith("https://") and b"<title>Penstock</title>" in answer.read()
+        assert "secure" in visit(page.url, certificate)[2]["set-cookie"].lower()
+
+
+def certificate_of(host: str, folder: Path) -> tuple[str, str]:
+    """A certificate that signed itself, and its key, as files."""
+    made = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-subj", f"/CN={host}", "-addext", f"subjectAltName=IP:{host}", "-out", made[0], "-keyout", made[1]],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return str(made[0]), str(made[1])
+
+
+def test_a_day_is_kept_on_disk_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "monitor.sqlite"
+    kept = HistoryFile(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    now = 1_800_000_000.0
+    for second in range(0, 3 * DAY_S // 2, 30):
+        kept.add(now + second, {"rate/in/a": second, **({"rate/in/b": 1.0} if second < 120 else {})})
+    end = now + 3 * DAY_S // 2
+    hour = kept.series(3600, end)
+    assert 58 <= len(hour["times"]) <= 61 and list(hour["series"]) == ["rate/in/a"]
+    kept.close()
+    again = HistoryFile(path)
+    day = again.series(10 * DAY_S, end)
+    assert 1438 <= len(day["times"]) <= 1441, "older ones are gone"
+    assert day["series"]["rate/in/a"][-1] == pytest.approx(3 * DAY_S // 2 - 75, abs=60)
+    again.close()
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE minutes SET series = x'00' WHERE minute % 2 = 0")
+    hurt = HistoryFile(path)
+    assert 715 <= len(hurt.series(DAY_S, end)["times"]) <= 722, "damaged minutes are gaps"
+    hurt.close()
+
+
+def test_the_page_reads_it(tmp_path: Path) -> None:
+    kept = HistoryFile(tmp_path / "h.sqlite")
+    kept.add(time.time() - 180, {"rate/in/x": 5.0})
+    kept.add(time.time() - 60, {})
+    kept.close()
+    with Service(every_s=0.2, history=tmp_path / "h.sqlite") as page:
+        page.start()
+        record = json.loads(get(page.url + "api/history?span=3600")[1])
+        assert record["series"]["rate/in/x"][0] == 5.0
+        assert get(page.url + "api/history?span=day")[0] == 400
+
+
+def test_a_file_that_cannot_be_kept_is_told_and_the_page_served(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "h.sqlite").write_bytes(b"no database at all" * 100)
+    with Service(every_s=0.2, history=tmp_path / "h.sqlite") as page:
+        page.start()
+        assert get(page.url + "api/history?span=3600")[0] == 200
+    assert "cannot keep the history" in caplog.text
+
+
+def test_the_dashboard_asks_for_figures_that_there_are(service: Service, handles: Handles, name: str) -> None:
+    handles.do(f"open shm subscriber {name}", f"drop {name}/subscriber gap 3", f"latency {name}/subscriber 5000")
+    seen(service, name, lost=3)
+    told = set(re.findall(r"^(penstock_\w+)", get(service.url + "metrics")[1].decode(), re.MULTILINE))
+    dashboard = json.loads(get(service.url + "grafana.json")[1])
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    assert len(queries) >= 8
+    asked = {word for query in queries for word in re.findall(r"penstock_\w+", query)}
+    assert asked <= told, asked - told
+
+
+def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Handles, name: str) -> None:
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    from penstock.monitor.otlp import exporting
+
+    got: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            got.append(gzip.decompress(body) if self.headers.get("Content-Encoding") == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    handles.do(f"open shm publisher {name}", f"add {name}/publisher matched 42")
+    seen(service, name, matched=42)
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with exporting(service.watcher, f"http://127.0.0.1:{server.server_port}"):
+                pass  # the end exports once more
+        finally:
+            server.shutdown()
+            thread.join()
+    message = ExportMetricsServiceRequest.FromString(got[-1])
+    points = {
+        (metric.name, attribute.value.string_value): point.as_int
+        for metric in message.resource_metrics[0].scope_metrics[0].metrics
+        for point in metric.sum.data_points
+        for attribute in point.attributes
+        if attribute.key == "name"
+    }
+    assert points["penstock.matched", name] == 42

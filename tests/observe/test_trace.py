@@ -41,6 +41,9 @@ def test_the_context_travels_through_a_journal(tmp_path: Path) -> None:
     with tracer.start_as_current_span("read", context=context) as reading:
         assert reading.get_span_context().trace_id == span.get_span_context().trace_id
     assert otel.get_current_span() is not None
+    with trace.following(message, "handle"):
+        within = otel.get_current_span().get_span_context()
+        assert within.trace_id == span.get_span_context().trace_id, "the trace of whoever published"
 
 
 STUB = """

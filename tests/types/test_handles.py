@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 
 import penstock
+from penstock import types
 from penstock.broker import Server
 
 
@@ -49,3 +51,52 @@ def test_a_rooms_own_openers_take_a_type() -> None:
         assert subscriber.receive(30).value == "hello"
     with pytest.raises(penstock.InvalidArgument, match="evolve"):
         penstock.shm.publisher("/types-opener", evolve="any")
+
+
+def test_a_fast_decoder_is_asked_first_and_the_other_where_it_raises():
+    asked = []
+
+    def fast(message):
+        asked.append("fast")
+        if bytes(message) != b"good":
+            raise ValueError("not for me")
+        return "fast"
+
+    def decode(message):
+        asked.append("decode")
+        if bytes(message) == b"bad":
+            raise ValueError("nobody's")
+        return "decoded"
+
+    codec = types.Codec("Two", "x", {}, encode=bytes, decode=decode, fast=fast)
+    with penstock.subscriber("bus:fast", type=codec) as subscriber, penstock.publisher("bus:fast", type=codec) as publisher:
+        publisher.publish_many([b"good", b"odd", b"bad"])
+        messages = [subscriber.receive(30) for _ in range(3)]
+        assert [message.value for message in messages[:2]] == ["fast", "decoded"]
+        with pytest.raises(penstock.DecodeError, match="message 3 of fast, 3 bytes, is not Two: nobody's") as raised:
+            messages[2].value
+        assert isinstance(raised.value.__cause__, ValueError) and raised.value.message is messages[2]
+        assert subscriber.decode_errors == 1
+        assert asked == ["fast", "fast", "decode", "fast", "decode"]
+
+
+def test_an_interrupt_in_a_decoder_is_no_message_that_does_not_decode():
+    def decode(message):
+        raise KeyboardInterrupt
+
+    codec = types.Codec("Slow", "x", {}, encode=bytes, decode=decode)
+    with penstock.subscriber("bus:slow", type=codec) as subscriber, penstock.publisher("bus:slow", type=codec) as publisher:
+        publisher.publish(b"x")
+        message = subscriber.receive(30)
+        with pytest.raises(KeyboardInterrupt):
+            message.value
+        assert subscriber.decode_errors == 0
+
+
+def test_arrays_of_no_items_and_of_parts_of_items():
+    with penstock.subscriber("bus:parts", type=numpy.dtype("<f8")) as subscriber, penstock.publisher("bus:parts") as publisher:
+        publisher.publish_many([b"", b"12345", bytes(16)])
+        messages = [subscriber.receive(30) for _ in range(3)]
+        assert messages[0].value.shape == (0,) and messages[2].value.tolist() == [0.0, 0.0]
+        with pytest.raises(penstock.DecodeError, match="no whole number of items of 8 bytes"):
+            messages[1].value

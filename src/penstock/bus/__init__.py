@@ -28,7 +28,7 @@ from penstock.bus.subscriber import (
     QueueSubscriber,
 )
 from penstock.channel import Overflow
-from penstock.history import kept_of
+from penstock.history import kept_of, wants_past
 
 if TYPE_CHECKING:
     from penstock._core.bus import Message
@@ -102,7 +102,7 @@ def open_subscriber(
         timeout=timeout,
         drop_above=drop_above,
     )
-    subscriber.history = history
+    subscriber.history = wants_past(history)
     named_bus(address.name).add(subscriber)
     return subscriber.call_in_thread(on_message)
 

@@ -27,7 +27,12 @@ def client(address: str, *, max_calls: int = ..., **options: Any) -> Client: ...
 def client(address: str, *, max_calls: int = 32, **options: Any) -> Client[Any, Any]:
     """A client of the servers at ``address``: ``penstock.client("shm:/plan").call(b"where?", timeout=1.0)``.
 
-    ``type=`` and ``reply_type=`` make it ask by objects and get objects: docs/types.md has the kinds.
+    ``type=`` and ``reply_type=`` make it ask by objects and get objects: docs/types.md has the kinds. Options of the
+    reach (docs/rooms/calls.md):
+
+    - ``shm``: spin_us=0
+    - ``tcp``: token=None, tls=None, connect_timeout=10.0, max_message_bytes=67108864, keepalive=15.0
+    - ``broker``: queue='', token=None, tls=None, timeout=30.0
     """
     return Client(address, max_calls=max_calls, **options)
 
@@ -35,6 +40,12 @@ def client(address: str, *, max_calls: int = 32, **options: Any) -> Client[Any, 
 def server(address: str, function: Callable[..., Any] | None = None, *, workers: int = 1, **options: Any) -> Server:
     """A server at ``address`` that answers by ``function``, or by ``for request in server: request.reply(...)``.
 
-    With ``type=`` the function gets objects, with ``reply_type=`` it gives them.
+    With ``type=`` the function gets objects, with ``reply_type=`` it gives them. Options of the reach
+    (docs/rooms/calls.md):
+
+    - ``shm``: spin_us=0
+    - ``tcp``: token=None, tls=None, insecure=False, handshake_timeout=10.0, max_clients=1000,
+      max_message_bytes=67108864, keepalive=15.0
+    - ``broker``: queue='', token=None, tls=None, timeout=30.0
     """
     return Server(address, function, workers=workers, **options)

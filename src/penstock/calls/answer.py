@@ -141,7 +141,7 @@ class Server(Handle):
             raise InvalidArgument(f"workers={workers!r} must be 1 to 1024 threads")
         self._function = function
         self._passes = _passes_request(function) if function is not None else ""
-        self._lane = open_server(address, options)
+        self._lane = open_server(address, options, Server)
         self.address = without_secrets(address)
         if self._lane.port is not None:  # tcp://HOST:0 listens at a port that the system has chosen
             scheme, _, rest = self.address.partition("://")

@@ -82,7 +82,7 @@ class Client(Handle, Generic[Asked, Answered]):
         self.address = self.name = without_secrets(address)
         self._origin = os.urandom(16)
         self._pid = os.getpid()
-        self._lane = open_client(address, options, self._origin, max_calls)
+        self._lane = open_client(address, options, self._origin, max_calls, Client)
         scheme, _, name = self.address.partition(":")
         self._counters = Counters(scheme, "client", name.removeprefix("//"))
         self._counters.set("capacity", max_calls)

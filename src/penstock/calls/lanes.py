@@ -18,9 +18,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from typing import Any
 
-from penstock.address import Address, check_options, convert, parse
+from penstock.address import Address, convert, option_names, parse
 from penstock.calls.envelope import Envelope
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, nearest
 
 
 @contextlib.contextmanager
@@ -114,11 +114,18 @@ class ServerLane(ABC):
         """Instead of ``close`` in a forked child."""
 
 
-def address_of(text: str, options: dict[str, Any], function: Any) -> tuple[Address, dict[str, Any]]:
-    """The parsed address, and the options of the lane: those in the address and those given."""
+def address_of(text: str, options: dict[str, Any], function: Any, whole: Any) -> tuple[Address, dict[str, Any]]:
+    """The parsed address, and the options of the lane: those in the address and those given.
+
+    ``whole`` takes the options that every reach has; the error for a misspelt one knows them too.
+    """
     address = parse(text)
     found = {**convert(address.options, function, address.text), **options}
-    check_options(found, function, f"calls at {address.text!r}")
+    valid = option_names(function)
+    for name in found:
+        if name not in valid:
+            known = [*valid, *option_names(whole)]
+            raise InvalidArgument(f"calls at {address.text!r} have no option {name!r}; {nearest(name, known)}")
     return address, found
 
 
@@ -135,17 +142,17 @@ def module_of(text: str) -> Any:
     return importlib.import_module(f"penstock.calls.{modules[scheme]}")
 
 
-def open_client(text: str, options: dict[str, Any], origin: bytes, most: int) -> ClientLane:
+def open_client(text: str, options: dict[str, Any], origin: bytes, most: int, whole: Any) -> ClientLane:
     """The client's lane for an address."""
     function = module_of(text).open_client
-    address, found = address_of(text, options, function)
+    address, found = address_of(text, options, function, whole)
     lane: ClientLane = function(address, origin, most, **found)
     return lane
 
 
-def open_server(text: str, options: dict[str, Any]) -> ServerLane:
+def open_server(text: str, options: dict[str, Any], whole: Any) -> ServerLane:
     """The server's lane for an address."""
     function = module_of(text).open_server
-    address, found = address_of(text, options, function)
+    address, found = address_of(text, options, function, whole)
     lane: ServerLane = function(address, **found)
     return lane

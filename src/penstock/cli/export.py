@@ -42,6 +42,7 @@ class Kind(enum.StrEnum):
     PARQUET = "parquet"
     CSV = "csv"
     JSONL = "jsonl"
+    LEROBOT = "lerobot"
 
 
 @app.command()
@@ -56,17 +57,33 @@ def export(
         str | None, typer.Option("--from", help="Begin here: an ISO time, or 10s after the start.")
     ] = None,
     length: Annotated[str | None, typer.Option("--for", help="So much of it: 30s, 5m.")] = None,
+    feature: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=TOPIC[:FIELD]", help="lerobot: a feature, such as 'action=commands:target'."),
+    ] = None,
+    fps: Annotated[int | None, typer.Option(min=1, help="lerobot: frames a second.")] = None,
+    episodes: Annotated[
+        str | None, typer.Option(metavar="TOPIC", help="lerobot: each message of it begins an episode.")
+    ] = None,
+    task: Annotated[str, typer.Option(help="lerobot: what was done, where no message says it.")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print what was written as one JSON object.")] = False,
 ) -> None:
-    """Turn a recording into MCAP, Parquet, CSV or JSON lines.
+    """Turn a recording into MCAP, Parquet, CSV, JSON lines or a LeRobot dataset.
 
     Topics that a typed publisher has described have a column for each field in CSV and Parquet (named TOPIC.FIELD where
     there are several such topics), and their fields in JSON lines. Other bodies stay bytes in Parquet; in CSV and JSON
     lines they are JSON or text where they are, else hexadecimal. MCAP has all as bytes, with their schemas.
 
+    A LeRobot dataset (v3.0) is a folder of frames at --fps: each has of every --feature the last numbers at that time.
+
     Example: [green]penstock export run1 --to parquet -o run1.parquet --topic 'camera.>'[/]
     """
     target = output or Path(f"{directory.name.rstrip('/') or 'recording'}.{to.value}")
+    if to is Kind.LEROBOT:
+        _lerobot(directory, target, _features(feature, topic), fps, episodes, task, (start, length), as_json)
+        return
+    if feature or fps or episodes or task:
+        raise InvalidArgument("--feature, --fps, --episodes and --task are for --to lerobot")
     if str(target) == "-" and to not in (Kind.CSV, Kind.JSONL):
         raise InvalidArgument(f"--to {to.value} is a file with an index at its end; give -o FILE")
     for gap in read_story(directory).missing():
@@ -89,6 +106,41 @@ def export(
         show.print_json({"file": str(target), "messages": count}, sys.stderr if str(target) == "-" else sys.stdout)
     elif str(target) != "-":
         print(f"wrote {show.count_text(count)} messages to {target}", file=sys.stderr)
+
+
+def _features(given: list[str] | None, topics: list[str] | None) -> dict[str, str]:
+    if topics:
+        raise InvalidArgument("--to lerobot takes its topics by --feature NAME=TOPIC[:FIELD]")
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, sign, where = text.partition("=")
+        if not sign or not where or name in found:
+            raise InvalidArgument(f"--feature {text!r} is not of the form NAME=TOPIC[:FIELD], each name once")
+        found[name] = where
+    return found
+
+
+def _lerobot(
+    directory: Path, target: Path, features: dict[str, str], fps: int | None, episodes: str | None, task: str,
+    span: tuple[str | None, str | None], as_json: bool,
+) -> None:  # fmt: skip
+    from penstock.recording import lerobot
+
+    if fps is None:
+        raise InvalidArgument("--to lerobot has frames at a fixed rate: say it by --fps")
+    for gap in read_story(directory).missing():
+        exits.told(f"{directory}: {gap}")
+    start, length = span
+    done = lerobot.write(
+        directory, target, features, fps=fps, episodes=episodes, task=task, start=start, length=length
+    )
+    if done.empty:
+        exits.told(f"{show.number_of(len(done.empty), 'episode')} without a frame left out: {done.empty}")
+    if as_json:
+        show.print_json({"directory": str(target), "episodes": done.episodes, "frames": done.frames})
+    else:
+        told = f"{show.number_of(done.frames, 'frame')} of {show.number_of(done.episodes, 'episode')}"
+        print(f"wrote {told} to {target}", file=sys.stderr)
 
 
 def _open(target: Path) -> IO[str]:

@@ -52,7 +52,7 @@ def pub(
     ] = None,
     wait: Annotated[
         int | None,
-        typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where messages are not kept, else 0."),
+        typer.Option(min=0, help="Wait for so many subscribers first. Default: 1 where nothing is on disk, else 0."),
     ] = None,
     timeout: Annotated[
         float, typer.Option(min=0.0, help="Seconds to wait for them, for a broker or a full channel, before code 3.")

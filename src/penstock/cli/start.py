@@ -83,4 +83,7 @@ def _last(journal: Journal, topic: str, count: int) -> int | str:
 def _option(names: Any, wanted: str, flag: str, address: str) -> str:
     if wanted in names:
         return wanted
-    raise InvalidArgument(f"{flag}: {address} keeps no old messages; journal: and broker:// addresses do")
+    raise InvalidArgument(
+        f"{flag}: {address} keeps no old messages; journal: and broker:// addresses do, and --start reads what a "
+        "publisher with --durable keeps"
+    )

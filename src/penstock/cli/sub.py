@@ -110,7 +110,10 @@ def sub(
                 for path in paths:
                     check_path(known, path)
             losses = _Losses(subscriber, as_json)
-            sources.append(Source(without_secrets(address), subscriber, values, losses, head.encode()))
+            made = Source(without_secrets(address), subscriber, values, losses, head.encode())
+            if "start" in parse(where).options:
+                made.past = "network" if parse(where).scheme == "tcp" else "disk"
+            sources.append(made)
         reader = Reader(sources, write, passes, expression or "")
         try:
             complete = reader.run(count, timeout, exit_at_end)
@@ -230,6 +233,21 @@ class Source:
     losses: _Losses
     head: bytes
     seen: int = 0
+    past: str = ""  # where it is read from; empty: what comes, or what the reach itself keeps
+    began_ns: int = field(default_factory=time.time_ns)
+    ended: bool = False  # all that was there when it was opened has been read
+
+    @property
+    def quiet_s(self) -> float:
+        """How long it may be silent before that is its end: on disk one look tells."""
+        return 0.0 if self.past == "disk" or self.address.startswith("journal:") else QUIET_AT_END_S
+
+    def note(self, message: Message) -> None:
+        """What was stored after this command began, by the clock of the publisher, was not there."""
+        if self.past and not self.ended:
+            sessions: Any = getattr(self.subscriber, "sessions", ())
+            offset = next((one.clock_offset_ns for one in sessions if one.clock_offset_ns is not None), 0)
+            self.ended = message.timestamp_ns > self.began_ns + offset
 
 
 @dataclass(slots=True)
@@ -248,7 +266,7 @@ class Reader:
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
         """Until the count is reached or the end (True), or nothing came for too long (False)."""
         read_at = printed_at = time.monotonic()
-        at_end_s = max((0.0 if s.address.startswith("journal:") else QUIET_AT_END_S for s in self.sources), default=0.0)
+        at_end_s = max((source.quiet_s for source in self.sources), default=0.0)
         while count is None or self.printed < count:
             ends = [printed_at + timeout] if timeout is not None else []
             ends += [read_at + at_end_s] if exit_at_end else []
@@ -256,6 +274,8 @@ class Reader:
             came = self._round(None if count is None else count - self.printed, max(0.0, wait_s))
             now = time.monotonic()
             read_at = now if came else read_at
+            if exit_at_end and all(source.ended for source in self.sources):
+                return True
             if self.printed > before:
                 printed_at = now
             elif exit_at_end and not came and now - read_at >= at_end_s:
@@ -287,6 +307,7 @@ class Reader:
             if self.passes is None or self.passes(message, source.values):
                 out.write(source.head + self.write(message, source.values))
                 self.printed += 1
+            source.note(message)
         if self.printed > before:
             out.flush()
         elif len(batch):

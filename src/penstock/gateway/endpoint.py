@@ -25,6 +25,7 @@ from penstock.gateway import carriage
 from penstock.gateway.durable import Forwarder
 from penstock.gateway.module import Module
 from penstock.gateway.throttle import Throttle
+from penstock.types import Schema, Terms
 
 BATCH = 256
 READ_TIMEOUT_S = 0.2
@@ -60,6 +61,20 @@ class Endpoint(Module):
             self._reads = True
             if self._started:
                 self._read()
+
+    def announce(self, schema: Schema) -> None:
+        """Say at the channel what goes out here is made of, where the content travels as it is, apart from properties.
+
+        ``RefusedError`` where another type is there.
+        """
+        if self._publisher is not None and self._publisher.carries_properties:
+            self._publisher.agree(Terms(schema, writes=True))
+
+    def compare(self, schema: Schema) -> None:
+        """``RefusedError`` where what comes from here is said to be of another type."""
+        text = None if self._subscriber is None else self._subscriber.schema
+        if text:
+            Terms(schema, writes=False).check(text, self.name)
 
     def start(self) -> None:
         """Begin to read, where somebody is linked to this end."""

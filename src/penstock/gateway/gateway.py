@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from penstock.address import without_secrets
 from penstock.channel import choose
-from penstock.errors import InvalidArgument, StateError, nearest
+from penstock.errors import InvalidArgument, RefusedError, StateError, nearest
 from penstock.gateway import configuration as configurations
 from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
 from penstock.gateway.buffer import Buffer
@@ -32,9 +32,11 @@ from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
 from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkOptions, LinkTable, drain_order
 from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.module import typed
 from penstock.gateway.place import located
 from penstock.gateway.supervision import Policy, Restart
 from penstock.gateway.worker import ERROR, Deadline, Life, Order, Worker
+from penstock.types import first_difference
 
 log = logging.getLogger("penstock.gateway")
 EXIT_TIMEOUT_S = 5.0
@@ -437,6 +439,7 @@ class Gateway:
             self._check_link(link)
             if link.ends in self._buffered:
                 raise AddLinkError(f"link {link} is there already")
+        self._check_types(link)
         name = f"{link} (buffer)"
         build = functools.partial(Buffer, str(link.buffer), str(link))
         self._add(Kept(Recipe(name, build, None), None, None), QueueOptions(), passes_stars=False)
@@ -457,6 +460,7 @@ class Gateway:
                 self._check_link(link)
             opened = self._open_endpoints(link)
         try:
+            self._check_types(link)
             with self._lock:
                 self._check()
                 self._check_link(link)
@@ -494,6 +498,27 @@ class Gateway:
             raise AddLinkError(f"link {link}: {link.source!r} names no output; an output of a module is MODULE.OUTPUT")
         if link in self._table:
             raise AddLinkError(f"link {link} is there already")
+
+    def _check_types(self, link: Link) -> None:
+        """Raise ``AddLinkError`` if the sink cannot read what the source says that it publishes.
+
+        Modules in processes of their own and those behind a star are not looked at, nor what a sink failed at.
+        """
+        owner = self._table.owner(link.source) or link.source
+        source, sink = self._kept.get(owner), self._kept.get(link.sink)
+        if source is None or sink is None or link.source.endswith(f".{ERROR}"):
+            return
+        written, read = typed(source.module, "output_type"), typed(sink.module, "input_type")
+        try:
+            if isinstance(source.module, Endpoint) and read is not None:
+                source.module.compare(read)
+            if isinstance(sink.module, Endpoint) and written is not None:
+                sink.module.announce(written)
+        except RefusedError as error:
+            raise AddLinkError(f"link {link}: {error}") from None
+        difference = None if written is None or read is None else first_difference(written, read)
+        if difference is not None and written is not None and read is not None:
+            raise AddLinkError(f"link {link}: {written.name} is published, and {read.name} is read: {difference}")
 
     def _sync(self, sources: Iterable[str]) -> None:
         """Make the broker's links from ``sources`` what the table says: one computed set of sinks each. Locked."""

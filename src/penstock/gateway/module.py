@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
 from penstock._core.gateway import GatewayMessage
+from penstock.types import Codec, Schema, codec_of
+from penstock.types.handles import Decoding
 
 log = logging.getLogger("penstock.gateway")
 
@@ -52,6 +54,10 @@ class Module:
     gathers: ClassVar[bool] = False
     #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
     restarts: ClassVar[bool] = False
+    #: What messages that come are made of: ``self.value(message)`` gives it. As ``type=`` of ``penstock.subscriber``.
+    input_type: ClassVar[Any] = None
+    #: What ``self.publish`` takes. As ``type=`` of ``penstock.publisher``.
+    output_type: ClassVar[Any] = None
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -77,13 +83,32 @@ class Module:
 
     def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None, output: str = "") -> None:
         """Send to whoever is linked to this module, or to its ``output`` of that name (``NAME.OUTPUT`` in a link). A
-        GatewayMessage without new properties goes as it is."""
+        GatewayMessage without new properties goes as it is. With an ``output_type``, objects of it are sent."""
+        if self.output_type is not None and not isinstance(content, GatewayMessage):
+            content = self._codec("output_type").encode(content)
         if properties is not None or not isinstance(content, GatewayMessage):
             content = GatewayMessage(content, properties)
         if output:
             self.broker.publish_output(self, output, content)
         else:
             self.broker.publish(self, content)
+
+
+    def value(self, message: GatewayMessage) -> Any:
+        """The message as an object of the ``input_type``; ``DecodeError`` where it is none, which is a failure of
+        ``receive`` like any other. Without an ``input_type`` the content as bytes."""
+        if self.input_type is None:
+            return bytes(message)
+        found = vars(self).get("_values")
+        if found is None:
+            found = self._values = Decoding(self._codec("input_type"))
+        return found.decode(message)
+
+    def _codec(self, which: str) -> Codec[Any]:
+        known = vars(self).setdefault("_codecs", {})
+        if which not in known:
+            known[which] = codec_of(getattr(self, which))
+        return known[which]  # type: ignore[no-any-return]
 
 
 class Source(Module):
@@ -130,6 +155,12 @@ class Source(Module):
                 self.on_failure(error)
             else:
                 log.exception("module %r: its source thread ended by an error", self.name)
+
+
+def typed(module: Any, which: str) -> Schema | None:
+    """The schema of a module's ``input_type`` or ``output_type``; None if it has none."""
+    kind = getattr(module, which, None)
+    return None if kind is None else codec_of(kind).described()
 
 
 def refuse_generators(module: Any) -> None:

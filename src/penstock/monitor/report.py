@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.observe.rates import flow
-from penstock.observe.topology import graph, place_of
+from penstock.observe.topology import graph, inside_gateway, place_of
 from penstock.observe.watcher import Look, State, summary
 
-__all__ = ["handle_record", "state_record"]
+__all__ = ["Changes", "handle_record", "state_record"]
 
 
 def handle_record(look: Look) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def handle_record(look: Look) -> dict[str, Any]:
         "dropped_count": block.dropped_count, "lost": block.lost, "expired": ledger.expired,
         "in_flight": block.in_flight, "redelivered": ledger.redelivered, "errors": block.errors,
         "depth": block.depth, "capacity": block.capacity, "peers": block.peers, "memory_bytes": block.memory_bytes,
-        "lag": block.lag, "idle_s": block.idle_s,
+        "lag": block.lag, "last_s": block.last_ns / 1e9 if block.last_ns else None, "internal": inside_gateway(look),
         "latency_us": block.latency_ns / 1e3 if block.latency_ns else None,
         "latency_p50_us": latency.p50_ns / 1e3 if latency else None,
         "latency_p99_us": latency.p99_ns / 1e3 if latency else None,
@@ -33,8 +33,8 @@ def handle_record(look: Look) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def state_record(state: State) -> dict[str, Any]:
-    """The whole state of one look."""
+def state_record(state: State, chosen: str = "") -> dict[str, Any]:
+    """The whole state of one look; the graph is that of the node ``chosen`` and its neighbours, if one is."""
     processes = [
         {"pid": p.pid, "command": p.command, "resident_bytes": p.resident_bytes, "threads": p.threads,
          "cores": round(state.processor.get(p.pid, 0.0), 3)}
@@ -46,5 +46,27 @@ def state_record(state: State) -> dict[str, Any]:
         "handles": [handle_record(look) for look in state.looks],
         "processes": processes,
         "shared": state.shared,
-        "graph": graph(state),
+        "graph": graph(state, chosen),
     }
+
+
+class Changes:
+    """What a page that has seen the states before needs of the next one: what changed, and the keys that are gone."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, dict[str, Any]] | None = None
+
+    def of(self, record: dict[str, Any]) -> dict[str, Any]:
+        """``{"state": ..., "whole": bool, "gone": [keys]}``: the first is whole, later ones have what changed."""
+        now = {handle["key"]: handle for handle in record["handles"]}
+        before, self._sent = self._sent, now
+        if before is None:
+            return {"state": record, "whole": True, "gone": []}
+        changed = [handle for key, handle in now.items() if _fixed(before.get(key)) != _fixed(handle)]
+        gone = [key for key in before if key not in now]
+        return {"state": {**record, "handles": changed}, "whole": False, "gone": gone}
+
+
+def _fixed(handle: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Without how long an idle handle has been idle, which the page counts by itself."""
+    return {**handle, "reasons": []} if handle is not None and handle["health"] == "idle" else handle

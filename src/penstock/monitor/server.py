@@ -1,20 +1,23 @@
 """The page, the API behind it and the metrics, served by Starlette.
 
 Rules: the page loads nothing from other hosts (the content security policy forbids it). A monitor that does not listen
-on loopback needs a token. On loopback, a request with a foreign Host header, or to the API from another site's page, is
-refused, so that a web page cannot reach it through the user's browser. Actions are refused unless they were allowed.
+on loopback needs a token. A request from another site's page (by its Origin or Sec-Fetch-Site) is refused, and on
+loopback one with a foreign Host header, so that a web page cannot reach it through the user's browser. Actions are
+refused unless they were allowed. A request's body is read up to ``MAX_BODY_BYTES``.
 All this runs in one event loop; the watcher has a thread of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hmac
+import itertools
 import json
 import re
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,18 +36,21 @@ from penstock import __version__
 from penstock.address import is_loopback
 from penstock.errors import PenstockError
 from penstock.monitor import actions, metrics, tail
-from penstock.monitor.report import state_record
+from penstock.monitor.grafana import dashboard
+from penstock.monitor.report import Changes, state_record
+from penstock.observe.explain import explain
+from penstock.observe.latency import BOUNDS_NS
+from penstock.observe.topology import place_of
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
 
 PAGE = Path(__file__).parent / "page"
+SCRIPTS = ("channel", "format", "graph", "page", "plots", "tail")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css"),
-    "/page.js": ("page.js", "text/javascript"),
-    "/plots.js": ("plots.js", "text/javascript"),
-    "/graph.js": ("graph.js", "text/javascript"),
+    **{f"/{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 POLICY = "; ".join((
@@ -56,6 +62,7 @@ COOKIE = "penstock_token"
 OWN_PAGE = ("same-origin", "none")
 #: A page that takes no message for so long loses its tail.
 STALLED_S = 10.0
+MAX_BODY_BYTES = 64 << 10
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]@/?#\s]+))(?::\d{1,5})?", re.IGNORECASE)
 
 
@@ -66,6 +73,7 @@ class Settings:
     host: str = "127.0.0.1"
     token: str | None = None
     allow_actions: bool = False
+    tls: bool = False
 
 
 class Door:
@@ -91,7 +99,7 @@ class Door:
     def _refusal(self, request: Request) -> Response | None:
         if is_loopback(self._settings.host) and not _names_loopback(request.headers.getlist("host")):
             return PlainTextResponse("this monitor answers on loopback only", 421)
-        if request.scope["path"].startswith("/api/") and request.headers.get("sec-fetch-site", "none") not in OWN_PAGE:
+        if request.scope["path"].startswith("/api/") and not self._is_own_page(request):
             return PlainTextResponse("only the monitor's own page may ask this", 403)
         token = self._settings.token
         if token is None:
@@ -101,12 +109,22 @@ class Door:
         if given is not None and opens_page and _equal_secrets(given, token):
             # Move the token into a cookie at once: it must not stay in the address bar and the history.
             answer = RedirectResponse("/", 303)
-            answer.set_cookie(COOKIE, quote(token, safe=""), httponly=True, samesite="strict")
+            answer.set_cookie(
+                COOKIE, quote(token, safe=""), httponly=True, samesite="strict", secure=self._settings.tls
+            )
             return answer
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if _equal_secrets(bearer, token) or _equal_secrets(request.cookies.get(COOKIE, ""), quote(token, safe="")):
             return None
         return PlainTextResponse("a token is needed: open /?token=..., or send 'Authorization: Bearer ...'", 401)
+
+    def _is_own_page(self, request: Request) -> bool:
+        """Whether the monitor's own page asks, or a program, which sends neither of these headers."""
+        origin = request.headers.get("origin")
+        scheme = "https" if self._settings.tls else "http"
+        if origin is not None and origin != f"{scheme}://{request.headers.get('host', '')}":
+            return False
+        return request.headers.get("sec-fetch-site", "none") in OWN_PAGE
 
 
 def _names_loopback(hosts: list[str]) -> bool:
@@ -128,8 +146,10 @@ def application(watcher: Watcher, settings: Settings, ending: Callable[[], bool]
         Route("/api/history", api.history),
         Route("/api/events", api.events),
         Route("/api/tail", api.tail),
+        Route("/api/channel", api.channel),
         Route("/api/actions/{name}", api.act, methods=["POST"]),
         Route("/metrics", api.metrics),
+        Route("/grafana.json", lambda _request: JSONResponse(dashboard())),
         Route("/health", api.health),
     ]
     return Starlette(routes=routes, middleware=[Middleware(Door, settings=settings)])
@@ -151,36 +171,41 @@ class _Api:
         self._settings = settings
         self._ending = ending
 
-    def state(self, _request: Request) -> Response:
-        return JSONResponse(self._record())
+    def state(self, request: Request) -> Response:
+        return JSONResponse(self._record(request))
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self, request: Request) -> dict[str, Any]:
         return {
-            **state_record(self._watcher.state),
+            **state_record(self._watcher.state, request.query_params.get("chosen", "")),
             "version": __version__,
             "actions": sorted(actions.ACTIONS) if self._settings.allow_actions else [],
         }
 
     def history(self, request: Request) -> Response:
+        """The last samples, one a second; with ``span`` in seconds, one a minute from the file, up to a day."""
         try:
             last = int(request.query_params.get("last", "900"))
+            span_s = int(request.query_params.get("span", "0"))
         except ValueError:
-            return JSONResponse({"error": "last is a number of samples"}, 400)
+            return JSONResponse({"error": "last is a number of samples, span a number of seconds"}, 400)
+        if span_s > 0 and self._watcher.long is not None:
+            return JSONResponse(self._watcher.long.series(span_s, time.time()))
         names = request.query_params.getlist("name")
         return JSONResponse(self._watcher.history.series(names or None, last))
 
     async def events(self, request: Request) -> Response:
-        """One event per look: the state, and the newest sample of every series."""
+        """One event per look: what changed of the state, and the newest sample of every series."""
 
         async def stream() -> AsyncIterator[str]:
             seen = 0
+            changes = Changes()
             while not self._ending() and not await request.is_disconnected():
                 state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
                 if state.time_ns == seen:
                     yield ": nothing new\n\n"
                     continue
                 seen = state.time_ns
-                record = {"state": self._record(), "sample": self._watcher.history.series(None, 1)}
+                record = {**changes.of(self._record(request)), "sample": self._watcher.history.series(None, 1)}
                 yield f"data: {json.dumps(record)}\n\n"
 
         return StreamingResponse(stream(), media_type="text/event-stream")
@@ -194,6 +219,22 @@ class _Api:
             return JSONResponse({"error": str(error)}, 400)
         return StreamingResponse(_relay(request, first, source, self._ending), media_type="text/event-stream")
 
+    def channel(self, request: Request) -> Response:
+        """What ``penstock why`` says of an address, and the latencies that its readers have measured."""
+        address = request.query_params.get("address", "")
+        latencies = [
+            look.block.latency_counts
+            for look in self._watcher.state.looks
+            if place_of(look).partition("?")[0] == address and look.block.latency_counts
+        ]
+        counts = [sum(column) for column in zip(*latencies, strict=True)] if latencies else []
+        record: dict[str, Any] = {"address": address, "latency": _distribution(counts)}
+        try:
+            record["why"] = [dataclasses.asdict(finding) for finding in explain(address, watch_s=0.5)]
+        except (PenstockError, OSError, ImportError, KeyError) as error:
+            record["error"] = str(error)
+        return JSONResponse(record)
+
     async def act(self, request: Request) -> Response:
         """Only when allowed, and only from our own page (a header that a form cannot send)."""
         if not self._settings.allow_actions:
@@ -201,7 +242,10 @@ class _Api:
         if request.headers.get("x-penstock-action") != "1":
             return JSONResponse({"error": "the header X-Penstock-Action: 1 is missing"}, 403)
         try:
-            arguments = json.loads(await request.body() or b"{}")
+            body = await _bounded_body(request)
+            if body is None:
+                return JSONResponse({"error": f"a body has at most {MAX_BODY_BYTES} bytes"}, 413)
+            arguments = json.loads(body or b"{}")
             done = await asyncio.to_thread(actions.act, request.path_params["name"], arguments)
         except (PenstockError, OSError, ValueError) as error:
             return JSONResponse({"error": str(error)}, 400)
@@ -216,6 +260,25 @@ class _Api:
         fresh = age_s < 5 * max(1.0, self._watcher.every_s)
         record = {"status": "ok" if fresh else "stale", "age_s": round(age_s, 3), "alarms": len(state.alarms)}
         return JSONResponse(record, 200 if fresh else 503)
+
+
+async def _bounded_body(request: Request) -> bytes | None:
+    """The request's body; None, without reading further, once it is longer than it may be."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            return None
+    return bytes(body)
+
+
+def _distribution(counts: Sequence[int]) -> list[dict[str, Any]]:
+    """One bar per doubling, from the first that has a count to the last."""
+    pairs = [sum(counts[at : at + 2]) for at in range(0, len(counts), 2)]
+    bounds = [bound / 1e3 for bound in BOUNDS_NS[1::2]]
+    bars = [{"below_us": below, "count": n} for n, below in itertools.zip_longest(pairs, bounds[: len(pairs)])]
+    filled = [at for at, bar in enumerate(bars) if bar["count"]]
+    return bars[filled[0] : filled[-1] + 1] if filled else []
 
 
 async def _relay(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
 import socket
+import sqlite3
 import threading
 import time
+from pathlib import Path
 from urllib.parse import quote
 
 import uvicorn
@@ -14,9 +17,12 @@ import uvicorn
 from penstock.address import is_loopback
 from penstock.errors import InvalidArgument
 from penstock.monitor.server import Settings, application
+from penstock.observe.history_file import HistoryFile
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Service"]
+
+log = logging.getLogger("penstock.monitor")
 
 
 class Service:
@@ -30,16 +36,41 @@ class Service:
         token: str | None = None,
         allow_actions: bool = False,
         every_s: float = 1.0,
+        certificate: str | None = None,
+        key: str | None = None,
+        insecure: bool = False,
+        history: Path | None = None,
     ) -> None:
+        """``certificate`` and ``key`` are PEM files: the page is served by TLS then, which it must be off loopback
+        unless ``insecure``. ``history`` is a file that keeps a day of the plots; several monitors may share it."""
         if token is not None and len(token) < 8:
             raise InvalidArgument("a token has at least 8 characters, or it would be guessed")
+        if (certificate is None) != (key is None):
+            raise InvalidArgument("TLS needs a certificate and its key")
+        if certificate is None and not insecure and not is_loopback(host):
+            raise InvalidArgument(
+                f"{host} is not loopback: without TLS the token and all that is shown could be read on the way; "
+                "give a certificate and its key, or say insecure"
+            )
+        self._tls = certificate is not None
         self.token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))
-        self.watcher = Watcher(every_s=every_s)
-        app = application(self.watcher, Settings(host, self.token, allow_actions), lambda: self._server.should_exit)
-        self._server = _Server(
-            uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=5, lifespan="off")
-        )
         self._socket = _listen(host, port)
+        self._history = _opened(history)
+        self.watcher = Watcher(every_s=every_s, long=self._history)
+        settings = Settings(host, self.token, allow_actions, self._tls)
+        app = application(self.watcher, settings, lambda: self._server.should_exit)
+        self._server = _Server(
+            uvicorn.Config(
+                app, log_level="critical", access_log=False, timeout_graceful_shutdown=5, lifespan="off",
+                ssl_certfile=certificate, ssl_keyfile=key,
+            )
+        )  # fmt: skip
+        if self._tls:
+            try:
+                self._server.config.load()  # a certificate that cannot be read is told here, not in a thread
+            except OSError as error:  # of ssl too
+                self._socket.close()
+                raise InvalidArgument(f"the certificate {certificate} and key {key} cannot be used: {error}") from None
         self._thread: threading.Thread | None = None
 
     @property
@@ -47,7 +78,8 @@ class Service:
         """The page's URL, with the token when there is one."""
         host, port = self._socket.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        return f"http://{shown}:{port}/" + (f"?token={quote(self.token, safe='')}" if self.token else "")
+        scheme = "https" if self._tls else "http"
+        return f"{scheme}://{shown}:{port}/" + (f"?token={quote(self.token, safe='')}" if self.token else "")
 
     def __enter__(self) -> Service:
         self.watcher.look()
@@ -60,6 +92,8 @@ class Service:
             self._thread.join(10)
         self.watcher.stop()
         self._socket.close()
+        if self._history is not None:
+            self._history.close()
 
     def run(self) -> None:
         """Serve until SIGINT or SIGTERM; afterwards the caller's handlers get the signal."""
@@ -83,6 +117,15 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return super().capture_signals() if self.signals else contextlib.nullcontext()
+
+
+def _opened(path: Path | None) -> HistoryFile | None:
+    """The file, or None with a warning: the page is of use without a day of history."""
+    try:
+        return HistoryFile(path) if path is not None else None
+    except (OSError, sqlite3.Error) as error:
+        log.warning("%s cannot keep the history of the plots: %s", path, error)
+        return None
 
 
 def _listen(host: str, port: int) -> socket.socket:

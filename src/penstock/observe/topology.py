@@ -17,12 +17,15 @@ from penstock.observe.snapshot import Key
 from penstock.observe.watcher import Look, State
 from penstock.system import Process
 
-__all__ = ["graph"]
+__all__ = ["graph", "inside_gateway", "place_of"]
 
-MAX_NODES = 120
+#: What one drawing holds, and how many users of one kind a channel has before they share one node.
+MAX_NODES = 60
+MAX_USERS = 5
 
 #: A node with many handles has the health of the worst; "idle" comes last, since one idle handle among others is fine.
 _WORST_FIRST = ("books", "stuck", "losing", "late", "ok", "idle")
+_TROUBLE = {word: rank for rank, word in enumerate(_WORST_FIRST[:4])}
 
 #: Kinds that are the channel itself, not a user of it.
 PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
@@ -46,6 +49,18 @@ class _Node:
     reasons: list[str] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
     handles: int = 0
+    members: int = 0  #: how many nodes were joined into this one
+
+    def add_node(self, other: _Node) -> None:
+        """Join another node into this one; its users have the same channel."""
+        self.handles += other.handles
+        self.rate_hz += other.rate_hz
+        self.messages += other.messages
+        self.lost += other.lost
+        self.pids |= other.pids
+        self.reasons += other.reasons
+        if _WORST_FIRST.index(other.health) < _WORST_FIRST.index(self.health):
+            self.health = other.health
 
     def add_handle(self, look: Look) -> None:
         """Count one more handle into this node."""
@@ -69,9 +84,20 @@ class _Edge:
     lost_hz: float = 0.0
     health: str = "idle"
 
+    def add(self, rate_hz: float, bytes_hz: float, lost_hz: float, health: str) -> None:
+        self.rate_hz += rate_hz
+        self.bytes_hz += bytes_hz
+        self.lost_hz += lost_hz
+        if _WORST_FIRST.index(health) < _WORST_FIRST.index(self.health):
+            self.health = health
 
-def graph(state: State) -> dict[str, Any]:
-    """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page."""
+
+def graph(state: State, chosen: str = "") -> dict[str, Any]:
+    """``{"nodes": [...], "edges": [...], "left_out": n}`` for the page.
+
+    Of the node ``chosen`` and its neighbours, or of all. Of too many, those in trouble and the busiest are kept, each
+    with its neighbours, so that no box stands without its lines.
+    """
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
     inside = _add_gateways(state, nodes, edges)
@@ -94,14 +120,65 @@ def graph(state: State) -> dict[str, Any]:
         else:
             _add_handle(look, places, state, nodes, edges)
     _sum_channels(nodes, edges)
-    # The browser lays out the graph: keep the busiest nodes, and say how many were left out.
-    kept = sorted(nodes.values(), key=lambda node: (-node.rate_hz, node.id))[:MAX_NODES]
-    ids = {node.id for node in kept}
+    total = len(nodes)
+    _fold_users(nodes, edges)
+    kept = _choose(nodes, edges, chosen)
     return {
-        "nodes": [_node_record(node) for node in kept],
-        "edges": [_edge_record(edge) for edge in edges.values() if edge.start in ids and edge.end in ids],
-        "left_out": len(nodes) - len(kept),
+        "nodes": [_node_record(nodes[id_]) for id_ in kept],
+        "edges": [_edge_record(edge) for edge in edges.values() if edge.start in kept and edge.end in kept],
+        "left_out": total - sum(max(1, nodes[id_].members) for id_ in kept),
     }
+
+
+def _fold_users(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
+    """Join users of one kind that have the same single channel into one node, where they are many."""
+    ends: dict[str, list[_Edge]] = {}
+    for edge in edges.values():
+        ends.setdefault(edge.start, []).append(edge)
+        ends.setdefault(edge.end, []).append(edge)
+    alike: dict[tuple[str, bool, str], list[_Node]] = {}
+    for node in nodes.values():
+        if node.type in PLACES or node.type in ("module", "pipeline", "queue") or len(ends.get(node.id, ())) != 1:
+            continue
+        edge = ends[node.id][0]
+        reads = edge.end == node.id
+        alike.setdefault((node.type, reads, edge.start if reads else edge.end), []).append(node)
+    for (type_, reads, channel), members in alike.items():
+        if len(members) <= MAX_USERS:
+            continue
+        joined = _Node(f"{type_}s of {channel}", type_, f"{len(members)} {type_}s", members[0].room)
+        joined.members = len(members)
+        edge = _Edge(channel, joined.id) if reads else _Edge(joined.id, channel)
+        for node in sorted(members, key=lambda node: _WORST_FIRST.index(node.health)):
+            joined.add_node(node)
+            del nodes[node.id]
+            own = edges.pop((node.id, channel), None) or edges.pop((channel, node.id))
+            edge.add(own.rate_hz, own.bytes_hz, own.lost_hz, own.health)
+        nodes[joined.id] = joined
+        edges[edge.start, edge.end] = edge
+
+
+def _choose(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge], chosen: str) -> set[str]:
+    """The nodes to draw, at most ``MAX_NODES``."""
+    around: dict[str, set[str]] = {id_: set() for id_ in nodes}
+    for edge in edges.values():
+        around[edge.start].add(edge.end)
+        around[edge.end].add(edge.start)
+    if chosen:
+        # A node's id may be that of a member of a joined node: nothing is found then, and nothing is drawn.
+        return {chosen, *_busiest(around[chosen], nodes, MAX_NODES - 1)} if chosen in nodes else set()
+    if len(nodes) <= MAX_NODES:
+        return set(nodes)
+    kept: set[str] = set()
+    for node in sorted(nodes.values(), key=lambda node: (_TROUBLE.get(node.health, 9), -node.rate_hz, node.id)):
+        together = {node.id, *around[node.id]}
+        if len(kept | together) <= MAX_NODES:
+            kept |= together
+    return kept or set(_busiest(set(nodes), nodes, MAX_NODES))
+
+
+def _busiest(ids: set[str], nodes: dict[str, _Node], most: int) -> list[str]:
+    return sorted(ids, key=lambda id_: (_TROUBLE.get(nodes[id_].health, 9), -nodes[id_].rate_hz, id_))[:most]
 
 
 def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> set[Key]:
@@ -128,10 +205,15 @@ def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, 
         block = look.block
         if block.pid in owners and (
             (block.kind in PRODUCERS and (block.pid, block.address.partition("?")[0]) in reached)
-            or (block.room == "bus" and _INTERNAL.match(block.name))
+            or inside_gateway(look)
         ):
             used.add(block.key)
     return used
+
+
+def inside_gateway(look: Look) -> bool:
+    """Whether the block is of the bus inside a gateway, which the gateway's modules already show."""
+    return look.block.room == "bus" and _INTERNAL.match(look.block.name) is not None
 
 
 def _link_end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
@@ -225,22 +307,22 @@ def _add_link(look: Look, nodes: dict[str, _Node], edges: dict[tuple[str, str], 
 
 def _add_to_edge(edges: dict[tuple[str, str], _Edge], start: str, end: str, look: Look) -> None:
     edge = edges.setdefault((start, end), _Edge(start, end))
-    edge.rate_hz += look.rate.messages_hz
-    edge.bytes_hz += look.rate.bytes_hz
-    edge.lost_hz += look.rate.lost_hz
-    if _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(edge.health):
-        edge.health = look.verdict.word
+    edge.add(look.rate.messages_hz, look.rate.bytes_hz, look.rate.lost_hz, look.verdict.word)
 
 
 def _sum_channels(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]) -> None:
     """Give a channel without counters of its own the rate of its incoming edges (or of the outgoing ones, if the
     source is elsewhere), and a module that receives nothing the rate of what it sends."""
+    into: dict[str, list[_Edge]] = {}
+    out: dict[str, list[_Edge]] = {}
+    for edge in edges.values():
+        into.setdefault(edge.end, []).append(edge)
+        out.setdefault(edge.start, []).append(edge)
     for node in nodes.values():
         if (node.type == "channel" and node.handles == 0) or (node.type == "module" and node.messages == 0):
-            into = sum(edge.rate_hz for edge in edges.values() if edge.end == node.id)
-            out = max((edge.rate_hz for edge in edges.values() if edge.start == node.id), default=0.0)
-            node.rate_hz = into or out
-            around = [edge.health for edge in edges.values() if node.id in (edge.start, edge.end)]
+            coming, going = into.get(node.id, []), out.get(node.id, [])
+            node.rate_hz = sum(edge.rate_hz for edge in coming) or max((edge.rate_hz for edge in going), default=0.0)
+            around = [edge.health for edge in (*coming, *going)]
             node.health = min(around, key=_WORST_FIRST.index, default="idle")
 
 

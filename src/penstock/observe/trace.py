@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-__all__ = ["extract", "inject"]
+__all__ = ["extract", "following", "inject"]
 
 
 def inject(properties: MutableMapping[str, str]) -> None:
@@ -28,3 +28,17 @@ def extract(properties: Mapping[str, str]) -> Any:
     from opentelemetry import propagate
 
     return propagate.extract(properties)
+
+
+def following(message: Any, name: str = "") -> Any:
+    """A span for handling ``message``, in the trace of whoever published it: ``with following(message): ...``.
+
+    Where the message carries no context it begins a trace of its own. Needs OpenTelemetry (extra ``otel``).
+    """
+    import opentelemetry.trace as tracing
+
+    channel = str(message.channel)
+    return tracing.get_tracer("penstock").start_as_current_span(
+        name or f"{channel} process", context=extract(message.properties or {}), kind=tracing.SpanKind.CONSUMER,
+        attributes={"messaging.system": "penstock", "messaging.destination.name": channel},
+    )  # fmt: skip

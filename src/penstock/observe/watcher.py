@@ -16,6 +16,7 @@ from typing import Any
 from penstock import system
 from penstock.observe import health
 from penstock.observe.history import History
+from penstock.observe.history_file import HistoryFile
 from penstock.observe.latency import Spread, Windows
 from penstock.observe.memory import seen
 from penstock.observe.rates import READERS, Rate, between, flow
@@ -57,10 +58,13 @@ class State:
 
 
 class Watcher:
-    """Looks at the counters, and keeps the newest state and the history."""
+    """Looks at the counters, and keeps the newest state and the history; a day of it in the file ``long``, if given."""
 
-    def __init__(self, source: Callable[[], Iterable[Block]] = seen, every_s: float = 1.0) -> None:
+    def __init__(
+        self, source: Callable[[], Iterable[Block]] = seen, every_s: float = 1.0, long: HistoryFile | None = None
+    ) -> None:
         self.history = History()
+        self.long = long
         self.every_s = every_s
         self._source = source
         self._state = State()
@@ -92,7 +96,10 @@ class Watcher:
         found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
         state = State(now, looks, found, _cores_in_use(before, found, now), _shared())
         self._state, self._looked_ns = state, began_ns
-        self.history.add(now / 1e9, _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0))
+        samples = _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0)
+        self.history.add(now / 1e9, samples)
+        if self.long is not None:
+            self.long.add(now / 1e9, samples)
         with self._new_state:
             self._new_state.notify_all()
         return state

@@ -15,6 +15,7 @@ from penstock import channel
 from penstock._core import shm as native
 from penstock.channel import Ledger, Overflow
 from penstock.errors import InvalidArgument
+from penstock.history import wants_past
 from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Subscriber(native.Subscriber, channel.Subscriber):
             name=name, reliable=reliable, max_active_messages=max_active_messages, type=type,
             verify=checksum != "ignore", refuse_broken=checksum == "raise", pass_activation=pass_activation,
             max_publishers=max_publishers, max_subscribers=max_subscribers, mux=mux, vchan_id=vchan_id,
-            history=history, mode=mode, group=group_id(group), spin_us=spin_us,
+            history=wants_past(history), mode=mode, group=group_id(group), spin_us=spin_us,
         )  # fmt: skip
         self.call_in_thread(on_message)
 

@@ -35,7 +35,7 @@ from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.joining import Joining
 from penstock.tcp.log import Throttle, logger
 from penstock.tcp.past import Feeder, Past
-from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer
+from penstock.tcp.protocol import NEXT_ORDINAL_OFFSET, Agreed, Answer, FrameType, frame
 
 if TYPE_CHECKING:
     import ssl
@@ -358,7 +358,9 @@ class Publisher(PublisherContract):
             if len(self._feeders) >= MAX_FEEDERS:
                 raise CapacityError(f"{MAX_FEEDERS} subscribers read the past already")
             source = self._past.open(agreed.wanted.start, *agreed.wanted.last)
-        except Exception as error:  # whatever a peer asked for: it alone is closed
+        except Exception as error:  # whatever a peer asked for: it alone is closed, and told why
+            with contextlib.suppress(OSError):
+                connection.send(frame(FrameType.REFUSED, str(error).encode()))
             connection.close()
             self.failed(joining, error)
             return

@@ -27,7 +27,7 @@ from penstock._core import tcp as native
 from penstock.channel import Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
-from penstock.history import check_start
+from penstock.history import check_start, wants_past
 from penstock.tcp import sockets
 from penstock.tcp.executor import READ, Executor, default_executor
 from penstock.tcp.log import logger
@@ -88,7 +88,7 @@ class Subscriber(SubscriberContract):
         self.executor.check_open()
         self._token = sockets.check_secrets(token, tls, "subscriber")
         self._extended = extended
-        self._wanted = Wanted(past=history, start="" if start is None else check_start(start))
+        self._wanted = Wanted(past=wants_past(history), start="" if start is None else check_start(start))
         self._identity = os.urandom(16)
         # Always enough for one message of the largest size besides those that the user still holds.
         held = max(held_bytes, 4 * max_message_size, 8 << 20)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import enum
+import functools
 import json
 import math
 import sys
@@ -19,6 +20,7 @@ from penstock.types.codec import ArrayDraft, Codec
 from penstock.types.schema import MAX_NAME_BYTES
 
 T = TypeVar("T")
+COPIED_BYTES = 4096
 
 
 def make(kind: Any) -> Codec[Any] | None:
@@ -148,7 +150,15 @@ def plain(kind: Any, encoding: str = "json", *, check: bool | None = None) -> Co
         check = not all(map(_vouches, choices))
     loses_nan = encoding == "json" and found.has_floats
 
+    # Where nothing but the class is to be looked at, an object of that very class is encoded at once.
+    simple = wanted[0] if len(wanted) == 1 and isinstance(wanted[0], type) and not check and not loses_nan else None
+
     def checked(value: Any) -> bytes:
+        if type(value) is simple:
+            try:
+                return encode(value)  # type: ignore[no-any-return]
+            except TypeError:
+                pass  # told below
         if not anything and not isinstance(value, wanted):
             raise _refuse(kind, value)
         try:
@@ -457,7 +467,8 @@ def _numpy(kind: Any) -> Codec[Any]:
         if not isinstance(value, arrays) or value.dtype != dtype:
             given = value.dtype if isinstance(value, arrays) else type(value).__name__
             raise TypeError(f"publish takes an array of {dtype} here, not {given}")
-        return numpy.ascontiguousarray(value)
+        # numpy describes the fields of a record at each export of its buffer: for few bytes a copy costs less.
+        return value.tobytes() if value.nbytes <= COPIED_BYTES else numpy.ascontiguousarray(value)
 
     def decode(message: Any) -> Any:
         count, rest = divmod(len(message), item_bytes)
@@ -473,7 +484,8 @@ def _numpy(kind: Any) -> Codec[Any]:
         return ArrayDraft(taken, taken.array(size, dtype))
 
     name = "numpy." + (dtype.name if dtype.names is None else "record")
-    return Codec(name, "numpy", {"dtype": describe_dtype(dtype)}, encode, decode, draft=draft)
+    fast = functools.partial(from_buffer, dtype=dtype)
+    return Codec(name, "numpy", {"dtype": describe_dtype(dtype)}, encode, decode, draft=draft, fast=fast)
 
 
 def describe_dtype(dtype: Any) -> Any:

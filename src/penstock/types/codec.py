@@ -73,7 +73,8 @@ class Codec(Generic[T]):
 
     ``schema`` is a definition as ``Schema.definition`` has it; empty: only the name is known to others. ``decode`` gets
     the message itself, which has a buffer. ``draft(take, ...)`` is what ``reserve(...)`` of its publishers does: it
-    gives an ``ArrayDraft`` over the draft that ``take(size)`` gives.
+    gives an ``ArrayDraft`` over the draft that ``take(size)`` gives. ``fast`` may be given where a C function does what
+    ``decode`` does for most messages: it is asked first, and ``decode`` where it raises.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Codec(Generic[T]):
     encode: Callable[[T], Any]
     decode: Callable[[Any], T]
     draft: Callable[..., ArrayDraft] | None = field(default=None, compare=False)
+    fast: Callable[[Any], T] | None = field(default=None, compare=False, repr=False)
 
     def described(self) -> Schema:
         """The schema that travels; ``InvalidArgument`` where it is too large."""

@@ -140,15 +140,17 @@ def _publishing(publish: Callable[..., int | None], encode: Callable[[Any], Any]
     return publish_value
 
 
-def _reading(inner: Subscriber, decode: Callable[[Any], Any]) -> Callable[..., Any]:
+def _reading(inner: Subscriber, decoder: Any) -> Callable[..., Any]:
+    inner_read: Callable[..., Any] = inner.read
+
     def read(timeout: float | None = None) -> Any:
         try:
-            message = inner.read(timeout)
+            message = inner_read(timeout)
         except ClosedError:
             _tell_refusal(inner)
             raise
         if message is not None:
-            message._decoder = decode
+            message._decoder = decoder
         return message
 
     return read
@@ -161,23 +163,33 @@ def _tell_refusal(inner: Any) -> None:
         raise refusal
 
 
-class _Decoding(Generic[T]):
+class Decoding(Generic[T]):
     """Makes values of messages and counts what does not decode. It knows nothing of the handle, which may go first."""
 
     def __init__(self, codec: Codec[T]) -> None:
         self.errors = 0
         self.told = 0.0
 
-        def decode(message: Any, make: Callable[[Any], T] = codec.decode) -> T:
+        def failed(message: Any, error: Exception, fast: Any = codec.fast, make: Any = codec.decode) -> T:
+            """What counts where the decoder raised: ``decode`` if that was ``fast``, else an error with its place."""
+            if fast is not None:
+                try:
+                    return make(message)  # type: ignore[no-any-return]
+                except Exception as other:
+                    error = other
+            if message.released:
+                raise error
+            self.errors += 1
+            raise _undecodable(codec.name, message, error) from error
+
+        def decode(message: Any, make: Callable[[Any], T] = codec.fast or codec.decode) -> T:
             try:
                 return make(message)
             except Exception as error:
-                if message.released:
-                    raise
-                self.errors += 1
-                raise _undecodable(codec.name, message, error) from error
+                return failed(message, error)
 
         self.decode = decode
+        self.decoder = (codec.fast or codec.decode, failed)  # as messages have it: see native/message/message.cpp
 
 
 def _undecodable(name: str, message: Any, error: Exception) -> DecodeError:
@@ -196,9 +208,10 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
     def __init__(self, inner: Subscriber, codec: Codec[T]) -> None:
         self.inner = inner
         self.codec = codec
-        self._decoding = _Decoding(codec)
+        self._decoding = Decoding(codec)
         self._decode = self._decoding.decode
-        vars(self)["read"] = _reading(inner, self._decode)
+        self._decoder = self._decoding.decoder
+        vars(self)["read"] = _reading(inner, self._decoder)
 
     def read(self, timeout: float | None = None) -> Message[T] | None:
         """The next message, or None when the time is over."""
@@ -208,7 +221,7 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
         """The newest message, where the reach can pass over the others."""
         message: Any = _inner(self, "read_newest").read_newest(timeout)
         if message is not None:
-            message._decoder = self._decode
+            message._decoder = self._decoder
         return message  # type: ignore[no-any-return]
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch[T] | list[Message[T]]:
@@ -220,9 +233,9 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
             raise
         if isinstance(batch, list):
             for message in batch:
-                message._decoder = self._decode
+                message._decoder = self._decoder
         else:
-            batch._decoder = self._decode
+            batch._decoder = self._decoder
         return batch  # type: ignore[no-any-return]
 
     # --- objects
@@ -296,7 +309,7 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
 
     def _there(self) -> Iterator[Message[T]]:
         for message in self.inner._there():
-            message._decoder = self._decode
+            message._decoder = self._decoder
             yield message  # type: ignore[misc]
 
     def _begin_wait(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from penstock.errors import ProtocolError
 from penstock.types.schema import Schema
 
-__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "shape_of"]
+__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of"]
 
 MAX_DEPTH = 16  # of types in types; what lies deeper is ``any``
 
@@ -62,6 +62,24 @@ def shape_of(schema: Schema) -> Shape:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ProtocolError(f"the schema of {schema.name} cannot be read: {error}") from None
     return {"utf-8": TEXT, "image": IMAGE}.get(schema.encoding, ANY)
+
+
+def numeric_paths(shape: Shape, most: int = 100) -> list[str]:
+    """The paths of its numbers and booleans that stand in every value, as ``penstock.types.fields.parse_path`` reads
+    them; items of lists and maps are not among them."""
+    found: list[str] = []
+
+    def visit(part: Shape, path: str) -> None:
+        if part.numeric or part.kind == "bool":
+            found.append(path)
+        for name, inner in part.fields:
+            if '"' in name:
+                continue  # a path cannot say it
+            plain = name and not set(name) & set(".[]")
+            visit(inner, f"{path}.{name}" if path and plain else f'{path}["{name}"]' if not plain else name)
+
+    visit(shape, "")
+    return [path for path in found if path][:most]
 
 
 # --- JSON Schema

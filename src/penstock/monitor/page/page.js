@@ -1,85 +1,75 @@
-// The page shows one event of the server each second. It computes and keeps no figures of its own.
-import { Plot, UNITS, bytes, count, element, micros, rate } from "/plots.js";
+// The page: one event of the server each second brings what changed. One view is shown at a time, and only that one is drawn.
+import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, middle, rate, reconcile, span as spanText, text, worst } from "/format.js";
 import { draw, nodeUnder } from "/graph.js";
+import { Plot, choice } from "/plots.js";
+import { Tail } from "/tail.js";
+import { showChannel, leaveChannel } from "/channel.js";
 
 const one = id => document.getElementById(id);
-const plots = [...document.querySelectorAll("canvas")].map(canvas => new Plot(canvas));
-const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
-const view = { state: null, times: [], series: {}, span: 60, chosen: false, paused: false, sort: "where", up: true, heard: 0 };
-const KEEP = 900;
+const KEEP = 900, MOST_ROWS = 300, MOST_QUEUES = 60, MOST_TROUBLES = 50;
+const view = { state: null, handles: new Map(), times: [], series: {}, long: null, span: 60, spanChosen: false, paused: false, sort: "health", up: false, heard: 0, name: "overview", channel: "", chosen: "", events: null };
+const plots = [...document.querySelectorAll(".plots canvas[data-plot]:not(#field-plot)")].map(canvas => new Plot(canvas, () => showPlots()));
 
-function text(id, value) { if (one(id).textContent !== value) one(id).textContent = value; }
+const bare = handle => (handle.where || handle.address).replace(/\?.*$/, "");
+const channelLink = address => `#channel=${encodeURIComponent(address)}`;
+// How long an idle handle has been idle is counted here: it changes every second, and nothing else of the handle does.
+function reason(handle) {
+  if (handle.health !== "idle") return handle.reasons[0] ?? "";
+  return handle.last_s ? `no message for ${spanText(Math.max(0, view.state.time_s - handle.last_s))}` : "no message yet";
+}
+
+function showHead(state) {
+  const words = [...view.handles.values()].map(handle => handle.health), word = worst(words);
+  const many = words.filter(found => TROUBLES.includes(found)).length;
+  one("status").className = `pill ${word}`;
+  text(one("status"), many ? `${WORDS[word]}: ${many} in trouble` : WORDS[word]);
+  one("pipelines-link").hidden = ![...view.handles.values()].some(handle => handle.room === "spark");
+  text(one("version"), state.version ?? ""); text(one("looked"), `looked at ${new Date(state.time_s * 1000).toLocaleTimeString()}`);
+  const alarm = one("alarm"), open = [...view.handles.values()].filter(handle => handle.health === "books");
+  alarm.hidden = !open.length;
+  if (open.length) text(alarm, `The books of ${open.length} handle${open.length > 1 ? "s do" : " does"} not close: ` +
+    open.slice(0, 10).map(handle => `${handle.kind} of ${handle.where} (pid ${handle.pid})`).join(", "));
+}
 
 function showSums(state) {
   const sum = state.summary;
-  text("sum-in", rate(sum.published_hz)); text("sum-out", rate(sum.delivered_hz)); text("sum-bytes", bytes(sum.bytes_hz) + "/s");
-  text("sum-lost", count(sum.lost)); one("tile-lost").className = `tile ${sum.lost ? "bad" : "good"}`; one("sum-lost").dataset.value = sum.lost;
-  text("sum-handles", count(sum.handles)); text("sum-processes", `handles in ${sum.processes} process${sum.processes === 1 ? "" : "es"}`);
-  text("sum-shared", bytes(state.shared.penstock_bytes ?? 0)); text("sum-shared-of", `shared memory, ${bytes(state.shared.free_bytes ?? 0)} free`);
-  text("version", state.version ?? ""); text("looked", `looked at ${new Date(state.time_s * 1000).toLocaleTimeString()}`);
-  const worst = ["books", "stuck", "losing", "late"].find(word => state.handles.some(handle => handle.health === word));
-  const word = worst ?? (state.handles.some(handle => handle.health === "ok") ? "ok" : "idle");
-  one("status").className = `pill ${word}`; text("status", WORDS[word]);
-  const alarm = one("alarm");
-  alarm.hidden = !sum.alarms;
-  if (sum.alarms) alarm.textContent = `The books of ${sum.alarms} handle${sum.alarms > 1 ? "s do" : " does"} not close: ` +
-    state.handles.filter(handle => handle.health === "books").map(handle => `${handle.kind} of ${handle.where} (pid ${handle.pid})`).join(", ");
+  text(one("sum-in"), rate(sum.published_hz)); text(one("sum-out"), rate(sum.delivered_hz)); text(one("sum-bytes"), bytes(sum.bytes_hz) + "/s");
+  text(one("sum-lost"), count(sum.lost)); one("tile-lost").className = `tile ${sum.lost ? "bad" : "good"}`; one("sum-lost").dataset.value = sum.lost;
+  text(one("sum-handles"), count(sum.handles)); text(one("sum-processes"), `handles in ${sum.processes} process${sum.processes === 1 ? "" : "es"}`);
+  text(one("sum-shared"), bytes(state.shared.penstock_bytes ?? 0)); text(one("sum-shared-of"), `shared memory, ${bytes(state.shared.free_bytes ?? 0)} free`);
 }
 
-function showStuck(state) {
-  const troubled = state.handles.filter(handle => ["books", "stuck", "losing", "late"].includes(handle.health));
-  one("stuck").hidden = !troubled.length;
-  one("stuck-list").replaceChildren(...troubled.slice(0, 30).map(handle => {
-    const line = element("li");
-    line.append(element("span", `pill ${handle.health}`, WORDS[handle.health]), ` ${handle.kind} of `, element("b", "", handle.where), ` in ${handle.program} (pid ${handle.pid}): ${handle.reasons.join("; ")}`);
-    return line;
-  }));
+function showTrouble(state) {
+  const troubled = [...view.handles.values()].filter(handle => TROUBLES.includes(handle.health) && !handle.internal)
+    .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.lost - a.lost || a.where.localeCompare(b.where));
+  one("stuck").classList.toggle("none", !troubled.length);
+  text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${troubled.length > MOST_TROUBLES ? `, the worst ${MOST_TROUBLES} are listed` : ""}` : "nothing is losing, stuck or late");
+  reconcile(one("stuck-list"), troubled.slice(0, MOST_TROUBLES), handle => handle.key, makeTrouble, (line, handle) => {
+    const [pill, link, who, why, help] = line.children;
+    pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]);
+    text(link, handle.where); link.href = channelLink(bare(handle));
+    text(who, `${handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
+    const actions = helpful(handle, state.actions ?? []);
+    reconcile(help, actions, action => action, action => button(action, () => act(action, view.handles.get(handle.key))), () => {});
+  });
 }
 
-function cell(kind, value, shown) { const made = element("td", kind, shown); made.dataset.value = value ?? ""; return made; }
-
-function showLedger(state) {
-  const wanted = one("ledger-filter").value.toLowerCase();
-  const rows = state.handles.filter(h => !wanted || `${h.where} ${h.kind} ${h.pid} ${h.program} ${h.health}`.toLowerCase().includes(wanted));
-  const key = view.sort, way = view.up ? 1 : -1;
-  rows.sort((a, b) => way * (typeof a[key] === "string" ? a[key].localeCompare(b[key]) : (a[key] ?? -1) - (b[key] ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
-  text("ledger-more", rows.length > 500 ? `the first 500 of ${count(rows.length)}; name an address, a kind or a pid above to see others` : "");
-  one("ledger-table").tBodies[0].replaceChildren(...rows.slice(0, 500).map(h => {
-    const row = element("tr"); row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
-    const why = Object.entries(h.dropped).filter(([, n]) => n).map(([reason, n]) => `${count(n)} ${reason}`).join(", ");
-    const last = element("td"); last.append(element("span", `pill ${h.health}`, WORDS[h.health]), h.reasons.length && h.health !== "idle" ? h.reasons[0] : h.health === "idle" ? h.reasons[0] ?? "" : "books close"); last.dataset.value = h.health;
-    const dropped = cell("n dropped_count", h.dropped_count, count(h.dropped_count)); if (why) dropped.title = why;
-    const where = cell("where", h.where, h.where); where.title = h.where;
-    row.append(where, cell("", h.kind, h.kind), cell("n", h.pid, String(h.pid)), cell("n rate", h.rate_hz, rate(h.rate_hz)), cell("n matched", h.matched, count(h.matched)), cell("n delivered", h.delivered, count(h.delivered)), dropped, cell("n expired", h.expired, count(h.expired)), cell("n in_flight", h.in_flight, count(h.in_flight)), cell("n redelivered", h.redelivered, count(h.redelivered)), cell("n p50", h.latency_p50_us, h.latency_p50_us === null ? "–" : micros(h.latency_p50_us)), cell("n p99", h.latency_p99_us, h.latency_p99_us === null ? "–" : micros(h.latency_p99_us)), last);
-    return row;
-  }));
+function makeTrouble(handle) {
+  const line = element("li"); line.dataset.key = handle.key;
+  line.append(element("span", "pill"), element("a", "name"), element("span", "who"), element("span", "why"), element("span", "help"));
+  return line;
 }
 
-function meter(title, right, part, full) {
-  const made = element("div", "meter"), head = element("div", "head"), track = element("div", "track"), fill = element("i", full ? "full" : "");
-  const name = element("span", "", title); name.title = title;
-  head.append(name, element("span", "", right)); fill.style.width = `${Math.max(0, Math.min(1, part)) * 100}%`;
-  track.append(fill); made.append(head, track);
+// The actions that help this handle; everything else is explained on the channel's page, to which its name leads.
+function helpful(handle, allowed) {
+  if (handle.room !== "broker" || handle.kind !== "queue") return [];
+  return (handle.state === "paused" ? ["resume"] : ["purge"]).filter(action => allowed.includes(action));
+}
+
+function button(label, pressed) {
+  const made = element("button", "", label);
+  made.type = "button"; made.addEventListener("click", event => { event.stopPropagation(); pressed(); });
   return made;
-}
-
-function showQueues(state) {
-  const bounded = state.handles.filter(h => h.capacity || h.depth || h.lag || h.kind === "queue").sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
-  one("queue-empty").hidden = bounded.length > 0;
-  text("queue-more", bounded.length > 60 ? `the fullest 60 of ${count(bounded.length)}; the ledger has all` : "");
-  one("queue-list").replaceChildren(...bounded.slice(0, 60).map(h => {
-    const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
-    const made = meter(`${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity);
-    made.dataset.key = h.key; made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
-    if (h.state) made.append(element("small", "", h.state));
-    if (h.kind === "queue" && h.room === "broker") for (const action of state.actions ?? []) {
-      if (action === (h.state === "paused" ? "pause" : "resume")) continue;
-      const button = element("button", "", action); button.type = "button";
-      button.addEventListener("click", () => act(action, h));
-      made.querySelector(".head").lastChild.append(button);
-    }
-    return made;
-  }));
 }
 
 async function act(action, handle) {
@@ -90,30 +80,159 @@ async function act(action, handle) {
   window.alert(said.done ?? said.error);
 }
 
-function showPipelines(state) {
-  const found = state.handles.filter(h => h.room === "spark");
-  one("pipelines").hidden = !found.length; one("pipelines-link").hidden = !found.length;
-  one("pipeline-list").replaceChildren(...found.map(h => {
+function channels() {
+  const found = new Map();
+  for (const handle of view.handles.values()) {
+    if (handle.internal) continue;
+    const where = bare(handle), known = found.get(where) ?? { where, room: handle.room, handles: [], rate_hz: 0, lost: 0, programs: new Set(), pids: new Set() };
+    known.handles.push(handle); known.lost += handle.lost; known.programs.add(handle.program); known.pids.add(handle.pid);
+    known.rate_hz = Math.max(known.rate_hz, handle.rate_hz);
+    found.set(where, known);
+  }
+  return [...found.values()].map(channel => ({ ...channel, health: worst(channel.handles.map(handle => handle.health)) }));
+}
+
+const GROUPS = {
+  reach: channel => [channel.room],
+  prefix: channel => [channel.where.replace(/^([a-z]+:\/{0,2}[^/.#]*[/.#]?).*$/, "$1")],
+  process: channel => [...channel.pids].map(pid => `${channel.handles.find(handle => handle.pid === pid).program} (${pid})`),
+};
+
+function showChannels() {
+  const wanted = one("search").value.trim().toLowerCase(), groups = new Map(), all = channels();
+  const fits = channel => !wanted || `${channel.where} ${channel.room} ${[...channel.programs].join(" ")} ${[...channel.pids].join(" ")} ${channel.health}`.toLowerCase().includes(wanted);
+  const fitting = all.filter(fits);
+  text(one("channel-count"), wanted ? `${count(fitting.length)} of ${count(all.length)}` : count(all.length));
+  for (const channel of fitting) for (const group of GROUPS[one("group-by").value](channel)) {
+    if (!groups.has(group)) groups.set(group, []);
+    groups.get(group).push(channel);
+  }
+  const sorted = [...groups].map(([name, members]) => ({ name, members, health: worst(members.map(member => member.health)), rate_hz: members.reduce((sum, member) => sum + member.rate_hz, 0) }))
+    .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.name.localeCompare(b.name));
+  reconcile(one("channel-list"), sorted, group => group.name, group => makeGroup(group, sorted.length), (made, group) => {
+    const [dot, name, many, speed] = made.firstChild.children;
+    dot.className = `dot ${group.health}`; text(name, group.name); text(many, count(group.members.length)); text(speed, rate(group.rate_hz));
+    if (wanted && fitting.length <= 40) made.open = true;
+    if (!made.open) return;  // what is folded is not drawn
+    group.members.sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.where.localeCompare(b.where));
+    reconcile(made.lastChild, group.members.slice(0, 200), channel => channel.where, makeChannel, (row, channel) => {
+      row.children[0].className = `dot ${channel.health}`; text(row.children[2], rate(channel.rate_hz));
+      row.classList.toggle("on", view.chosen === channel.where);
+    });
+  });
+}
+
+function makeGroup(group, groups) {
+  const made = element("details"), head = element("summary");
+  made.open = groups <= 3 && group.members.length <= 60;
+  head.append(element("span", "dot"), element("span", "name"), element("small"), element("b", "n"));
+  made.append(head, element("div"));
+  made.addEventListener("toggle", () => show());
+  return made;
+}
+
+function makeChannel(channel) {
+  const row = element("button", "channel"), name = element("span", "name", middle(channel.where, 44));
+  row.type = "button"; row.title = channel.where; row.dataset.where = channel.where;
+  row.append(element("span", "dot"), name, element("b", "n"));
+  row.addEventListener("click", () => chooseChannel(view.chosen === channel.where ? "" : channel.where));
+  row.addEventListener("dblclick", () => { location.hash = channelLink(channel.where); });
+  return row;
+}
+
+function chooseChannel(where) {
+  view.chosen = where;
+  one("show-all").hidden = !where; one("channel-link").hidden = !where; one("channel-link").href = channelLink(where);
+  listen();  // the server draws up the graph of what is chosen
+  show();
+}
+
+function showFlow(state) {
+  const graph = state.graph;
+  text(one("flow-note"), view.chosen ? view.chosen : graph.left_out ? `${count(graph.nodes.length)} of ${count(graph.nodes.length + graph.left_out)} boxes: trouble and the busiest first; choose a channel to see it` : "");
+  draw(graph, one("graph"), view.handles.size ? "Nothing flows here. Choose another channel, or show all." : "Nothing of Penstock is open on this machine yet. Try: penstock demo");
+}
+
+function cell(kind, value, shown) { const made = element("td", kind, shown); made.dataset.value = value ?? ""; return made; }
+const COLUMNS = [["kind", "", h => h.kind, String], ["pid", "n", h => h.pid, String], ["rate", "n rate", h => h.rate_hz, rate], ["matched", "n matched", h => h.matched, count], ["delivered", "n delivered", h => h.delivered, count],
+  ["dropped", "n dropped_count", h => h.dropped_count, count], ["expired", "n expired", h => h.expired, count], ["in_flight", "n in_flight", h => h.in_flight, count], ["again", "n redelivered", h => h.redelivered, count],
+  ["p50", "n p50", h => h.latency_p50_us, micros], ["p99", "n p99", h => h.latency_p99_us, micros]];
+
+function showLedger() {
+  const wanted = one("ledger-filter").value.toLowerCase(), insides = one("internals").checked;
+  const rows = [...view.handles.values()].filter(h => (insides || !h.internal) && (!wanted || `${h.where} ${h.kind} ${h.pid} ${h.program} ${h.health}`.toLowerCase().includes(wanted)));
+  const key = view.sort, way = view.up ? 1 : -1;
+  const value = h => key === "health" ? -WORST_FIRST.indexOf(h.health) : h[key];
+  rows.sort((a, b) => way * (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : (value(a) ?? -1) - (value(b) ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
+  text(one("ledger-more"), rows.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${count(rows.length)}; name an address, a kind or a pid above to see others` : "");
+  reconcile(one("ledger-table").tBodies[0], rows.slice(0, MOST_ROWS), h => h.key, h => {
+    const row = element("tr"), where = cell("where", h.where), link = element("a", "", h.where), last = element("td");
+    row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
+    link.href = channelLink(bare(h)); where.title = h.where; where.append(link);
+    last.append(element("span", "pill"), element("span"));
+    row.append(where, ...COLUMNS.map(([, kind]) => cell(kind)), last);
+    return row;
+  }, (row, h) => {
+    COLUMNS.forEach(([, , of, shown], at) => {
+      const made = row.cells[at + 1], now = of(h);
+      made.dataset.value = now ?? ""; text(made, now === null ? "–" : shown(now));
+    });
+    row.querySelector(".dropped_count").title = Object.entries(h.dropped).filter(([, n]) => n).map(([why, n]) => `${count(n)} ${why}`).join(", ");
+    const last = row.lastChild, [pill, why] = last.children;
+    last.dataset.value = h.health; pill.className = `pill ${h.health}`; text(pill, WORDS[h.health]); text(why, reason(h));
+  });
+}
+
+function makeMeter(kind) {
+  const made = element("div", kind), head = element("div", "head"), track = element("div", "track");
+  head.append(element("span"), element("span")); track.append(element("i")); made.append(head, track, element("small"), element("span", "help"));
+  return made;
+}
+function fillMeter(made, title, right, part, full, note) {
+  const [name, figure] = made.firstChild.children, fill = made.children[1].firstChild;
+  text(name, title); name.title = title; text(figure, right); text(made.children[2], note);
+  fill.className = full ? "full" : ""; fill.style.width = `${Math.max(0, Math.min(1, part)) * 100}%`;
+}
+
+function showQueues(state) {
+  const bounded = [...view.handles.values()].filter(h => !h.internal && (h.capacity || h.depth || h.lag || h.kind === "queue")).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
+  one("queue-empty").hidden = bounded.length > 0;
+  text(one("queue-more"), bounded.length > MOST_QUEUES ? `the fullest ${MOST_QUEUES} of ${count(bounded.length)}; the handles have all` : "");
+  reconcile(one("queue-list"), bounded.slice(0, MOST_QUEUES), h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
+    const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
+    fillMeter(made, `${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, h.state);
+    made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
+    const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume")) : [];
+    reconcile(made.lastChild, usable, action => action, action => button(action, () => act(action, view.handles.get(h.key))), () => {});
+  });
+}
+
+function showPipelines() {
+  const found = [...view.handles.values()].filter(h => h.room === "spark");
+  reconcile(one("pipeline-list"), found, h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
     const all = h.delivered + h.lag;
-    const made = meter(h.where.replace(/^spark:/, ""), `${count(h.delivered)} rows · ${rate(h.rate_hz)} · ${h.lag ? count(h.lag) + " behind" : "caught up"}`, all ? h.delivered / all : 0, false);
-    made.append(element("small", "", h.state)); made.dataset.key = h.key; made.dataset.rows = h.delivered;
-    return made;
-  }));
+    fillMeter(made, h.where.replace(/^spark:/, ""), `${count(h.delivered)} rows · ${rate(h.rate_hz)} · ${h.lag ? count(h.lag) + " behind" : "caught up"}`, all ? h.delivered / all : 0, false, h.state);
+    made.dataset.rows = h.delivered;
+  });
 }
 
 function showProcesses(state) {
   const handles = new Map();
-  for (const handle of state.handles) handles.set(handle.pid, (handles.get(handle.pid) ?? 0) + 1);
-  one("process-table").tBodies[0].replaceChildren(...state.processes.sort((a, b) => a.pid - b.pid).map(process => {
-    const row = element("tr"), command = cell("command", process.command, process.command);
-    command.title = process.command; row.dataset.pid = process.pid;
-    row.append(cell("n", process.pid, String(process.pid)), command, cell("n", handles.get(process.pid), String(handles.get(process.pid) ?? 0)), cell("n", process.resident_bytes, bytes(process.resident_bytes)), cell("n", process.cores, process.cores.toFixed(2)), cell("n", process.threads, String(process.threads)));
+  for (const handle of view.handles.values()) handles.set(handle.pid, (handles.get(handle.pid) ?? 0) + 1);
+  reconcile(one("process-table").tBodies[0], [...state.processes].sort((a, b) => b.cores - a.cores || a.pid - b.pid).slice(0, MOST_ROWS), process => process.pid, process => {
+    const row = element("tr"); row.dataset.pid = process.pid;
+    row.append(cell("n"), cell("command"), cell("n"), cell("n"), cell("n"), cell("n"));
     return row;
-  }));
+  }, (row, process) => {
+    const many = handles.get(process.pid) ?? 0;
+    [[process.pid, String(process.pid)], [process.command, process.command], [many, count(many)], [process.resident_bytes, bytes(process.resident_bytes)], [process.cores, process.cores.toFixed(2)], [process.threads, String(process.threads)]]
+      .forEach(([value, shown], at) => { row.cells[at].dataset.value = value; text(row.cells[at], shown); });
+    row.cells[1].title = process.command;
+  });
 }
 
-function showTailChoices(state) {
-  const select = one("tail-address"), known = [...new Set(state.handles.map(h => h.address).filter(a => a && !a.startsWith("bus:")))].sort();
+function showTailChoices() {
+  const select = one("tail-address"), known = [...new Set([...view.handles.values()].filter(h => !h.internal).map(h => h.address).filter(a => a && !a.startsWith("bus:")))].sort();
   const now = [...select.options].map(option => option.value).join("\n");
   if (now === known.join("\n")) return;
   const chosen = select.value;
@@ -121,15 +240,34 @@ function showTailChoices(state) {
   if (known.includes(chosen)) select.value = chosen;
 }
 
-function show() {
-  const state = view.state;
-  if (!state) return;
-  showSums(state); showStuck(state); showLedger(state); showQueues(state); showPipelines(state); showProcesses(state); showTailChoices(state);
-  draw(state.graph, one("graph"));
-  text("flow-note", state.graph.left_out ? `the busiest ${state.graph.nodes.length}; ${state.graph.left_out} more in the ledger` : "");
+function showPlots() {
   chooseByHistory();
-  for (const plot of plots) plot.show(view.times, view.series, view.span);
-  document.body.dataset.looked = state.time_s;
+  const data = view.span > KEEP && view.long ? view.long : view;
+  one("zoom-out").hidden = !choice.zoom;
+  text(one("plots-note"), view.span > KEEP && !view.long ? "reading the history" : "drag to look closer, click a name to hide it");
+  for (const plot of plots) plot.show(data.times, data.series, view.span, one("plots-filter").value.trim());
+}
+
+const VIEWS = { overview: state => { showTrouble(state); showSums(state); showChannels(); showFlow(state); }, plots: showPlots, handles: showLedger, queues: showQueues, pipelines: showPipelines, processes: showProcesses, tail: showTailChoices,
+  channel: state => showChannel(view.channel, [...view.handles.values()].filter(handle => bare(handle) === view.channel && !handle.internal), state) };
+
+function show() {
+  if (!view.state) return;
+  showHead(view.state);
+  VIEWS[view.name](view.state);
+  document.body.dataset.looked = view.state.time_s;
+}
+
+function navigate() {
+  const [name, rest] = decodeURIComponent(location.hash.slice(1)).split(/=(.*)/s);
+  const before = view.name;
+  view.name = name in VIEWS ? name : "overview"; view.channel = rest ?? "";
+  for (const part of document.querySelectorAll(".view")) part.hidden = part.dataset.view !== view.name;
+  for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.getAttribute("href") === `#${view.name}`);
+  if (before === "channel") leaveChannel();
+  if (view.name === "channel") one("channel-plots").onclick = () => { one("plots-filter").value = view.channel; };
+  window.scrollTo(0, 0);
+  show();
 }
 
 function extend(sample) {
@@ -144,21 +282,38 @@ function extend(sample) {
   if (view.times.length > KEEP) { view.times.shift(); for (const values of Object.values(view.series)) values.shift(); }
 }
 
+function listen() {
+  view.events?.close();
+  view.events = new EventSource(`/api/events?chosen=${encodeURIComponent(view.chosen)}`);
+  view.events.onmessage = event => {
+    const { state, sample, whole, gone } = JSON.parse(event.data);
+    view.heard = Date.now(); extend(sample);
+    if (view.paused) { view.missed = true; return; }
+    if (whole) view.handles.clear();
+    for (const key of gone) view.handles.delete(key);
+    for (const handle of state.handles) view.handles.set(handle.key, handle);
+    view.state = state; show();
+  };
+}
+
 async function begin() {
   const history = await (await fetch("/api/history?last=900")).json();
   view.times = history.times; view.series = history.series;
-  const events = new EventSource("/api/events");
-  events.onmessage = event => {
-    const { state, sample } = JSON.parse(event.data);
-    view.heard = Date.now(); extend(sample);
-    if (!view.paused) { view.state = state; show(); }
-  };
-  setInterval(() => { if (Date.now() - view.heard > 6000) { one("status").className = "pill stuck"; text("status", "no connection"); } }, 2000);
+  navigate(); listen();
+  setInterval(() => { if (Date.now() - view.heard > 6000) { one("status").className = "pill stuck"; text(one("status"), "no connection"); } }, 2000);
+  setInterval(readLong, 60000);
+}
+
+async function readLong() {
+  if (view.span <= KEEP) { view.long = null; return; }
+  const answer = await fetch(`/api/history?span=${view.span}`);
+  if (answer.ok) { view.long = await answer.json(); if (view.name === "plots") showPlots(); }
 }
 
 one("pause").addEventListener("click", () => {
   view.paused = !view.paused;
-  one("pause").setAttribute("aria-pressed", view.paused); text("pause", view.paused ? "Frozen" : "Freeze");
+  one("pause").setAttribute("aria-pressed", view.paused); text(one("pause"), view.paused ? "Frozen" : "Freeze");
+  if (!view.paused && view.missed) { view.missed = false; listen(); }  // begins with everything again
 });
 one("theme").addEventListener("click", () => {
   const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
@@ -167,66 +322,41 @@ one("theme").addEventListener("click", () => {
   show();
 });
 try { const kept = localStorage.getItem("penstock-theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* private window */ }
-function choose(span) {
-  for (const button of document.querySelectorAll("[data-span]")) button.classList.toggle("on", Number(button.dataset.span) === span);
-  view.span = span; text("span-text", span === 60 ? "minute" : `${span / 60} minutes`);
+function choose(seconds) {
+  for (const known of document.querySelectorAll("[data-span]")) known.classList.toggle("on", Number(known.dataset.span) === seconds);
+  view.span = seconds; choice.zoom = null; text(one("span-text"), seconds === 60 ? "minute" : seconds === 86400 ? "day" : spanText(seconds));
+  readLong();
 }
-// Until the user chooses a span: the shortest one that shows all samples.
+// Until the user chooses a span: the shortest one that shows all samples of this hour.
 function chooseByHistory() {
   const seconds = view.times.length ? view.times[view.times.length - 1] - view.times[0] : 0;
-  const span = [60, 300, 900].find(one => seconds <= one) ?? 900;
-  if (!view.chosen && span !== view.span) choose(span);
+  const span = [60, 300, 900].find(most => seconds <= most) ?? 900;
+  if (!view.spanChosen && span !== view.span) choose(span);
 }
-for (const button of document.querySelectorAll("[data-span]")) button.addEventListener("click", () => { view.chosen = true; choose(Number(button.dataset.span)); show(); });
+for (const known of document.querySelectorAll("[data-span]")) known.addEventListener("click", () => { view.spanChosen = true; choose(Number(known.dataset.span)); showPlots(); });
+one("log-axis").addEventListener("click", () => { choice.log = !choice.log; one("log-axis").setAttribute("aria-pressed", choice.log); showPlots(); });
+one("zoom-out").addEventListener("click", () => { choice.zoom = null; showPlots(); });
 for (const head of document.querySelectorAll("th[data-sort]")) head.addEventListener("click", () => {
-  view.up = view.sort === head.dataset.sort ? !view.up : !head.classList.contains("n"); view.sort = head.dataset.sort;
+  view.up = view.sort === head.dataset.sort ? !view.up : !head.classList.contains("n") && head.dataset.sort !== "health"; view.sort = head.dataset.sort;
   for (const other of document.querySelectorAll("th")) other.classList.remove("sorted", "up");
   head.classList.add("sorted"); head.classList.toggle("up", view.up); show();
 });
-one("ledger-filter").addEventListener("input", show);
+for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).addEventListener("input", show);
+for (const id of ["internals", "group-by"]) one(id).addEventListener("change", show);
+one("show-all").addEventListener("click", () => chooseChannel(""));
 window.addEventListener("resize", () => requestAnimationFrame(show));
+window.addEventListener("hashchange", navigate);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
 
 one("graph").addEventListener("pointermove", event => {
   const node = nodeUnder(event.target), tip = one("tip");
   tip.hidden = !node;
   if (!node) return;
-  tip.textContent = [node.label, `${rate(node.rate_hz)}, ${count(node.messages)} messages, ${count(node.lost)} lost`, node.pids.length ? `pid ${node.pids.join(", ")}` : "", ...node.reasons].filter(Boolean).join("\n");
+  tip.textContent = [node.label, `${rate(node.rate_hz)}, ${count(node.messages)} messages, ${count(node.lost)} lost`, node.pids.length ? `pid ${node.pids.slice(0, 8).join(", ")}` : "", ...node.reasons].filter(Boolean).join("\n");
   tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - 330)}px`; tip.style.top = `${event.clientY + 14}px`;
 });
 one("graph").addEventListener("pointerleave", () => { one("tip").hidden = true; });
+one("graph").addEventListener("click", event => { const node = nodeUnder(event.target); if (node) chooseChannel(node.id === view.chosen ? "" : node.id); });
 
-let tail = null;
-function endTail(note) { tail?.close(); tail = null; text("tail-start", "Start"); if (note) text("tail-note", note); }
-one("tail-form").addEventListener("submit", async event => {
-  event.preventDefault();
-  if (tail) { endTail("ended"); return; }
-  const query = new URLSearchParams({ address: one("tail-address").value, filter: one("tail-filter").value });
-  one("tail-list").replaceChildren(); text("tail-note", "opening"); text("tail-start", "Stop");
-  tail = new EventSource(`/api/tail?${query}`);
-  tail.onerror = async () => {
-    endTail("ended");
-    const answer = await fetch(`/api/tail?${query}`, { signal: AbortSignal.timeout(2000) }).catch(() => null);
-    if (answer && !answer.ok) text("tail-note", (await answer.json()).error);
-  };
-  tail.onmessage = message => showTail(JSON.parse(message.data));
-});
-function showTail(record) {
-  if (record.opened) { text("tail-note", `subscribed to ${record.opened}`); return; }
-  if (record.error) { endTail(record.error); return; }
-  const line = element("li");
-  if ("skipped" in record) {
-    const lost = Object.entries(record.lost).map(([reason, n]) => `${n} lost (${reason})`).join(", ");
-    if (!record.skipped && !lost) return;
-    line.className = "lost"; line.textContent = [record.skipped ? `${record.skipped} more not shown` : "", lost].filter(Boolean).join(", ");
-  } else {
-    const body = typeof record.payload === "string" ? record.payload : JSON.stringify(record.payload);
-    line.append(element("em", "", `${record.ordinal}`), element("em", "", record.time.slice(11, 23)), element("em", "", `${bytes(record.size)}`), body + (record.cut ? " …" : ""));
-  }
-  const list = one("tail-list"), low = list.scrollTop + list.clientHeight > list.scrollHeight - 30;
-  list.append(line);
-  while (list.children.length > 300) list.firstChild.remove();
-  if (low) list.scrollTop = list.scrollHeight;
-}
-
+new Tail({ form: one("tail-form"), start: one("tail-start"), note: one("tail-note"), list: one("tail-list"), address: () => one("tail-address").value, filter: () => one("tail-filter").value });
 begin();

@@ -1,25 +1,10 @@
-// Formats numbers, and draws time plots on a canvas.
+// Time plots on a canvas: lines or stacked bars, a linear or a logarithmic axis, series that a click on their name shows or
+// hides, and a range that dragging chooses (a double click gives the whole span back).
+import { UNITS, element, reconcile, span as spanText, text } from "/format.js";
 
-export function element(name, kind, text) {
-  const made = document.createElement(name);
-  if (kind) made.className = kind;
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
-
-function scaled(value, step) {
-  let at = 0;
-  const prefixes = ["", "k", "M", "G", "T"];
-  while (Math.abs(value) >= step && at < prefixes.length - 1) { value /= step; at++; }
-  return [value, prefixes[at]];
-}
-const digits = value => Math.abs(value) >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(3);
-
-export const rate = hz => { const [value, prefix] = scaled(hz, 1000); return `${digits(value)}${prefix ? " " + prefix : ""}/s`; };
-export const bytes = count => { const [value, prefix] = scaled(count, 1000); return `${digits(value)} ${prefix}B`; };
-export const count = number => Math.round(number).toLocaleString("en-US");
-export const micros = us => us < 1000 ? `${digits(us)} µs` : us < 1e6 ? `${digits(us / 1000)} ms` : `${digits(us / 1e6)} s`;
-export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : scaled(value, 1000).map((part, at) => at ? part : digits(part)).join(""), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
+const MOST = 12;  // series a plot draws: the busiest, or those that were asked for
+const MARGIN = { left: 62, right: 8, top: 8, bottom: 20 };
+export const choice = { log: false, hidden: new Set(), zoom: null };
 
 // An address has the same colour on every plot, in order of first appearance; losses and processes have an order of
 // their own. After the eighth, colours repeat with dashes.
@@ -28,70 +13,100 @@ function look(plot, name) {
   const order = seen[plot.prefix.split("/")[0]] ?? seen.address;
   if (!order.has(name)) order.set(name, order.size);
   const at = order.get(name);
-  return { colour: getComputedStyle(document.documentElement).getPropertyValue(`--s${at % 8}`).trim(), dash: at >= 8 ? [5, 3] : [] };
+  return { colour: getComputedStyle(document.documentElement).getPropertyValue(`--s${at % 8}`).trim(), dash: at % 16 >= 8 ? [5, 3] : [] };
 }
 
 export class Plot {
-  constructor(canvas) {
-    this.canvas = canvas;
+  constructor(canvas, redraw) {
+    this.canvas = canvas; this.redraw = redraw;
     this.prefix = canvas.dataset.plot;
     this.unit = UNITS[canvas.dataset.unit];
     this.bars = canvas.dataset.shape === "bars";
     this.keys = canvas.parentElement.querySelector(".keys");
-    this.cursor = null;
+    this.more = canvas.parentElement.querySelector(".more");
+    this.cursor = this.from = null;
     canvas.addEventListener("pointermove", event => { this.cursor = event.offsetX; this.draw(); });
     canvas.addEventListener("pointerleave", () => { this.cursor = null; this.draw(); });
+    canvas.addEventListener("pointerdown", event => { this.from = event.offsetX; canvas.setPointerCapture(event.pointerId); });
+    canvas.addEventListener("pointerup", event => this.choose(event.offsetX));
+    canvas.addEventListener("dblclick", () => { choice.zoom = null; this.redraw(); });
   }
 
-  show(times, series, span) {
-    this.times = times; this.span = span;
-    this.series = Object.entries(series).filter(([name]) => name.startsWith(this.prefix))
+  choose(to) {
+    const from = this.from;
+    this.from = null;
+    if (from === null || Math.abs(to - from) < 8) return;
+    const time = x => this.start + (x - MARGIN.left) / (this.canvas.clientWidth - MARGIN.left - MARGIN.right) * (this.end - this.start);
+    choice.zoom = [Math.max(this.start, time(Math.min(from, to))), Math.min(this.end, time(Math.max(from, to)))];
+    this.redraw();
+  }
+
+  // `wanted` is a part of the names to show, or nothing.
+  show(times, series, span, wanted) {
+    this.times = times;
+    const newest = times[times.length - 1];
+    [this.start, this.end] = choice.zoom ?? [newest - span, newest];
+    this.first = Math.max(0, times.findIndex(time => time >= this.start));
+    const found = Object.entries(series).filter(([name]) => name.startsWith(this.prefix))
       .map(([name, values]) => ({ name: name.slice(this.prefix.length), values }))
-      .filter(one => one.values.some(value => value !== null)).sort((a, b) => a.name.localeCompare(b.name));
+      .filter(one => !wanted || this.prefix === "lost/" || one.name.includes(wanted))
+      .map(one => ({ ...one, most: this.most(one.values) })).filter(one => one.most !== null);
+    found.sort((a, b) => b.most - a.most || a.name.localeCompare(b.name));
+    if (this.more) text(this.more, found.length > MOST ? `the ${MOST} largest of ${found.length}; choose a channel to see others` : "");
+    this.series = found.slice(0, MOST).sort((a, b) => a.name.localeCompare(b.name));
     this.draw();
   }
 
+  most(values) {
+    let found = null;
+    for (let at = this.first; at < this.times.length && this.times[at] <= this.end; at++) if (values[at] !== null && values[at] !== undefined) found = Math.max(found ?? 0, values[at]);
+    return found;
+  }
+
   draw() {
-    const { canvas, times, series } = this;
-    if (!times || !times.length) return;
-    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight;
-    if (!width) return;
-    if (canvas.width !== width * ratio || canvas.height !== height * ratio) { canvas.width = width * ratio; canvas.height = height * ratio; }
+    const { canvas, times, series, start, end } = this;
+    if (!times || !times.length || !canvas.clientWidth) return;
+    const ratio = window.devicePixelRatio || 1, width = canvas.clientWidth, height = canvas.clientHeight, { left, right, top, bottom } = MARGIN;
+    if (canvas.width !== Math.round(width * ratio) || canvas.height !== Math.round(height * ratio)) { canvas.width = Math.round(width * ratio); canvas.height = Math.round(height * ratio); }
     const pen = canvas.getContext("2d"), style = getComputedStyle(document.documentElement);
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
     pen.clearRect(0, 0, width, height);
-    const left = 58, right = 6, top = 8, bottom = 20;
-    const end = times[times.length - 1], start = end - this.span;
-    let first = times.findIndex(time => time >= start); if (first < 0) first = times.length;
-    let most = 0;
-    for (let at = first; at < times.length; at++) {
-      if (this.bars) most = Math.max(most, series.reduce((sum, one) => sum + (one.values[at] ?? 0), 0));
-      else for (const one of series) most = Math.max(most, one.values[at] ?? 0);
-    }
-    most = nice(most || 1);
-    const x = time => left + (time - start) / this.span * (width - left - right);
-    const y = value => height - bottom - value / most * (height - top - bottom);
+    const shown = series.filter(one => !choice.hidden.has(one.name));
+    const log = choice.log && !this.bars;
+    let most = Math.max(0, ...shown.map(one => one.most)), least = Infinity;
+    if (this.bars) for (let at = this.first; at < times.length; at++) most = Math.max(most, shown.reduce((sum, one) => sum + (one.values[at] ?? 0), 0));
+    for (const one of shown) for (let at = this.first; at < times.length; at++) if (one.values[at] && (!log || one.values[at] > 0)) least = Math.min(least, one.values[at]);
+    const low = log ? 10 ** Math.floor(Math.log10(Number.isFinite(least) ? least : 1)) : least < 0 ? -nice(-least) : 0;
+    const high = log ? Math.max(low * 10, 10 ** Math.ceil(Math.log10(most || 1))) : nice(most || 1);
+    const x = time => left + (time - start) / (end - start) * (width - left - right);
+    const part = value => log ? Math.log10(Math.max(value, low) / low) / Math.log10(high / low) : (value - low) / (high - low);
+    const y = value => height - bottom - part(value) * (height - top - bottom);
     pen.font = "11px system-ui, sans-serif"; pen.fillStyle = style.getPropertyValue("--soft"); pen.strokeStyle = style.getPropertyValue("--line"); pen.lineWidth = 1;
     pen.textAlign = "right"; pen.textBaseline = "middle";
-    for (const part of [0, .5, 1]) {
-      const at = Math.round(y(most * part)) + .5;
+    for (const value of log ? decades(low, high) : [low, (low + high) / 2, high]) {
+      const at = Math.round(y(value)) + .5;
       pen.beginPath(); pen.moveTo(left, at); pen.lineTo(width - right, at); pen.stroke();
-      pen.fillText(this.unit(most * part), left - 6, at);
+      pen.fillText(this.unit(value), left - 6, at);
     }
-    pen.textBaseline = "alphabetic"; pen.textAlign = "left"; pen.fillText(ago(this.span), left, height - 5);
-    pen.textAlign = "center"; pen.fillText(ago(this.span / 2), (left + width - right) / 2, height - 5);
-    pen.textAlign = "right"; pen.fillText("now", width - right, height - 5);
-    if (!series.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : "nothing measured yet", (left + width) / 2, (top + height - bottom) / 2); }
-    if (this.bars) this.drawBars(pen, x, y, first, width, left, right); else this.drawLines(pen, x, y, first);
-    this.drawCursor(pen, x, top, height - bottom, left, right, width, style);
+    pen.textBaseline = "alphabetic";
+    const newest = times[times.length - 1], when = time => newest - time < 1 ? "now" : `−${spanText(newest - time)}`;
+    pen.textAlign = "left"; pen.fillText(when(start), left, height - 5);
+    pen.textAlign = "center"; pen.fillText(when((start + end) / 2), (left + width - right) / 2, height - 5);
+    pen.textAlign = "right"; pen.fillText(when(end), width - right, height - 5);
+    if (!shown.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : "nothing measured", (left + width) / 2, (top + height - bottom) / 2); }
+    pen.save(); pen.beginPath(); pen.rect(left - 2, 0, width - left - right + 4, height - bottom + 1); pen.clip();
+    if (this.bars) this.drawBars(pen, shown, x, y); else this.drawLines(pen, shown, x, y);
+    if (this.from !== null && this.cursor !== null) { pen.fillStyle = style.getPropertyValue("--accent"); pen.globalAlpha = .15; pen.fillRect(Math.min(this.from, this.cursor), top, Math.abs(this.cursor - this.from), height - top - bottom); pen.globalAlpha = 1; }
+    this.drawCursor(pen, x, height, width, style);
+    pen.restore();
   }
 
-  drawLines(pen, x, y, first) {
+  drawLines(pen, shown, x, y) {
     pen.lineWidth = 1.7; pen.lineJoin = "round";
-    for (const one of this.series) {
+    for (const one of shown) {
       const { colour, dash } = look(this, one.name); pen.strokeStyle = colour; pen.setLineDash(dash); pen.beginPath();
       let drawing = false;
-      for (let at = Math.max(0, first - 1); at < this.times.length; at++) {
+      for (let at = Math.max(0, this.first - 1); at < this.times.length; at++) {
         const value = one.values[at];
         if (value === null || value === undefined) { drawing = false; continue; }
         if (drawing) pen.lineTo(x(this.times[at]), y(value));
@@ -103,11 +118,11 @@ export class Plot {
     pen.setLineDash([]);
   }
 
-  drawBars(pen, x, y, first, width, left, right) {
-    const wide = Math.max(1, (width - left - right) / this.span - .5);
-    for (let at = first; at < this.times.length; at++) {
+  drawBars(pen, shown, x, y) {
+    const wide = Math.max(1.5, x(this.times[1] ?? this.times[0] + 1) - x(this.times[0]) - .5);
+    for (let at = this.first; at < this.times.length; at++) {
       let base = 0;
-      for (const one of this.series) {
+      for (const one of shown) {
         const value = one.values[at] ?? 0;
         if (!value) continue;
         pen.fillStyle = look(this, one.name).colour;
@@ -117,23 +132,30 @@ export class Plot {
     }
   }
 
-  drawCursor(pen, x, top, bottom, left, right, width, style) {
+  drawCursor(pen, x, height, width, style) {
     let at = this.times.length - 1;
-    if (this.cursor !== null && this.cursor >= left) {
-      const wanted = this.times[at] - this.span + (this.cursor - left) / (width - left - right) * this.span;
+    while (at > 0 && this.times[at] > this.end) at--;
+    if (this.cursor !== null && this.cursor >= MARGIN.left) {
+      const wanted = this.start + (this.cursor - MARGIN.left) / (width - MARGIN.left - MARGIN.right) * (this.end - this.start);
       while (at > 0 && this.times[at - 1] >= wanted) at--;
       pen.strokeStyle = style.getPropertyValue("--soft"); pen.lineWidth = 1; pen.beginPath();
-      pen.moveTo(x(this.times[at]), top); pen.lineTo(x(this.times[at]), bottom); pen.stroke();
+      pen.moveTo(x(this.times[at]), MARGIN.top); pen.lineTo(x(this.times[at]), height - MARGIN.bottom); pen.stroke();
     }
-    this.keys.replaceChildren(...this.series.map(one => {
-      const key = element("span"), mark = element("i");
-      mark.style.background = look(this, one.name).colour;
-      const value = one.values[at];
-      key.title = one.name;
-      key.append(mark, element("span", "", one.name), element("b", "", value === null || value === undefined ? "–" : this.unit(value)));
-      key.dataset.name = one.name; key.dataset.value = value ?? "";
-      return key;
-    }));
+    reconcile(this.keys, this.series, one => one.name, one => this.makeKey(one), (key, one) => {
+      const value = one.values[at] ?? null;
+      key.querySelector("i").style.background = look(this, one.name).colour;
+      key.setAttribute("aria-pressed", !choice.hidden.has(one.name));
+      key.dataset.value = value ?? "";
+      text(key.querySelector("b"), value === null ? "–" : this.unit(value));
+    });
+  }
+
+  makeKey(one) {
+    const key = element("button");
+    key.type = "button"; key.title = `${one.name}: click to hide or show`; key.dataset.name = one.name;
+    key.append(element("i"), element("span", "", one.name), element("b"));
+    key.addEventListener("click", () => { if (!choice.hidden.delete(one.name)) choice.hidden.add(one.name); this.redraw(); });
+    return key;
   }
 }
 
@@ -141,4 +163,9 @@ function nice(value) {
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 2.5, 4, 5, 8, 10].map(step => step * power).find(step => step >= value * .999) ?? value;
 }
-const ago = seconds => seconds >= 120 ? `−${+(seconds / 60).toFixed(1)} min` : `−${Math.round(seconds)} s`;
+
+function decades(low, high) {
+  const marks = [];
+  for (let value = low; value <= high * 1.001; value *= 10) marks.push(value);
+  return marks.length <= 5 ? marks : marks.filter((_, at) => at % Math.ceil(marks.length / 4) === 0);
+}

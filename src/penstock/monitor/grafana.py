@@ -1,0 +1,47 @@
+"""A dashboard for Grafana over what ``/metrics`` gives to Prometheus, as the JSON that Grafana imports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["dashboard"]
+
+#: Title, unit of Grafana, and queries with their legends, in the order of the page.
+_PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
+    ("Published", "cps", (('sum by (name) (rate(penstock_matched_total{kind="publisher"}[1m]))', "{{name}}"),)),
+    ("Delivered", "cps", (('sum by (name) (rate(penstock_delivered_total{kind!="publisher"}[1m]))', "{{name}}"),)),
+    ("Lost", "cps", (
+        ('sum by (name, reason) (rate(penstock_dropped_total{reason!="filtered"}[1m]))', "{{name}}: {{reason}}"),
+    )),
+    ("Latency", "s", (
+        ("histogram_quantile(0.5, sum by (le, name) (rate(penstock_latency_seconds_bucket[5m])))", "{{name}} p50"),
+        ("histogram_quantile(0.99, sum by (le, name) (rate(penstock_latency_seconds_bucket[5m])))", "{{name}} p99"),
+    )),
+    ("Waiting", "short", (("sum by (name) (penstock_depth)", "{{name}}"),)),
+    ("Lag", "short", (("sum by (name) (penstock_lag)", "{{name}}"),)),
+    ("Bytes", "Bps", (('sum by (name) (rate(penstock_bytes_total{kind="publisher"}[1m]))', "{{name}}"),)),
+    ("Books that do not close", "short", (("penstock_alarms", "handles"),)),
+)  # fmt: skip
+
+
+def dashboard() -> dict[str, Any]:
+    """The dashboard; importing it asks for the Prometheus data source to use."""
+    source = {"type": "prometheus", "uid": "${DS_PROMETHEUS}"}
+    panels = [
+        {
+            "id": number + 1, "type": "timeseries", "title": title, "datasource": source,
+            "gridPos": {"x": 12 * (number % 2), "y": 8 * (number // 2), "w": 12, "h": 8},
+            "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+            "targets": [
+                {"refId": chr(ord("A") + at), "expr": query, "legendFormat": legend, "datasource": source}
+                for at, (query, legend) in enumerate(queries)
+            ],
+        }
+        for number, (title, unit, queries) in enumerate(_PANELS)
+    ]  # fmt: skip
+    asked = {"name": "DS_PROMETHEUS", "label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}
+    return {
+        "__inputs": [{**asked, "pluginName": "Prometheus"}],
+        "title": "Penstock", "uid": "penstock", "schemaVersion": 39, "tags": ["penstock"], "refresh": "10s",
+        "time": {"from": "now-15m", "to": "now"}, "panels": panels,
+    }  # fmt: skip

@@ -1,0 +1,59 @@
+"""The counters as OpenTelemetry metrics, sent to a collector over HTTP (extra ``otel``).
+
+The SDK's own thread asks the watcher's newest state at each export; nothing of the watched programs is disturbed.
+Traces that follow a message are the programs' own: ``penstock.observe.trace``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock import __version__
+from penstock.observe.watcher import Look, Watcher
+
+__all__ = ["exporting"]
+
+_COUNTERS = ("matched", "delivered", "bytes", "expired", "redelivered", "errors", "lost")
+_GAUGES = ("depth", "lag", "in_flight", "memory_bytes")
+
+
+@contextlib.contextmanager
+def exporting(watcher: Watcher, endpoint: str, every_s: float = 10.0) -> Iterator[None]:
+    """Export to ``endpoint`` (such as ``http://127.0.0.1:4318``) until the context ends, which exports once more."""
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+
+    exporter = OTLPMetricExporter(endpoint=endpoint.rstrip("/") + "/v1/metrics", timeout=5)
+    reader = PeriodicExportingMetricReader(exporter, export_interval_millis=every_s * 1000)
+    provider = MeterProvider([reader], Resource.create({"service.name": "penstock"}))
+    meter = provider.get_meter("penstock", __version__)
+    for field in _COUNTERS:
+        meter.create_observable_counter(f"penstock.{field}", [_observe(watcher, field)])
+    for field in _GAUGES:
+        meter.create_observable_gauge(f"penstock.{field}", [_observe(watcher, field)])
+    try:
+        yield
+    finally:
+        provider.shutdown(timeout_millis=5000)
+
+
+def _observe(watcher: Watcher, field: str) -> Callable[[Any], Iterator[Any]]:
+    def observations(_options: Any) -> Iterator[Any]:
+        from opentelemetry.metrics import Observation
+
+        for look in watcher.state.looks:
+            yield Observation(getattr(look.block, field), _attributes(look))
+
+    return observations
+
+
+def _attributes(look: Look) -> dict[str, str | int]:
+    block = look.block
+    return {
+        "room": block.room, "kind": block.kind, "name": block.name, "pid": block.pid,
+        "handle": f"{block.index}.{block.taking}",
+    }  # fmt: skip

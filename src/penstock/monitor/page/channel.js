@@ -1,0 +1,72 @@
+// The page of one channel: figures, who is on it, its latency, what `penstock why` says, its last messages and their fields.
+import { WORDS, bytes, count, element, micros, rate, reconcile, text, worst } from "/format.js";
+import { Plot } from "/plots.js";
+import { Tail } from "/tail.js";
+
+const one = id => document.getElementById(id);
+const MOST_SAMPLES = 600, MOST_FIELDS = 12;
+const now = { address: "", asked: 0, times: [], series: {} };
+const fields = new Plot(one("field-plot"), () => showFields());
+const tail = new Tail({ start: one("channel-tail-start"), note: one("channel-tail-note"), list: one("channel-tail-list"), address: () => now.address, onRecord: record => addFields(record) });
+
+export function showChannel(address, handles, state) {
+  if (address !== now.address) { leaveChannel(); now.address = address; text(one("channel-name"), address); one("channel-tail-list").replaceChildren(); text(one("channel-tail-note"), ""); }
+  const sources = handles.filter(handle => ["publisher", "source", "client"].includes(handle.kind)), readers = handles.filter(handle => !sources.includes(handle));
+  const sum = (list, of) => list.reduce((total, handle) => total + of(handle), 0);
+  const messages = sum(sources, handle => handle.messages), volume = sum(sources, handle => handle.bytes), slowest = Math.max(0, ...readers.map(handle => handle.latency_p99_us ?? 0));
+  const tiles = [["rate", rate(sum(sources, handle => handle.rate_hz) || Math.max(0, ...readers.map(handle => handle.rate_hz))), "published a second"], ["size", messages ? bytes(volume / messages) : "–", "a message on average"],
+    ["sent", count(messages), "messages published"], ["lost", count(sum(handles, handle => handle.lost)), "lost since opened"], ["p99", slowest ? micros(slowest) : "–", "latency, 99 of 100"], ["health", WORDS[worst(handles.map(handle => handle.health))], `${sources.length} publish, ${readers.length} read`]];
+  reconcile(one("channel-tiles"), tiles, tile => tile[0], () => { const made = element("div", "tile"); made.append(element("b"), element("span")); return made; }, (made, [, figure, note]) => { text(made.firstChild, figure); text(made.lastChild, note); });
+  reconcile(one("channel-table").tBodies[0], handles.slice(0, 300), handle => handle.key, handle => {
+    const row = element("tr"); row.dataset.key = handle.key;
+    row.append(...["", "", "n", "n", "n", "n", "n", ""].map(kind => element("td", kind)));
+    row.lastChild.append(element("span", "pill"), element("span"));
+    return row;
+  }, (row, handle) => {
+    [handle.kind, handle.program, String(handle.pid), rate(handle.rate_hz), count(handle.messages), count(handle.lost), handle.latency_p99_us === null ? "–" : micros(handle.latency_p99_us)].forEach((shown, at) => text(row.cells[at], shown));
+    const [pill, why] = row.lastChild.children;
+    pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]); text(why, handle.health === "idle" ? "" : handle.reasons.join("; "));
+  });
+  if (state.time_s - now.asked > 5) { now.asked = state.time_s; ask(address); }
+}
+
+export function leaveChannel() {
+  tail.end();
+  Object.assign(now, { address: "", asked: 0, times: [], series: {} });
+  one("channel-fields").hidden = true; one("channel-why").replaceChildren(); one("channel-latency").replaceChildren(); one("channel-why").known = one("channel-latency").known = undefined;
+}
+
+async function ask(address) {
+  const answer = await fetch(`/api/channel?address=${encodeURIComponent(address)}`).catch(() => null);
+  if (!answer || now.address !== address) return;
+  const said = await answer.json();
+  reconcile(one("channel-why"), said.why ?? [{ text: said.error, remedy: "", grave: true }], finding => finding.text, () => { const line = element("li"); line.append(element("span", "pill"), element("span"), element("code")); return line; }, (line, finding) => {
+    const [mark, what, remedy] = line.children;
+    mark.className = `pill ${finding.grave ? "stuck" : "idle"}`; text(mark, finding.grave ? "reason" : "seen"); text(what, finding.text); text(remedy, finding.remedy);
+  });
+  const most = Math.max(1, ...(said.latency ?? []).map(bucket => bucket.count)), total = (said.latency ?? []).reduce((sum, bucket) => sum + bucket.count, 0);
+  text(one("channel-latency-note"), total ? `${count(total)} measured` : "nothing measured: a reader measures the first message after each wait, and one in 1,024 of a stream");
+  reconcile(one("channel-latency"), said.latency ?? [], bucket => bucket.below_us, () => { const made = element("div", "bucket"), fill = element("i"), track = element("div", "track"); track.append(fill); made.append(element("span"), track, element("b")); return made; }, (made, bucket) => {
+    text(made.children[0], bucket.below_us === null ? "above" : `< ${micros(bucket.below_us)}`); made.querySelector("i").style.width = `${bucket.count / most * 100}%`; text(made.children[2], count(bucket.count));
+  });
+}
+
+// Numbers inside of a message, by their path: pose.x, ranges[3].
+function numbers(value, path, found) {
+  if (typeof value === "number" && Number.isFinite(value)) found.push([path || "value", value]);
+  else if (value && typeof value === "object") for (const [name, inner] of Object.entries(value)) { if (found.length >= MOST_FIELDS) return; numbers(inner, Array.isArray(value) ? `${path}[${name}]` : path ? `${path}.${name}` : name, found); }
+}
+
+function addFields(record) {
+  const found = [];
+  numbers(record.payload, "", found);
+  if (!found.length) return;
+  now.times.push(Date.parse(record.time) / 1000);
+  for (const [name, value] of found) (now.series[`field/${name}`] ??= new Array(now.times.length - 1).fill(null)).push(value);
+  for (const values of Object.values(now.series)) while (values.length < now.times.length) values.push(null);
+  if (now.times.length > MOST_SAMPLES) { now.times.shift(); for (const values of Object.values(now.series)) values.shift(); }
+  one("channel-fields").hidden = false;
+  showFields();
+}
+
+function showFields() { if (now.times.length) fields.show(now.times, now.series, Math.max(10, now.times[now.times.length - 1] - now.times[0]), ""); }

@@ -1,0 +1,57 @@
+// Numbers and elements as the page shows them.
+
+export function element(name, kind, text) {
+  const made = document.createElement(name);
+  if (kind) made.className = kind;
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+function scaled(value, step) {
+  let at = 0;
+  const prefixes = ["", "k", "M", "G", "T"];
+  while (Math.abs(value) >= step && at < prefixes.length - 1) { value /= step; at++; }
+  return [value, prefixes[at]];
+}
+const digits = value => Math.abs(value) >= 100 || Number.isInteger(value) ? value.toFixed(0) : value.toPrecision(3);
+
+export const rate = hz => { const [value, prefix] = scaled(hz, 1000); return `${digits(value)}${prefix ? " " + prefix : ""}/s`; };
+export const bytes = count => { const [value, prefix] = scaled(count, 1000); return `${digits(value)} ${prefix}B`; };
+export const count = number => Math.round(number).toLocaleString("en-US");
+export const micros = us => us < 1000 ? `${digits(us)} µs` : us < 1e6 ? `${digits(us / 1000)} ms` : `${digits(us / 1e6)} s`;
+export const short = value => { const [part, prefix] = scaled(value, 1000); return digits(part) + prefix; };
+export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : short(value), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
+
+// The middle of a long name goes: its beginning says which reach, its end which channel.
+export function middle(text, most) {
+  if (text.length <= most) return text;
+  const head = Math.ceil((most - 1) / 3), tail = most - 1 - head;
+  return text.slice(0, head) + "…" + text.slice(text.length - tail);
+}
+
+export const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
+export const WORST_FIRST = ["books", "stuck", "losing", "late", "ok", "idle"];
+export const TROUBLES = ["books", "stuck", "losing", "late"];
+export const worst = words => WORST_FIRST.find(word => words.includes(word)) ?? "idle";
+
+export function text(where, value) { if (where.textContent !== value) where.textContent = value; }
+
+// Make the children of `parent` show `items`, in order: elements are made once for each key and then updated, so that only
+// what changed is drawn again.
+export function reconcile(parent, items, key, make, update) {
+  const known = parent.known ??= new Map();
+  const wanted = new Set();
+  let before = null;
+  for (const item of items) {
+    const id = key(item);
+    wanted.add(id);
+    let made = known.get(id);
+    if (!made) { made = make(item); known.set(id, made); }
+    update(made, item);
+    const next = before ? before.nextSibling : parent.firstChild;
+    if (next !== made) parent.insertBefore(made, next);
+    before = made;
+  }
+  for (const [id, made] of known) if (!wanted.has(id)) { made.remove(); known.delete(id); }
+}

@@ -1,0 +1,111 @@
+"""Modules that think in objects: ``input_type``, ``output_type``, and links that compare them."""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+
+import pytest
+
+import penstock
+from penstock.errors import DecodeError
+from penstock.gateway import Gateway, Module
+from penstock.gateway.errors import AddLinkError
+from penstock.types import Schema
+
+
+@dataclasses.dataclass
+class Reading:
+    celsius: float
+    place: str = "hall"
+
+
+@dataclasses.dataclass
+class Other:
+    celsius: str
+
+
+class Speaker(Module):
+    output_type = Reading
+
+
+class Ear(Module):
+    input_type = Reading
+
+    def create(self, broker, configuration):
+        super().create(broker, configuration)
+        self.heard = configuration["heard"]
+
+    def receive(self, message):
+        try:
+            self.heard.put(self.value(message))
+        except DecodeError as error:
+            self.heard.put(error)
+
+
+class Stranger(Module):
+    input_type = Other
+
+
+class Plain(Module):
+    pass
+
+
+def joined(gateway, source, heard):
+    gateway.add_module("source", source)
+    gateway.add_module("ear", Ear, {"heard": heard})
+    gateway.add_link("source", "ear")
+    gateway.start()
+    return gateway._kept["source"].module
+
+
+def test_objects_go_in_and_come_out():
+    heard = queue.Queue()
+    with Gateway() as gateway:
+        speaker = joined(gateway, Speaker, heard)
+        speaker.publish(Reading(21.5), {"kind": "warm"})
+        assert heard.get(timeout=30) == Reading(21.5, "hall")
+        with pytest.raises(TypeError, match="publish takes a Reading here, not bytes"):
+            speaker.publish(b"{}")
+
+
+def test_what_does_not_decode_says_where_it_stands():
+    heard = queue.Queue()
+    with Gateway() as gateway:
+        plain = joined(gateway, Plain, heard)
+        plain.publish(b'{"celsius": "warm"}')
+        error = heard.get(timeout=30)
+        assert isinstance(error, DecodeError) and "of source" in str(error) and "celsius" in str(error)
+        assert Plain().value(b"bytes") == b"bytes"
+
+
+def test_a_link_between_types_that_differ_is_refused():
+    with Gateway() as gateway:
+        gateway.add_module("speaker", Speaker)
+        gateway.add_module("stranger", Stranger)
+        with pytest.raises(AddLinkError, match=r"Reading is published, and Other is read: field 'celsius' is number"):
+            gateway.add_link("speaker", "stranger")
+        gateway.add_module("plain", Plain)
+        gateway.add_link("speaker", "plain")
+        gateway.add_link("plain", "stranger")
+
+
+def test_addresses_are_described_and_compared(tmp_path):
+    address = f"journal:{tmp_path / 'j'}#readings"
+    with Gateway() as gateway:
+        gateway.add_module("speaker", Speaker)
+        gateway.add_link("speaker", address)
+        gateway.start()
+        with penstock.subscriber(address, type=Reading) as subscriber:
+            assert Schema.parse(subscriber.schema).name == "Reading"
+            gateway._kept["speaker"].module.publish(Reading(1.5))
+            assert subscriber.receive(30).value == Reading(1.5)
+        gateway.add_module("stranger", Stranger)
+        with pytest.raises(AddLinkError, match=r"carries Reading \(json\), not this Other \(json\): field 'celsius'"):
+            gateway.add_link(address, "stranger")
+    with Gateway() as gateway, penstock.publisher(f"journal:{tmp_path / 'k'}#readings", type=Other):
+        pass
+    with Gateway() as gateway:
+        gateway.add_module("speaker", Speaker)
+        with pytest.raises(AddLinkError, match="carries Other"):
+            gateway.add_link("speaker", f"journal:{tmp_path / 'k'}#readings")
