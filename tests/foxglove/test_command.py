@@ -66,3 +66,10 @@ def test_beyond_loopback_only_where_it_is_said_aloud() -> None:
     assert refused.returncode == 2 and "--insecure" in refused.stderr
     done = run("foxglove", "shm:/x", "--host", "0.0.0.0", "--port", "0", "--seconds", "0", "--insecure")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("words", [("foxglove", "--port", "0", "--seconds", "1"), ("schema",)])
+def test_what_is_neither_a_folder_nor_an_address_is_refused_before_anything_is_opened(words: tuple[str, ...]) -> None:
+    done = run(words[0], "nothere", *words[1:])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "penstock: there is no folder 'nothere', and an address has a scheme, as in shm:/nothere\n"

@@ -20,7 +20,7 @@ from penstock import types
 from penstock.errors import InvalidArgument, ProtocolError
 from penstock.types import Schema
 from penstock.types.fields import Rows, Values, at, check_path, fitted, json_text, parse_path, reader_of
-from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
+from penstock.types.shape import Shape, arrow_type, json_schema, numeric_paths, shape_of
 
 
 class Color(enum.Enum):
@@ -226,3 +226,14 @@ def test_the_values_of_a_subscriber_by_topic(tmp_path: Any) -> None:
         with pytest.raises(ValueError, match=r"."):
             values(d)
         assert values.schema("a") is not None and values.schema("c") is None
+
+
+def test_numeric_paths_lead_to_the_numbers() -> None:
+    number, text = Shape("float64"), Shape("text")
+    inner = Shape("struct", None, (("x", number), ("odd name", Shape("bool")), ("a.b", Shape("int8")), ('"', number)))
+    shape = Shape("struct", None, (("n", Shape("uint8")), ("t", text), ("at", inner), ("l", Shape("list", number))))
+    paths = numeric_paths(shape)
+    assert paths == ["n", "at.x", "at.odd name", 'at["a.b"]']
+    value = {"n": 1, "at": {"x": 2.0, "odd name": True, "a.b": 3}}
+    assert [at(value, parse_path(path)) for path in paths] == [1, 2.0, True, 3]
+    assert numeric_paths(shape, 2) == paths[:2] and numeric_paths(number) == []

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import exits, show
-from penstock.cli.target import expanded, live_addresses, opened
+from penstock.cli.target import expanded, is_folder, live_addresses, opened
 from penstock.errors import InvalidArgument
 
 app = typer.Typer()
@@ -50,7 +50,7 @@ def foxglove(
 
     logging.getLogger("foxglove").addHandler(logging.NullHandler())
     logging.getLogger("foxglove").propagate = False  # it calls a viewer's mistakes errors; the viewer is told them
-    folders = [one for one in given or [] if ":" not in one and Path(one).is_dir()]
+    folders = [one for one in given or [] if "*" not in one and is_folder(one)]
     if folders and len(given or []) > 1:
         raise InvalidArgument("a recording is shown alone: give one folder, or addresses")
     if loop and not folders:

@@ -13,6 +13,7 @@ import typer
 import penstock
 from penstock import address as addresses
 from penstock.cli import exits, show
+from penstock.cli.target import is_folder
 from penstock.errors import InvalidArgument
 from penstock.types import Schema
 
@@ -33,7 +34,7 @@ def schema(
     Example: [green]penstock schema shm:/pose[/]
     """
     found = 0
-    said = _of_folder(Path(target), every) if Path(target).is_dir() else _of_address(target, timeout)
+    said = _of_folder(Path(target), every) if is_folder(target) else _of_address(target, timeout)
     for where, version, text in said:
         found += 1
         described = Schema.parse(text)

@@ -21,9 +21,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AddressArgument", "AddressesArgument", "OptionList", "SeenAddressArgument", "ServiceArgument", "TopicOption",
-    "answer_within", "broker_address", "expanded", "live_addresses", "live_brokers", "live_queues", "opened",
-    "topics_of_recording", "with_options",
+    "answer_within", "broker_address", "expanded", "is_folder", "live_addresses", "live_brokers", "live_queues",
+    "opened", "topics_of_recording", "with_options",
 ]  # fmt: skip
+
+
+def is_folder(text: str) -> bool:
+    """Whether an argument that may be a folder or an address is a folder; ``InvalidArgument`` where it is neither."""
+    if Path(text).is_dir():
+        return True
+    if ":" not in text:
+        raise InvalidArgument(f"there is no folder {text!r}, and an address has a scheme, as in shm:/{text.strip('/')}")
+    return False
 
 
 def live_addresses(incomplete: str) -> list[str]:

@@ -73,7 +73,9 @@ def numeric_paths(shape: Shape, most: int = 100) -> list[str]:
         if part.numeric or part.kind == "bool":
             found.append(path)
         for name, inner in part.fields:
-            plain = name and not set(name) & set(".[]\"")
+            if '"' in name:
+                continue  # a path cannot say it
+            plain = name and not set(name) & set(".[]")
             visit(inner, f"{path}.{name}" if path and plain else f'{path}["{name}"]' if not plain else name)
 
     visit(shape, "")
