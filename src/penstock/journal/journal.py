@@ -133,7 +133,7 @@ class Journal(Reading):
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
             self.writer = native.Writer(
-                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
+                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory.absolute())
             )
             for topic in found.topics:
                 number, name, flags, ordinal, stored_ns = topic
