@@ -4,9 +4,22 @@
 #include <cstdlib>
 
 #include "bindings.hpp"
+#include "counters/counters.hpp"
 #include "message/arguments.hpp"
+#include "platform/liveness.hpp"
+
+namespace {
+
+// After Ctrl-C Python ends by the signal, and nothing that C runs at the end of a process is run.
+void take_files_away() {
+    penstock::counters_end();
+    penstock::process_end();
+}
+
+}  // namespace
 
 NB_MODULE(_core, module) {
+    Py_AtExit(take_files_away);  // the first one registered: run after the handles have left their channels
     // A program may end with open handles and daemon threads: nothing is wrong then. The tests want to know.
     nanobind::set_leak_warnings(std::getenv("PENSTOCK_LEAK_WARNINGS") != nullptr);
     module.doc() = "The native core of penstock: what is done once a message.";

@@ -81,7 +81,7 @@ struct Registry {
                                get().owner = 0;
                                get().mutex.unlock();
                            });
-            std::atexit([] { get().unlink_all(); });
+            std::atexit(counters_end);
             return made;
         }();
         return *registry;
@@ -213,6 +213,8 @@ void Counters::measure(std::int64_t timestamp_ns) noexcept {
     last_ns.set(std::uint64_t(now_ns));
     if (timestamp_ns > 0) note_latency(now_ns > timestamp_ns ? std::uint64_t(now_ns - timestamp_ns) : 1);  // clocks may differ; 0: never
 }
+
+void counters_end() noexcept { Registry::get().unlink_all(); }
 
 void counters_give(Counters *counters) noexcept {
     if (!counters) return;

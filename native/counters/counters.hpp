@@ -104,6 +104,8 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 // on, but other processes do not see it. Never null.
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name);
 void counters_give(Counters *counters) noexcept;
+// Takes this process's pages away, as its end does.
+void counters_end() noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;
 
 // A copy of one block of a process on this machine.

@@ -522,7 +522,8 @@ CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, st
 }
 
 bool Writer::commit_sealed(const std::vector<std::uint8_t> &batch, CommitResult &result) {
-    if (check_batch(batch.data(), batch.size(), segment_.nonce) != batch.size()) return false;
+    const std::uint64_t whole = check_batch(batch.data(), batch.size(), segment_.nonce);
+    if (whole == 0 || whole != batch.size()) return false;
     BatchHeader header;
     std::memcpy(&header, batch.data(), sizeof header);
     if (header.first_position != committed_position_ || !take_records(batch)) return false;

@@ -108,6 +108,9 @@ PyObject *message_array(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     return array_over(self, arguments, count, names);
 }
 
+// An empty message is a message: `while message := subscriber.read(1)` goes on.
+int message_truth(PyObject *) { return 1; }
+
 Py_ssize_t message_length(PyObject *self) { return as_message(self)->envelope.size; }
 
 PyObject *message_repr(PyObject *self) {
@@ -397,6 +400,7 @@ PyType_Slot message_slots[] = {
     {Py_tp_getset, message_getset},
     {Py_tp_members, message_members},
     {Py_sq_length, reinterpret_cast<void *>(message_length)},
+    {Py_nb_bool, reinterpret_cast<void *>(message_truth)},
     {Py_bf_getbuffer, reinterpret_cast<void *>(message_getbuffer)},
     {Py_bf_releasebuffer, reinterpret_cast<void *>(message_releasebuffer)},
     {0, nullptr}};

@@ -54,11 +54,7 @@ State &state() {
                            // A recursive mutex knows its owner by thread id, which is another one in the child.
                            new (&state().fork_mutex) std::recursive_mutex;
                        });
-        std::atexit([] {
-            std::lock_guard lock(state().mutex);
-            for (Mark &mark : state().marks)
-                if (state().owner == getpid()) unlink(mark.path.c_str());
-        });
+        std::atexit(process_end);
         return fresh;
     }();
     return *made;
@@ -130,6 +126,13 @@ void process_token_share() {
     std::lock_guard lock(s.mutex);
     s.shared = true;
     for (Mark &mark : s.marks) fchmod(mark.file, 0644);
+}
+
+void process_end() noexcept {
+    State &s = state();
+    std::lock_guard lock(s.mutex);
+    if (s.owner != getpid()) return;
+    for (Mark &mark : s.marks) unlink(mark.path.c_str());
 }
 
 bool process_alive(std::uint64_t token) {

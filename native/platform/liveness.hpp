@@ -28,6 +28,10 @@ void process_token_share();
 // False for 0, for a token without a file and for one whose lock nobody holds.
 bool process_alive(std::uint64_t token);
 
+// The end of the process: takes its files away. A C program ends with it by itself; who is ended by a signal at the end of an
+// interpreter (Ctrl-C in Python) calls it before.
+void process_end() noexcept;
+
 // "KIND.PID.RANDOM": what names of files that belong to a process begin with.
 std::string process_file_name(const char *kind, std::uint64_t token);
 

@@ -98,25 +98,11 @@ bool set_metadata(Publisher *handle, std::uint32_t slot, PyObject *metadata) {
     return fits;
 }
 
-// Publishes a reserved place; waits where a reliable reader must go on first. 0 with an error set, or without where an
-// unreliable publisher has given its message up.
-std::uint64_t commit(PublisherObject *self, Publisher *handle, const Publisher::Place &place, std::uint64_t size,
-                     std::int64_t now_ns, std::int64_t deadline = of_handle, std::uint32_t flags = 0) {
+// Publishes a reserved place. 0 with an error set.
+std::uint64_t commit(Publisher *handle, const Publisher::Place &place, std::uint64_t size, std::int64_t now_ns,
+                     std::uint32_t flags = 0) {
     std::uint64_t ordinal = handle->publish(place, size, now_ns, flags);
-    if (ordinal) [[likely]] return ordinal;
-    deadline = settle_deadline(self, deadline);
-    while (!ordinal) {
-        if (!handle->writer.held_back)
-            return raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str()), 0;
-        if (!handle->writer.reliable) return handle->count_given_up(), 0;
-        if (deadline >= 0 && monotonic_ns() >= deadline) return refuse_full(handle, true), 0;
-        run_without_gil(self, [] {
-            timespec pause{0, 200'000};
-            return nanosleep(&pause, nullptr);
-        });
-        if (PyErr_CheckSignals() != 0 || !usable(self)) return 0;
-        ordinal = handle->publish(place, size, now_ns, flags);
-    }
+    if (!ordinal) [[unlikely]] raise_error("CorruptionError", "%s: its ring is damaged", handle->member.describe().c_str());
     return ordinal;
 }
 
@@ -142,7 +128,7 @@ std::uint64_t publish_bytes(PublisherObject *self, Publisher *handle, const void
         handle->cancel(place.slot);
         return 0;
     }
-    std::uint64_t ordinal = commit(self, handle, place, std::uint64_t(size), now_ns, deadline);
+    std::uint64_t ordinal = commit(handle, place, std::uint64_t(size), now_ns);
     if (!ordinal) [[unlikely]] {
         handle->cancel(place.slot);
         return 0;
@@ -267,9 +253,8 @@ PyObject *Lender::publish(PyObject *draft, std::uint64_t token, std::int64_t siz
     Publisher *handle = usable(publisher);
     if (!handle) return nullptr;
     Publisher::Place place{std::uint32_t(token), reinterpret_cast<Draft *>(draft)->data};
-    std::uint64_t ordinal = commit(publisher, handle, place, std::uint64_t(size), realtime_ns());
+    std::uint64_t ordinal = commit(handle, place, std::uint64_t(size), realtime_ns());
     if (ordinal) handle->wake_readers();
-    else if (!PyErr_Occurred()) handle->cancel(place.slot);
     return ordinal_or_none(ordinal);
 }
 
@@ -300,10 +285,9 @@ PyObject *publisher_activate(PyObject *object, PyObject *) {
         return raise_current();
     }
     if (handle->metadata_size()) std::memset(handle->metadata(place.slot), 0, handle->metadata_size());
-    if (!commit(self, handle, place, 0, realtime_ns(), of_handle, message_activation)) {
+    if (!commit(handle, place, 0, realtime_ns(), message_activation)) {
         handle->cancel(place.slot);
-        if (PyErr_Occurred()) return nullptr;
-        Py_RETURN_FALSE;
+        return nullptr;
     }
     handle->wake_readers();
     Py_RETURN_TRUE;

@@ -26,7 +26,6 @@ struct Writer {
     std::uint64_t floor = 0;  // every reliable subscriber has seen what is below it
     std::uint64_t lowered = 0;  // Header::lowered when that was looked at
     std::uint64_t ordinal = 0;  // of what was published last
-    bool held_back = false;     // what commit gave 0 for: a reliable subscriber must go on first
 };
 
 // A subscriber's private side.
@@ -123,7 +122,8 @@ struct Channel {
 
     std::uint64_t tail() const { return tables->tail.load() & sequence_mask; }
 
-    // The first sequence that the ring still names. A message before it may be in its slot, but nobody finds it any more.
+    // The first sequence that the ring still names. Of the messages before it that are still in their slots, reliable
+    // subscribers find those of reliable publishers (next_kept), and nobody the others.
     std::uint64_t first_in_ring() const {
         std::uint64_t end = tail();
         return end > ring_size ? end - ring_size : 1;
@@ -274,6 +274,16 @@ struct Channel {
         if (!is_held(s)) hint_free(s);
     }
 
+    // The ring does not name the slot's message any more. Who wants it finds it by next_kept, and gives the hint when it lets
+    // it go; where nobody does, or has just done so, the hint is given here.
+    void keep(std::uint32_t s) {
+        slots[s].skipped.store(1);
+        std::uint64_t state = slots[s].state.load();
+        bool wanted = kind_of(state) == slot_live && (slots[s].flags.load() & message_reliable) &&
+                      is_wanted(sequence_of(state), slots[s].vchan.load());
+        if (!wanted && !is_held(s)) hint_free(s);
+    }
+
     // ------------------------------------------------------------------------------------------ publishing
 
     // Below it every reliable subscriber has seen everything.
@@ -305,12 +315,13 @@ struct Channel {
 
     // An unreliable publisher passes over what reliable subscribers still want of a reliable one, and over nothing else.
     bool may_overwrite(Writer &writer, std::uint64_t sequence, std::uint32_t s) {
-        if (!writer.reliable && !(slots[s].flags.load() & message_reliable)) return true;
+        bool unreliable = !(slots[s].flags.load() & message_reliable);
+        if (!writer.reliable && unreliable) return true;
         std::uint64_t lowered = header->lowered.load();
         if (sequence < writer.floor && lowered == writer.lowered) return true;
         writer.lowered = lowered;
         writer.floor = reliable_floor();
-        if (sequence < writer.floor || sequence < first_in_ring()) return true;
+        if (sequence < writer.floor || (unreliable && sequence < first_in_ring())) return true;
         return vchans && !is_wanted(sequence, slots[s].vchan.load());
     }
 
@@ -350,6 +361,7 @@ struct Channel {
     Taken acquire(Writer &writer, std::uint32_t &taken_slot) {
         if (writer.reliable && !any_subscriber()) return Taken::unread;
         Taken worst = Taken::none;
+        bool kept = false;
         for (std::uint32_t tries = 0; tries <= slot_count; ++tries) {
             std::uint32_t s = next_hint();
             if (s >= slot_count) break;
@@ -360,7 +372,13 @@ struct Channel {
             Taken result = take(writer, s);
             if (result == Taken::yes) return taken_slot = s, result;
             if (result == Taken::held) pass_by(s);
-            if (result == Taken::unread) lower_oldest(sequence_of(slots[s].state.load())), worst = result;
+            if (result == Taken::unread) {
+                keep(s);
+                kept = true;
+                if (sequence_of(state) < first_in_ring()) continue;
+                lower_oldest(sequence_of(state));
+                worst = result;
+            }
         }
         for (std::uint64_t end = tail(), n = oldest(); n < end; ++n) {
             std::uint64_t entry = entry_at(n).load();
@@ -380,7 +398,7 @@ struct Channel {
             if (result == Taken::yes) return taken_slot = s, result;
             if (result == Taken::held && worst != Taken::unread) pass_by(s);
         }
-        return worst == Taken::unread ? worst : Taken::held;
+        return kept || worst == Taken::unread ? Taken::unread : Taken::held;
     }
 
     // The slot that a few messages on will be needed: its line is in another core's cache by then.
@@ -410,12 +428,10 @@ struct Channel {
         }
     }
 
-    // Publishes an owned slot; gives its sequence. 0 with held_back set: the ring's place still names a message that a
-    // reliable subscriber has not seen and that must not be passed over. What is stored in the slot here is stored with
-    // release: who sees it early (help() of another reads it for the tail) sees what went before it too.
+    // Publishes an owned slot; gives its sequence, 0 where the ring holds nonsense. What is stored in the slot here is stored
+    // with release: who sees it early (help() of another reads it for the tail) sees what went before it too.
     std::uint64_t commit(Writer &writer, std::uint32_t s, std::int64_t now_ns) {
         Slot &slot = slots[s];
-        writer.held_back = false;
         slot.vchan.store(writer.vchan, std::memory_order_release);
         std::uint64_t owned = slot.state.load();
         for (std::uint64_t turns = 0; turns < (1ull << 32); ++turns) {
@@ -430,11 +446,6 @@ struct Channel {
             std::uint32_t old = slot_in(entry);
             bool passed_over = t > ring_size && t - ring_size >= tables->oldest.load() && old < slot_count &&
                                slots[old].state.load() == live(t - ring_size);
-            if (passed_over && !may_overwrite(writer, t - ring_size, old) &&
-                slots[old].state.load() == live(t - ring_size)) {  // so the flags were that message's
-                writer.held_back = true;
-                return 0;
-            }
             std::int64_t last = tables->last_timestamp_ns.load();
             slot.timestamp_ns.store(now_ns > last ? now_ns : last, std::memory_order_release);
             bool is_virtual = vchans && writer.vchan >= 0;
@@ -449,7 +460,7 @@ struct Channel {
                 PENSTOCK_STEP("commit.after_live");
                 writer.ordinal = ordinal;
                 help();
-                if (passed_over) [[unlikely]] hint_free(old);  // the ring names it no more
+                if (passed_over) [[unlikely]] keep(old);
                 PENSTOCK_STEP("commit.after_help");
                 return t;
             }
@@ -540,6 +551,26 @@ struct Channel {
         return whole && vchan != reader.vchan;
     }
 
+    // The first message from sequence `from` on, before `to`, that the ring has lost and that was kept in its slot for a
+    // reliable subscriber; `to` where there is none.
+    std::uint64_t next_kept(const Reader &reader, std::uint64_t from, std::uint64_t to, std::uint32_t &found_slot) const {
+        if (!(reliable[reader.index / 64].load() >> (reader.index % 64) & 1)) return to;
+        for (std::uint32_t s = 0; s < slot_count; ++s) {
+            std::uint64_t state = slots[s].state.load(), n = sequence_of(state);
+            if (kind_of(state) != slot_live || n < from || n >= to) continue;
+            bool ours = (slots[s].flags.load() & message_reliable) && (reader.vchan < 0 || slots[s].vchan.load() == reader.vchan);
+            if (!ours || slots[s].state.load() != state) continue;
+            found_slot = s;
+            to = n;
+        }
+        return to;
+    }
+    // Where a reader goes on that the ring has left behind at n.
+    std::uint64_t next_in_ring(std::uint64_t n) const {
+        std::uint64_t end = tail();
+        return end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
+    }
+
     // The next message, held and passed by the cursor.
     Found next(Reader &reader, std::uint32_t &found_slot) {
         std::uint64_t n = reader.cursor;
@@ -547,17 +578,17 @@ struct Channel {
         for (std::uint64_t turns = 0; turns <= 2 * ring_size; ++turns) {
             std::uint64_t entry = entry_at(n).load();
             if (lap_in(entry) < lap_of(n)) break;
-            if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
-                std::uint64_t end = tail();
-                if (end <= n) return Found::damaged;
-                std::uint64_t to = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
-                reader.lost += to - n;
-                n = to;
-                continue;
-            }
             std::uint32_t s = slot_in(entry);
-            if (s >= slot_count) return Found::damaged;
-            if (reader.vchan >= 0) {
+            if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
+                if (tail() <= n) return Found::damaged;
+                std::uint64_t to = next_in_ring(n), kept = next_kept(reader, n, to, s);
+                reader.lost += kept - n;
+                n = kept;
+                if (n == to) continue;
+                turns += slot_count;
+            } else if (s >= slot_count) {
+                return Found::damaged;
+            } else if (reader.vchan >= 0) {
                 std::uint64_t state = slots[s].state.load();
                 if (kind_of(state) == slot_owned && sequence_of(state) < n) help();
                 if (is_foreign(reader, n, s)) {
@@ -598,8 +629,9 @@ struct Channel {
             found = reader.vchan < 0 || s >= slot_count;
             if (found) break;
             if (lap_in(entry) > lap_of(n)) {  // a whole ring behind
-                std::uint64_t end = tail();
-                n = end > ring_size && end - ring_size > n ? end - ring_size : n + 1;
+                std::uint64_t to = next_in_ring(n);
+                n = next_kept(reader, n, to, s);
+                if ((found = n < to)) break;
                 continue;
             }
             std::uint64_t state = slots[s].state.load();

@@ -57,7 +57,7 @@ class Publisher {
     }
     std::uint32_t metadata_size() const { return metadata_size_; }
 
-    // The ordinal. 0 with writer.held_back: a reliable subscriber must go on first; an unreliable publisher gives it up.
+    // The ordinal; 0 where the ring is damaged.
     std::uint64_t publish(const Place &place, std::uint64_t size, std::int64_t now_ns, std::uint32_t flags = 0) {
         Slot &slot = member.channel.slots[place.slot];
         slot.size.store(size, std::memory_order_release);

@@ -139,7 +139,9 @@ Found Subscriber::read_newest(View &view) {
         if (Channel::lap_in(entry) != channel.lap_of(n) || s >= channel.slot_count) continue;
         if (channel.is_foreign(reader, n, s) || !channel.pin(reader, n, s)) continue;
         if (reader.vchan < 0) account(n, DropReason::filtered);
+        bool left_behind = reader.cursor < channel.first_in_ring();
         channel.move_cursor(reader, n + 1);
+        if (left_behind) channel.rebuild_hints();  // what was kept for it beyond the ring
         if (reader.vchan >= 0) {
             std::uint64_t ordinal = channel.slots[s].ordinal.load();
             if (ordinal > last_ordinal_ + 1) drop(ordinal - last_ordinal_ - 1, DropReason::filtered);
@@ -286,8 +288,14 @@ void Subscriber::close(bool at_once) noexcept {
 // message that is still there. `newest` is the last ordinal of the virtual channel.
 void Subscriber::count_overwritten(std::uint64_t newest, bool alone) {
     Channel &channel = member.channel;
-    std::uint64_t n = std::max(reader.cursor, channel.first_in_ring());
-    for (std::uint64_t turns = 0; turns <= 2 * channel.ring_size; ++turns, ++n) {
+    std::uint64_t first = channel.first_in_ring(), n = std::max(reader.cursor, first);
+    if (reader.cursor < first) {
+        std::uint32_t s = 0;
+        n = channel.next_kept(reader, reader.cursor, first, s);
+        if (n < first) newest = channel.slots[s].ordinal.load() - 1;
+        if (n < first && channel.slots[s].state.load() != live(n)) return;  // read meanwhile: the next look counts
+    }
+    for (std::uint64_t turns = 0; n >= first && turns <= 2 * channel.ring_size; ++turns, ++n) {
         std::uint64_t entry = channel.entry_at(n).load();
         std::uint32_t s = Channel::slot_in(entry);
         if (Channel::lap_in(entry) < channel.lap_of(n)) break;  // not published yet

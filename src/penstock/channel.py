@@ -215,7 +215,7 @@ class Handle(ABC):
 
     def __repr__(self) -> str:
         room, kind = type(self).__module__.split(".")[1], type(self).__name__
-        name = getattr(self, "name", None) or getattr(self, "topic", "")
+        name = getattr(self, "name", None) or getattr(self, "topic", None) or getattr(self, "_place", "")
         return f"<{room}.{kind}{f' {name!r}' if name else ''}{', closed' if self.closed else ''}>"
 
     def _after_close(self, function: Callable[[], None]) -> None:

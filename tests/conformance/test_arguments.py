@@ -6,6 +6,7 @@ import copy
 import inspect
 import os
 import pydoc
+import re
 import time
 from typing import Any
 
@@ -116,8 +117,9 @@ def test_handles_have_a_repr(reach: Reach) -> None:
     publisher, subscriber = reach.pair()
     for handle in (publisher, subscriber):
         assert " object at " not in repr(handle)
+        assert re.search(r"'.+'|//.+:", repr(handle)), "it says which one it is"
         handle.close()
-        assert " object at " not in repr(handle)
+        assert " object at " not in repr(handle) and "closed" in repr(handle)
 
 
 def test_a_message_is_copied(reach: Reach) -> None:

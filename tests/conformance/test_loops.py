@@ -45,6 +45,18 @@ def test_a_loop_over_what_a_batch_gives(reach: Reach) -> None:
     check(got, thread)
 
 
+def test_an_empty_message_does_not_end_a_loop(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    for data in (b"", b"1", b"", b"end"):
+        publisher.publish(data)
+    got = []
+    while message := subscriber.read(LONG):
+        got.append(bytes(message))
+        if got[-1] == b"end":
+            break
+    assert got == [b"", b"1", b"", b"end"]
+
+
 def test_a_loop_over_the_subscriber(reach: Reach) -> None:
     publisher, subscriber = reach.pair()
     thread, got = publish_all(publisher), []

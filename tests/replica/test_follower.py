@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.errors import CorruptionError, StateError
 from penstock.journal import Journal
 from penstock.journal.layout import decode_segment_header
 from penstock.journal.verify import verify
+from penstock.replica.block import decode
 from penstock.replica.follower import Follower
 
 from .fake_blocks import FakeBlocks, FakeStream
@@ -153,6 +155,33 @@ def test_what_cannot_be_followed_is_said(tmp_path: Path, stream: FakeStream) -> 
             del stream.blocks[stream.last - 1]
             with pytest.raises(CorruptionError, match="is missing"):
                 follower.step()
+
+
+def test_no_damaged_batch_is_taken(tmp_path: Path, stream: FakeStream) -> None:
+    """Neither by the checksum of its block, nor by its own where the block's is right."""
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal, 1)
+        with Follower(tmp_path / "b", FakeBlocks(stream)) as follower:
+            journal.append("t", b"body")
+            block = decode(stream.blocks[stream.last], "here")
+            for at in range(len(block.data)):
+                data = bytearray(block.data)
+                data[at] ^= 1
+                stream.blocks[stream.last] = replace(block, data=bytes(data)).encode()
+                before = follower.applied
+                with pytest.raises(CorruptionError):
+                    follower.step()
+                follower.applied = before
+                assert follower.position == 2
+            for data in (b"", b"PBAT", block.data[:-8], block.data * 2):
+                stream.blocks[stream.last] = replace(block, data=bytes(data)).encode()
+                with pytest.raises(CorruptionError):
+                    follower.step()
+                follower.applied = before
+            stream.blocks[stream.last] = block.encode()
+            follower.step()
+            with Journal(tmp_path / "b", mode="read") as reader:
+                assert contents(reader) == contents(journal)
 
 
 @pytest.mark.parametrize("seed", range(4))

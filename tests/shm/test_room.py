@@ -169,6 +169,45 @@ def test_a_stuck_reader_does_not_freeze_an_unreliable_publisher(name: str) -> No
         assert bytes(viewer.read_newest(0) or b"") == b"99"
 
 
+@pytest.mark.parametrize("is_virtual", [False, True])
+def test_an_unread_reliable_message_does_not_freeze_an_unreliable_publisher(name: str, is_virtual: bool) -> None:
+    mux = {"mux": f"{name}-mux"} if is_virtual else {}
+    with ExitStack() as stack:
+        steady = stack.enter_context(shm.Publisher(name, slots=16, reliable=True, timeout=0, **mux))
+        camera = stack.enter_context(shm.Publisher(name, **mux))
+        stuck, other = (stack.enter_context(shm.Subscriber(name, reliable=True, **mux)) for _ in range(2))
+        viewer = stack.enter_context(shm.Subscriber(name, **mux))
+        for round_ in range(3):  # what was kept beyond the ring comes back each time
+            steady.publish_many([b"R%d" % i for i in range(3)])
+            for i in range(1000):
+                assert camera.publish(b"%d" % i) is not None
+            assert bytes(viewer.read_newest(0) or b"") == b"999"
+            with pytest.raises(TimeoutError):
+                steady.publish(b"waits for the stuck one")
+            assert stuck.ledger.balanced
+            for reader in (stuck, other):
+                got = [bytes(message) for message in iter(lambda reader=reader: reader.read(0), None)]
+                assert got[:3] == [b"R0", b"R1", b"R2"] and got[-1] == b"999", round_
+                ledger = reader.ledger
+                assert ledger.balanced and ledger.in_flight == 0 and ledger.delivered + ledger.lost == 1003 * (round_ + 1)
+            assert camera.ledger.dropped == {}
+        steady.publish_many([b"last"] * 16)  # every slot is there
+        assert stuck.read(0) is not None
+
+
+def test_who_passes_over_what_was_kept_for_it_gives_the_slots_back(name: str) -> None:
+    with ExitStack() as stack:
+        steady = stack.enter_context(shm.Publisher(name, slots=8, reliable=True, timeout=0))
+        camera = stack.enter_context(shm.Publisher(name))
+        subscriber = stack.enter_context(shm.Subscriber(name, reliable=True))
+        steady.publish_many([b"R"] * 3)
+        for _ in range(200):
+            assert camera.publish(b"U") is not None
+        assert bytes(subscriber.read_newest(0) or b"") == b"U"
+        assert subscriber.ledger.balanced
+        steady.publish_many([b"last"] * 8)
+
+
 @pytest.mark.parametrize("mux_publisher_is_reliable", [True, False])
 def test_siblings_on_a_multiplexer_lose_nothing(name: str, mux_publisher_is_reliable: bool) -> None:
     mux = f"{name}-mux"

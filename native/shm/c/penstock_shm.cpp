@@ -139,17 +139,8 @@ void reserve(penstock_shm_publisher *publisher, std::size_t size, double timeout
 std::uint64_t commit(penstock_shm_publisher *publisher, const Publisher::Place &place, std::size_t size,
                      std::uint32_t flags = 0) {
     Publisher &handle = publisher->handle;
-    std::uint64_t ordinal;
-    while ((ordinal = handle.publish(place, size, realtime_ns(), flags)) == 0) {
-        if (!handle.writer.held_back) throw Error(Fault::corruption, handle.member.describe() + ": its ring is damaged");
-        if (!handle.writer.reliable) {
-            handle.count_given_up();
-            handle.cancel(place.slot);
-            return 0;
-        }
-        timespec pause{0, 200'000};
-        nanosleep(&pause, nullptr);
-    }
+    std::uint64_t ordinal = handle.publish(place, size, realtime_ns(), flags);
+    if (!ordinal) throw Error(Fault::corruption, handle.member.describe() + ": its ring is damaged");
     handle.wake_readers();
     return ordinal;
 }

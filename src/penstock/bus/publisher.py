@@ -27,7 +27,8 @@ class Publisher(_native.Publisher, channel.Publisher):
         name: str = "",
         kept: Kept | None = None,
     ) -> None:
-        super().__init__(bus, id, allocator, name or f"{bus.name}?id={id}")
+        self._place = name or f"{bus.name}?id={id}"
+        super().__init__(bus, id, allocator, self._place)
         if kept is not None and kept.messages:
             bus._keep(id, *kept.words)
 

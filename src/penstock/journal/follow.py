@@ -42,8 +42,8 @@ class Follower(Subscriber):
         self._patterns = patterns = None if topics is None else list(topics)
         self._filter = topic_filter(patterns)
         self.position = start
-        name = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
-        self._books = Books(Counters("journal", "subscriber", name))
+        self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
+        self._books = Books(Counters("journal", "subscriber", self._place))
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False

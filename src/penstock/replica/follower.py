@@ -30,6 +30,7 @@ log = logging.getLogger("penstock.replica")
 POLL_S = 0.02
 CHECK_S = 3600.0
 TRIM_S = 10.0
+TELL_S = 10.0
 SEGMENT_BYTES = 1 << 62  # segments end where the broker ended them
 
 
@@ -235,12 +236,15 @@ class Follower:
 
     def run(self, poll_s: float = POLL_S) -> None:
         """Follow until an exception ends it."""
+        told = -TELL_S
         while True:
             try:
                 if not self.step():
                     time.sleep(poll_s)
             except (UnansweredError, ConnectionError) as error:
-                log.warning("%s: %s", self.blocks.name, error)
+                if time.monotonic() - told >= TELL_S:
+                    told = time.monotonic()
+                    log.warning("%s: %s", self.blocks.name, str(error).removeprefix(f"{self.blocks.name}: "))
                 time.sleep(max(poll_s, 0.1))
 
     def close(self) -> None:

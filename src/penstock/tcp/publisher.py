@@ -483,4 +483,5 @@ class Publisher(PublisherContract):
         self.close()
 
     def __repr__(self) -> str:
-        return f"<tcp.Publisher {self.address}, {self.subscriber_count} subscriber(s)>"
+        state = "closed" if self.closed else f"{self.subscriber_count} subscriber(s)"
+        return f"<tcp.Publisher {self.address}, {state}>"

@@ -366,7 +366,8 @@ class Subscriber(SubscriberContract):
         self._use_native_read()
 
     def __repr__(self) -> str:
-        return f"<tcp.Subscriber of {', '.join(session.publisher for session in self.sessions) or 'nobody yet'}>"
+        publishers = ", ".join(session.publisher for session in self.sessions) or "nobody yet"
+        return f"<tcp.Subscriber of {publishers}{', closed' if self.closed else ''}>"
 
 
 def _weak_lost_callback(subscriber: weakref.ref[Subscriber]) -> Callable[[int, int, str, int, int], None]:

@@ -76,7 +76,8 @@ class Subscriber(channel.Subscriber):
         self._told_at = time.monotonic()
         where = options.get("topics") or "default"
         self._topics = options.get("topics")
-        self._counters = Counters("broker", "subscriber", f"{host}:{port}/{where}?queue={self.queue}")
+        self._place = f"{host}:{port}/{where}?queue={self.queue}"
+        self._counters = Counters("broker", "subscriber", self._place)
         self._final: Ledger | None = None
         self._dialogue = Dialogue(token=token, producer="", max_message_bytes=max_message_bytes)
         self._link = Link(
