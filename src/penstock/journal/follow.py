@@ -42,7 +42,7 @@ class Follower(Subscriber):
         self._patterns = patterns = None if topics is None else list(topics)
         self._filter = topic_filter(patterns)
         self.position = start
-        self._place = f"{journal.directory}#{','.join(patterns or ['>'])}"
+        self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
         self._books = Books(Counters("journal", "subscriber", self._place))
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
@@ -181,7 +181,7 @@ class JournalPublisher(Publisher):
         self._journal = self.journal = journal
         self.topic = check_topic(topic)
         self._closed = False
-        self._books = Books(Counters("journal", "publisher", f"{journal.directory}#{topic}"))
+        self._books = Books(Counters("journal", "publisher", f"{journal.directory.absolute()}#{topic}"))
 
     def agree(self, terms: Terms) -> None:
         self._journal.agree(self.topic, terms)

@@ -132,8 +132,9 @@ class Journal(Reading):
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
+            place = str(self.directory.absolute())  # for who looks from elsewhere
             self.writer = native.Writer(
-                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
+                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, place
             )
             for topic in found.topics:
                 number, name, flags, ordinal, stored_ns = topic
