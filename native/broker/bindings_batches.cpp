@@ -51,18 +51,6 @@ nb::object batch_names(nb::handle batch) {
     return nb::make_tuple(nb::borrow(channels));
 }
 
-// Keeps Python objects whose memory a batch made here refers to.
-struct ObjectOwner final : Owner {
-    explicit ObjectOwner(PyObject *object) : object(Py_NewRef(object)) {}
-    void release(std::uint64_t) noexcept override { give_back(); }
-    void release_many(const std::uint64_t *, std::size_t) noexcept override { give_back(); }
-    void give_back() noexcept {
-        Py_DECREF(object);
-        delete this;
-    }
-    PyObject *object;
-};
-
 // A tight copy of a batch, which holds nothing of the memory that the messages came in.
 struct CopyOwner final : Owner {
     explicit CopyOwner(std::size_t bytes) : memory(new std::uint8_t[bytes ? bytes : 1]) {}
@@ -191,27 +179,6 @@ nb::tuple public_part(nb::handle batch, bool own_too) {
 }
 
 }  // namespace
-
-nb::object text_of(std::string_view text) {
-    return nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "surrogateescape"));
-}
-
-const std::vector<Envelope> &entries_of(nb::handle batch) {
-    if (!batch_check(batch.ptr())) throw nb::type_error("a Batch is needed");
-    const std::vector<Envelope> *entries = batch_entries(batch.ptr());
-    if (!entries) throw nb::python_error();
-    return *entries;
-}
-
-nb::object batch_over(std::vector<Envelope> &&entries, PyObject *keep, PyObject *channels) {
-    auto *owner = new ObjectOwner(keep);
-    PyObject *made = batch_new(std::move(entries), owner, channels);
-    if (!made) {
-        owner->give_back();
-        throw nb::python_error();
-    }
-    return nb::steal(made);
-}
 
 const char *property(const Envelope &entry, std::string_view wanted, std::size_t &size) {
     const char *at = reinterpret_cast<const char *>(entry.properties);

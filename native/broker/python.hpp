@@ -1,4 +1,4 @@
-// What the binding files of the broker share: batches looked into without a step in Python for each message.
+// What the binding files of the broker share: the properties that the broker gives a message.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "message/message.hpp"
+#include "message/python.hpp"
 
 namespace penstock::broker {
 
@@ -17,12 +17,6 @@ void bind_ranges(nanobind::module_ &module);
 void bind_queue_state(nanobind::module_ &module);
 void bind_batches(nanobind::module_ &module);
 void bind_publish(nanobind::module_ &module);
-
-// They live as long as the caller's reference to the batch; a Python error is thrown where it is none or was released.
-const std::vector<Envelope> &entries_of(nanobind::handle batch);
-// A batch whose messages lie in memory that `keep` holds.
-nanobind::object batch_over(std::vector<Envelope> &&entries, PyObject *keep, PyObject *channels);
-nanobind::object text_of(std::string_view text);
 
 // Where a property's value begins in encoded properties, or null.
 const char *property(const Envelope &entry, std::string_view wanted, std::size_t &size);

@@ -162,6 +162,7 @@ void bind_journal(nb::module_ &module) {
                nb::arg("gaps") = false);
     journal::bind_writer(module);
     journal::bind_reader(module);
+    journal::bind_queue_state(module);
 }
 
 }  // namespace penstock

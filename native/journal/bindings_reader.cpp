@@ -43,6 +43,48 @@ Envelope envelope_of(const Found &found) {
     return envelope;
 }
 
+nb::object new_bytes(std::size_t size, char *&at) {
+    PyObject *made = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+    if (!made) throw nb::python_error();
+    at = PyBytes_AS_STRING(made);
+    return nb::steal(made);
+}
+
+// One number of each entry.
+template <typename Number, typename Get>
+nb::object numbers_of(const std::vector<IndexEntry> &entries, Get get) {
+    char *at;
+    nb::object made = new_bytes(entries.size() * sizeof(Number), at);
+    for (const IndexEntry &entry : entries) {
+        const Number number = static_cast<Number>(get(entry));
+        std::memcpy(at, &number, sizeof number);
+        at += sizeof number;
+    }
+    return made;
+}
+
+// One stretch of each message, as Arrow has binary values: offsets, and the bytes one after the other.
+template <typename Stretch>
+nb::object gathered(const std::vector<Found> &found, Stretch stretch) {
+    std::size_t total = 0;
+    for (const Found &item : found) total += stretch(envelope_of(item)).size();
+    char *offset, *at;
+    nb::object offsets = new_bytes((found.size() + 1) * sizeof(std::int32_t), offset), bytes = new_bytes(total, at);
+    std::int32_t reached = 0;
+    std::memcpy(offset, &reached, sizeof reached);
+    {
+        GilReleased released;
+        for (const Found &item : found) {
+            const std::string_view part = stretch(envelope_of(item));
+            if (!part.empty()) std::memcpy(at + reached, part.data(), part.size());
+            reached += static_cast<std::int32_t>(part.size());
+            offset += sizeof reached;
+            std::memcpy(offset, &reached, sizeof reached);
+        }
+    }
+    return nb::make_tuple(offsets, bytes);
+}
+
 void check_problem(const Problem &problem) {
     if (problem.kind == Problem::none) return;
     if (problem.kind == Problem::system) fail_system(problem.error, problem.text, problem.place);
@@ -62,7 +104,7 @@ class BoundReader {
     }
 
     nb::tuple read_many(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
-        ReadResult result = look(start, most, most_bytes, filter);
+        ReadResult result = look({start, most, most_bytes, filter});
         check_problem(result.problem);
         std::vector<Envelope> entries;
         entries.reserve(result.found.size());
@@ -80,8 +122,59 @@ class BoundReader {
         return nb::make_tuple(batch, result.next, result.skipped);
     }
 
+    // Messages from `start` up to but without `stop` by column, of one segment: ({name: bytes or (offsets, bytes)}, names
+    // of topics by number, where to go on). Numbers are int64; topics, by number, uint32; offsets, one more than there are
+    // messages, int32. Where no column comes from the records only the index is read.
+    nb::tuple columns(std::uint64_t start, std::uint64_t stop, std::uint64_t most, std::uint64_t most_bytes,
+                      TopicFilter *filter, nb::handle wanted) {
+        auto is_wanted = [&](const char *name) { return PySequence_Contains(wanted.ptr(), nb::str(name).ptr()) == 1; };
+        const bool records = is_wanted("payload") || is_wanted("properties") || is_wanted("message_id") || is_wanted("key");
+        most_bytes = std::min<std::uint64_t>(most_bytes, 1 << 30);  // offsets have 31 bits, and one message may be longer
+        ReadResult result = look({start, most, most_bytes, filter, stop, records, true});
+        check_problem(result.problem);
+        nb::dict found;
+        auto number = [&]<typename Number>(const char *name, Number IndexEntry::*field) {
+            using Wide = std::conditional_t<sizeof(Number) == 8, Number, std::int64_t>;
+            if (is_wanted(name)) found[name] = numbers_of<Wide>(result.entries, [&](const IndexEntry &entry) { return entry.*field; });
+        };
+        number("position", &IndexEntry::position);
+        number("ordinal", &IndexEntry::ordinal);
+        number("timestamp_ns", &IndexEntry::timestamp_ns);
+        number("stored_ns", &IndexEntry::stored_ns);
+        number("size", &IndexEntry::length);
+        auto part = [&](const char *name, auto stretch) {
+            if (is_wanted(name)) found[name] = gathered(result.found, stretch);
+        };
+        part("payload", [](const Envelope &message) {
+            return std::string_view(reinterpret_cast<const char *>(message.data), static_cast<std::size_t>(message.size));
+        });
+        part("properties", [](const Envelope &message) { return message.encoded_properties(); });
+        part("message_id", [](const Envelope &message) { return message.message_id(); });
+        part("key", [](const Envelope &message) { return message.key(); });
+        nb::object names = nb::make_tuple();
+        if (is_wanted("topic")) {
+            found["topic"] = numbers_of<std::uint32_t>(result.entries, [](const IndexEntry &entry) { return entry.topic; });
+            std::uint32_t greatest = 0;
+            bool known = true;
+            for (const Found &item : result.found) {
+                greatest = std::max(greatest, item.topic);
+                known = known && is_named(item.topic);
+            }
+            names = channels(greatest, known);
+        }
+        return nb::make_tuple(found, names, result.found.size(), result.next);
+    }
+
+    nb::list holes() {
+        const char *reasons[] = {"retention", "compaction", "lost"};
+        auto found = with_reader([&](Problem &problem) { return reader_->holes(problem); });
+        nb::list result;
+        for (const Hole &hole : found) result.append(nb::make_tuple(hole.first, hole.last, reasons[hole.reason]));
+        return result;
+    }
+
     nb::object read(std::uint64_t position) {
-        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        ReadResult result = look({position, 1, ~std::uint64_t{0}});
         if (!result.found.empty() && result.found[0].position != position) result.found.clear();
         else check_problem(result.problem);
         if (result.found.empty()) return nb::none();
@@ -98,7 +191,7 @@ class BoundReader {
 
     // (message id, key) or None.
     nb::object details(std::uint64_t position) {
-        ReadResult result = look(position, 1, ~std::uint64_t{0}, nullptr);
+        ReadResult result = look({position, 1, ~std::uint64_t{0}});
         if (result.found.empty() || result.found[0].position != position) {
             check_problem(result.problem);
             return nb::none();
@@ -149,10 +242,10 @@ class BoundReader {
         check_problem(problem);
         return found;
     }
-    ReadResult look(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+    ReadResult look(const Pass &pass) {
         GilReleased released;
         std::lock_guard lock(mutex_);
-        return reader_->read(start, most, most_bytes, filter);
+        return reader_->read(pass);
     }
     template <typename Call>
     auto with_reader(Call call) -> std::decay_t<decltype(call(std::declval<Problem &>()))> {
@@ -218,6 +311,9 @@ void bind_reader(nb::module_ &module) {
         .def("read", &BoundReader::read, nb::arg("position"))
         .def("read_many", &BoundReader::read_many, nb::arg("start"), nb::arg("most"), nb::arg("most_bytes"),
              nb::arg("filter").none() = nb::none())
+        .def("columns", &BoundReader::columns, nb::arg("start"), nb::arg("stop"), nb::arg("most"), nb::arg("most_bytes"),
+             nb::arg("filter").none(), nb::arg("wanted"))
+        .def("holes", &BoundReader::holes)
         .def("details", &BoundReader::details, nb::arg("position"))
         .def("find_time", &BoundReader::find_time, nb::arg("stored_ns"), nb::arg("topic_id") = 0)
         .def("find_ordinal", &BoundReader::find_ordinal, nb::arg("topic_id"), nb::arg("ordinal"))

@@ -336,6 +336,20 @@ class BoundWriter {
         check(result);
     }
 
+    void commit_sealed(nb::handle batch) {
+        check_process();
+        View view(batch);
+        std::vector<std::uint8_t> bytes(view.data(), view.data() + view.size());
+        CommitResult result;
+        bool taken;
+        {
+            GilReleased released;
+            taken = writer_->commit_sealed(bytes, result);
+        }
+        if (!taken) fail("CorruptionError", "a batch is not whole, or does not belong here");
+        check(result);
+    }
+
     void in_group(CommitResult (Writer::*call)()) {
         check_process();
         CommitResult result;
@@ -498,6 +512,7 @@ void bind_writer(nb::module_ &module) {
              nb::arg("first"), nb::arg("end"), nb::arg("zeroed"), nb::arg("entries"),
              nb::arg("block_crc"), nb::arg("next_position"), nb::arg("states") = 0)
         .def("restore_segment", [](BoundWriter &self) { self.writer().restore_segment(); })
+        .def("commit_sealed", &BoundWriter::commit_sealed, nb::arg("batch"))
         .def("commit_records", &BoundWriter::commit_records, nb::arg("records"), nb::arg("count"), nb::arg("flags"))
         .def("open_group", [](BoundWriter &self) { self.writer().open_group(); })
         .def("commit_part", [](BoundWriter &self) { self.in_group(&Writer::commit_part); })

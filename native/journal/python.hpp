@@ -22,6 +22,7 @@ namespace nb = nanobind;
 
 void bind_writer(nb::module_ &module);
 void bind_reader(nb::module_ &module);
+void bind_queue_state(nb::module_ &module);
 
 // Becomes a Python exception after the stack is unwound: making one runs Python, which must not happen under a lock that
 // another thread takes while it holds the GIL.

@@ -367,10 +367,12 @@ bool Reader::damage_in(const View &view, std::uint64_t from, std::uint64_t to) c
     });
 }
 
-ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter) {
+ReadResult Reader::read(const Pass &pass) {
     ReadResult result;
     if (!refresh(result.problem)) return result;
-    std::uint64_t frontier_now = seen_.frontier;
+    const std::uint64_t most = pass.most, frontier_now = std::min(seen_.frontier, pass.stop);
+    std::uint64_t start = pass.start;
+    TopicFilter *const filter = pass.filter;
     auto skip = [&] {  // retention was quicker
         if (segments_.empty() || segments_.begin()->first <= start) return;
         result.skipped += segments_.begin()->first - start;
@@ -401,7 +403,10 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         const bool direct = !view.segment->rebuilt && !(view.segment->flags & segment_gaps);
         const IndexEntry *entry = direct ? view.entries + (start - at->first)
                                          : std::lower_bound(view.entries, view.entries + view.count, start, below);
-        const IndexEntry *stop = view.entries + view.count;
+        auto last = [&] {  // entries of the range: the others are not looked at
+            return std::lower_bound(view.entries, view.entries + view.count, frontier_now, below);
+        };
+        const IndexEntry *stop = direct ? view.entries + std::min(view.count, end - at->first) : last();
         std::uint64_t expected = start, bytes = 0;
         bool gaps = view.segment->flags & segment_gaps;
         // Past what a sealed segment says it has, a segment is missing: that is no hole.
@@ -418,22 +423,23 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
                     continue;
                 }
             }
-            if (!in_order || !entry_good(view, *entry, file_bytes)) {
+            if (!in_order || (pass.records && !entry_good(view, *entry, file_bytes))) {
                 if (in_order && view.segment->checked) {  // the index is right, so the log is not
                     expected = entry->position;
                     break;
                 }
                 if (!view.segment->rebuilt) {  // the index may be stale: the log decides
                     if (!rebuild(at->first, next, *view.segment, view, result.problem)) return result;
-                    stop = view.entries + view.count;
+                    stop = last();
                     entry = std::lower_bound(view.entries, stop, expected, below) - 1;
                     continue;
                 }
                 break;
             }
-            if (!result.found.empty() && bytes + entry->length > most_bytes) break;
+            if (!result.found.empty() && bytes + entry->length > pass.most_bytes) break;
             bytes += entry->length;
             result.found.push_back({entry->position, view.segment->log->data() + entry->offset, entry->topic});
+            if (pass.entries) result.entries.push_back(*entry);
             expected = entry->position + 1;
         }
         result.mapping = view.segment->log;
@@ -460,6 +466,38 @@ ReadResult Reader::read(std::uint64_t start, std::uint64_t most, std::uint64_t m
         start = result.next;
     }
     return result;
+}
+
+std::vector<Hole> Reader::holes(Problem &problem) {
+    std::vector<Hole> found;
+    if (!refresh(problem)) return found;
+    if (!segments_.empty() && segments_.begin()->first > 1) found.push_back({1, segments_.begin()->first - 1, Hole::retention});
+    for (auto at = segments_.begin(); at != segments_.end() && at->first < seen_.frontier; ++at) {
+        if (holes_of(at->first, next_of(at), at->second, found, problem)) continue;
+        if (!gone(at->first, at->second.revision, problem)) break;
+        return holes(problem);
+    }
+    return found;
+}
+
+bool Reader::holes_of(std::uint64_t first, std::uint64_t next, Segment &segment, std::vector<Hole> &found, Problem &problem) {
+    View view;
+    const std::uint64_t end = std::min(next, seen_.frontier);
+    if (!open_log(first, next == ~std::uint64_t{0}, segment, problem)) return false;
+    const bool gaps = segment.flags & segment_gaps;
+    if (!gaps && segment.seal.end && segment.seal.messages == end - first) return true;  // it says that it has all
+    if (!open_segment(first, next, segment, view, problem)) return false;
+    for (std::uint64_t i = 0; !gaps && !segment.rebuilt && i < view.count; ++i)
+        if (!entry_believed(segment.seed, view.entries[i]) || view.entries[i].position != first + i)
+            if (!rebuild(first, next, segment, view, problem)) return false;
+    std::uint64_t expected = first;
+    auto until = [&](std::uint64_t position) {
+        if (position > expected) found.push_back({expected, position - 1, segment.flags & segment_compacted ? Hole::compaction : Hole::lost});
+        expected = position + 1;
+    };
+    for (std::uint64_t i = 0; i < view.count; ++i) until(view.entries[i].position);
+    until(end);
+    return true;
 }
 
 template <typename Passes>

@@ -70,8 +70,24 @@ struct Found {
     std::uint32_t topic;
 };
 
+// What of a range is read.
+struct Pass {
+    std::uint64_t start, most, most_bytes;
+    TopicFilter *filter = nullptr;
+    std::uint64_t stop = ~std::uint64_t{0};  // the position to end before
+    bool records = true;   // false: the index alone, whose entries have checksums of their own
+    bool entries = false;  // copies of the entries are wanted too
+};
+
+// Positions that cannot be read, both ends included.
+struct Hole {
+    std::uint64_t first, last;
+    enum Reason : std::uint8_t { retention, compaction, lost } reason;
+};
+
 struct ReadResult {
     std::vector<Found> found;
+    std::vector<IndexEntry> entries;  // of what was found, where asked for
     std::shared_ptr<Mapping> mapping;
     std::uint64_t next = 0;  // where to go on
     std::uint64_t skipped = 0;  // positions from the start on that are not kept any more
@@ -88,7 +104,8 @@ class Reader {
     const std::uint8_t *uuid() const { return uuid_; }
     std::uint64_t first(Problem &problem);  // least position kept
     // Messages from `start` on that pass the filter: of one segment, so that one mapping holds them.
-    ReadResult read(std::uint64_t start, std::uint64_t most, std::uint64_t most_bytes, TopicFilter *filter);
+    ReadResult read(const Pass &pass);
+    std::vector<Hole> holes(Problem &problem);
     // The first position at or after: by time of storing (topic 0: any) or by ordinal in a topic. 0: none.
     std::uint64_t find_time(std::int64_t stored_ns, std::uint32_t topic, Problem &problem);
     std::uint64_t find_ordinal(std::uint32_t topic, std::uint64_t ordinal, Problem &problem);
@@ -130,6 +147,7 @@ class Reader {
         return view.segment->rebuilt || view.segment->checked || entry_believed(view.segment->seed, entry);
     }
     bool believe_all(std::uint64_t first, std::uint64_t next, View &view, Problem &problem);
+    bool holes_of(std::uint64_t first, std::uint64_t next, Segment &segment, std::vector<Hole> &found, Problem &problem);
     bool damage_in(const View &view, std::uint64_t from, std::uint64_t to) const;
     bool entry_good(const View &view, const IndexEntry &entry, std::uint64_t file_bytes) const;
     template <typename Passes>

@@ -12,6 +12,7 @@
 
 #include "journal/checksum.hpp"
 #include "journal/frontier.hpp"
+#include "journal/scan.hpp"
 
 namespace penstock::journal {
 namespace {
@@ -327,6 +328,11 @@ CommitResult Writer::flush(Staging &staging, std::uint32_t flags) {
     } catch (const std::bad_alloc &) {  // nothing was written yet
         return {Failure::write, ENOMEM, false};
     }
+    return store(staging);
+}
+
+// Writes a sealed batch and its entries, then moves the frontier.
+CommitResult Writer::store(Staging &staging) {
     ActiveSegment &segment = segment_;
     int error = 0;
     if (!entries_.empty())
@@ -513,6 +519,57 @@ CommitResult Writer::commit_records(const std::vector<std::uint8_t> &records, st
         failed_error_ = result.error;
     }
     return result;
+}
+
+bool Writer::commit_sealed(const std::vector<std::uint8_t> &batch, CommitResult &result) {
+    const std::uint64_t whole = check_batch(batch.data(), batch.size(), segment_.nonce);
+    if (whole == 0 || whole != batch.size()) return false;
+    BatchHeader header;
+    std::memcpy(&header, batch.data(), sizeof header);
+    if (header.first_position != committed_position_ || !take_records(batch)) return false;
+    Staging staging;
+    staging.bytes = batch;
+    staging.used = batch.size();
+    staging.first_position = header.first_position;
+    staging.messages = header.messages;
+    staging.records = header.records;
+    const bool open = header.flags & batch_open;
+    if (open && !group_) group_ = header.group;
+    group_goes_on_ = open;
+    result = store(staging);
+    group_goes_on_ = true;
+    if (result.failure != Failure::none) {
+        fail(result.error);
+        return true;
+    }
+    std::lock_guard lock(staging_mutex_);
+    next_position_ = committed_position_;
+    return true;
+}
+
+// The index entries and the topics of a batch that is whole; false where a message has a topic that nobody has named.
+bool Writer::take_records(const std::vector<std::uint8_t> &batch) {
+    const std::uint32_t seed = nonce_seed(segment_.nonce);
+    std::uint64_t position = committed_position_;
+    entries_.clear();
+    defined_.clear();
+    for (std::uint64_t at = sizeof(BatchHeader); at < batch.size();) {
+        RecordHeader record;
+        std::memcpy(&record, batch.data() + at, sizeof record);
+        if (record.kind == kind_topic) {
+            if (record.topic == 0 || record.topic > (1u << 24)) return false;
+            std::string_view name(reinterpret_cast<const char *>(batch.data() + at + sizeof record), record.data_bytes);
+            restore_topic(record.topic, name, record.flags, record.ordinal, record.stored_ns);
+        } else if (record.kind == kind_message) {
+            if (record.topic == 0 || record.topic > topics_.size()) return false;
+            IndexEntry &entry = entries_.emplace_back(entry_of(record, position++, segment_.end + at));
+            entry.entry_checksum = entry_check(seed, entry);
+        } else if (!(record.flags & flag_internal)) {
+            ++segment_.states;
+        }
+        at += record.bytes;
+    }
+    return true;
 }
 
 void Writer::fail(int error) {

@@ -90,6 +90,9 @@ class Writer {
     void restore_segment();  // undoes the last replace_segment: the new one could not be begun
     // Writes what the caller encoded (a snapshot) into the segment, synced, without touching what is staged. Who leads.
     CommitResult commit_records(const std::vector<std::uint8_t> &records, std::uint32_t count, std::uint32_t flags);
+    // Writes a batch as another writer of this journal has sealed it for this place: a copy of its log. False: it is not
+    // whole, or belongs elsewhere; nothing was written. Who leads, and stages nothing.
+    bool commit_sealed(const std::vector<std::uint8_t> &batch, CommitResult &result);
     void publish_frontier(std::uint64_t first, std::uint64_t generation_step);
     // A group: batches, in as many segments as they need, that become visible together. By who leads, who keeps the
     // lead from the beginning to the end; what others stage meanwhile goes with it, and they wait for its end.
@@ -124,6 +127,8 @@ class Writer {
     void put_message(std::uint8_t *at, std::uint64_t bytes, std::uint32_t topic, const Content &content);
     void advance_clock();
     CommitResult flush(Staging &staging, std::uint32_t flags);
+    CommitResult store(Staging &staging);
+    bool take_records(const std::vector<std::uint8_t> &batch);
     CommitResult undo_write(int error);
     void seal_batch(Staging &staging, std::uint32_t flags);
     void put_sums(const std::uint8_t *data, std::uint64_t bytes);

@@ -1,5 +1,5 @@
 // The broker's scanner, outbox and queue state under the sanitizers: random streams cut at random, against a plain model.
-// sources: broker/scanner.cpp broker/inbox.cpp broker/outbox.cpp broker/queue_state.cpp
+// sources: broker/scanner.cpp broker/inbox.cpp broker/outbox.cpp journal/queue_state.cpp
 #include <algorithm>
 #include <cassert>
 #include <cstdio>
@@ -11,10 +11,11 @@
 #include <sys/socket.h>
 
 #include "broker/outbox.hpp"
-#include "broker/queue_state.hpp"
+#include "journal/queue_state.hpp"
 #include "broker/scanner.hpp"
 
 using namespace penstock::broker;
+using namespace penstock::journal;
 
 static void check(bool right, const char *what, unsigned seed) {
     if (right) return;

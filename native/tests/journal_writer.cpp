@@ -1,5 +1,5 @@
 // The journal's writer under many threads and a failing disk, and its scanner on damaged bytes.
-// sources: journal/writer.cpp journal/disk.cpp journal/scan.cpp journal/compose.cpp journal/checksum.cpp
+// sources: journal/writer.cpp journal/frontier.cpp journal/disk.cpp journal/scan.cpp journal/compose.cpp journal/checksum.cpp
 #include "journal/frontier.hpp"
 #include "journal/writer.hpp"
 

@@ -36,7 +36,7 @@ from penstock.errors import InvalidArgument, nearest
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["compile_filter", "FilterError"]
+__all__ = ["compile_assignment", "compile_filter", "FilterError"]
 
 MAX_TEXT = 4096
 MAX_DEPTH = 64
@@ -52,6 +52,9 @@ _TOKEN = re.compile(
     r"|(?P<name>[A-Za-z_]\w*)"
     r"|(?P<sign>==|!=|<=|>=|[<>()\[\],+\-*/%]))"
 )
+
+
+_TARGET = re.compile(r"\s*(properties\.[A-Za-z_][\w-]*|(?:\.[A-Za-z_][\w-]*)+)\s*=(?!=)")
 
 
 class FilterError(InvalidArgument):
@@ -114,6 +117,18 @@ def compile_filter(expression: str) -> Callable[..., bool]:
     evaluate = parser.expression()
     parser.end()
     return lambda message, read=None: bool(evaluate(Subject(message, read)))
+
+
+def compile_assignment(text: str) -> tuple[tuple[str, ...], Evaluate]:
+    """``.a.b = EXPRESSION`` or ``properties.NAME = EXPRESSION``: the path that is assigned to, which begins with ""
+    for a field of the value and with "properties" else, and the expression as a function of a ``Subject``."""
+    target = _TARGET.match(text)
+    if target is None:
+        raise FilterError(f"filter: {text!r} is no assignment; one is .NAME = ... or properties.NAME = ...", 0)
+    parser = _Parser(text[target.end() :])
+    evaluate = parser.expression()
+    parser.end()
+    return tuple(target[1].split(".")), evaluate
 
 
 class _Parser:

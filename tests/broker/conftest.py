@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.broker import Client, Server
+from penstock.broker.ranges import encode_entry, encode_head
 
 LONG = 30.0
 TOKENS = """
@@ -132,6 +133,12 @@ def wire(server: Server) -> Iterator[Callable[[], Wire]]:
 def client(server: Server) -> Iterator[Client]:
     with Client(port=server.port) as opened:
         yield opened
+
+
+def loaded(transaction: str, topic: str, data: bytes) -> bytes:
+    """LOAD of a range with one message."""
+    text = encode_head(1, [topic]) + encode_entry(0, len(data), 0, 0, 0) + data
+    return f"LOAD {transaction} {len(text)}\n".encode() + text + b"\n"
 
 
 def until(condition: Callable[[], Any], what: str = "") -> Any:

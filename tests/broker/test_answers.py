@@ -17,7 +17,7 @@ from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.protocol import _DATA_VERBS, VERBS
 from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.journal import Journal
-from tests.broker.conftest import Wire, until
+from tests.broker.conftest import Wire, loaded, until
 from tests.broker.test_disk_failures import Failing
 
 #: verb: requests that are served, and requests that are refused; each is (bytes, number of requests)
@@ -25,7 +25,7 @@ SERVED: dict[str, list[tuple[bytes, int]]] = {
     "PUB": [(b"PUB t 1\nx", 1), (b"PUB t 1\nxPUB t 1\ny", 2), (b"PUB t 1 id=a\nxPUB t 1 id=a\nx", 2),
             (b"PUB t 1 delay_ms=60000\nxPUB u 1 delay_ms=60000\ny", 2)],
     "STAGE": [(b"STAGE a t 1\nxSTAGE a t 1\ny", 2)],
-    "LOAD": [],
+    "LOAD": [(loaded("a", "t", b"x"), 1), (loaded("a", "t", b"x") * 3, 3)],
     "COMMIT": [(b"STAGE b t 1\nxCOMMIT b staged=1\n", 2)],
     "ABORT": [(b"ABORT a\n", 1)],
     "SUB": [(b"SUB new topics=none\n", 1)],
@@ -51,7 +51,7 @@ REFUSED: dict[str, list[tuple[bytes, int]]] = {
     "PUB": [(b"PUB t 2000\n" + bytes(2000), 1), (b"PUB t 1 nonsense=1\nxPUB t 1 nonsense=1\nx", 2), (b"PUB t 1 id=\nx", 1),
             (b"PUB t 1 delay_ms=60000\nx" * 3, 3), (b"PUB fifth 1\nxPUB fifth 1\ny", 2), (b"PUB t 900\n" + bytes(900), 1)],
     "STAGE": [(b"".join(b"STAGE a t 900\n" + bytes(900) for _ in range(6)), 6), (b"STAGE $ t 1\nxSTAGE $ t 1\ny", 2)],
-    "LOAD": [(b"LOAD a 3\nabc", 1)],
+    "LOAD": [(b"LOAD a 3\nabc", 1), (loaded("a", "fifth", b"x") * 2, 2), (loaded("a", "t", bytes(900)) * 6, 6)],
     "COMMIT": [(b"COMMIT\n", 1), (b"COMMIT a missing\n", 1), (b"COMMIT b\n", 1),
                (b"STAGE c t 1\nxCOMMIT c staged=2\n", 2), (b"COMMIT c staged=x\n", 1)],
     "ABORT": [(b"ABORT\n", 1)],

@@ -6,11 +6,12 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from penstock.broker import AsyncClient, Client, ConnectionLimits, Server, liveness
-from penstock.errors import RefusedError
+from penstock.errors import ClosedError, RefusedError
 from tests.broker.conftest import LONG, Wire, until
 
 TCP_REPAIR = 19
@@ -107,7 +108,7 @@ def test_a_silent_peer_is_dropped_and_a_slow_one_is_not(
     server = serve(connection_limits=ConnectionLimits(keepalive_s=1.0))
     slow = Wire(server.port)
     slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    slow.hello().send(b"SUB q topics=t credit=65536\n")
+    slow.hello().send(b"SUB q topics=t credit=65536 exclusive\n")
     assert slow.line() == "OK"
     with Client(port=server.port) as client:
         client.publish_many("t", [bytes(65536)] * 100)  # more than the buffers between take
@@ -116,7 +117,14 @@ def test_a_silent_peer_is_dropped_and_a_slow_one_is_not(
         began = time.monotonic()
         until(lambda: time.monotonic() > began + 4.0)  # an absence can only be watched for a while
         assert deaf.descriptor in server.connections, "it reads nothing, but it is there"
-        monkeypatch.setattr(liveness, "since_heard_s", lambda _: 1e9)
+        until(lambda: not liveness.owes_answer(deaf.socket), "its window is closed")
+        monkeypatch.setattr(liveness, "since_heard_s", lambda _: 1e9)  # the kernel asks ever more seldom
+        began = time.monotonic()
+        until(lambda: time.monotonic() > began + 4.0)
+        assert deaf.descriptor in server.connections, "nothing was asked, so nothing is missing"
+        with pytest.raises(RefusedError, match="exclusive"):
+            client.subscribe("q", topics="t", exclusive=True)
+        monkeypatch.setattr(liveness, "owes_answer", lambda _: True)
         until(lambda: deaf.descriptor not in server.connections)
     slow.close()
 
@@ -130,7 +138,7 @@ def test_a_client_notices_that_its_broker_is_gone(
         with client.subscribe("q", keepalive_s=1.0) as consumer:
             before = consumer._link.connections
             monkeypatch.setattr(liveness, "since_heard_s", lambda _: 1e9)
-            monkeypatch.setattr(liveness, "unacknowledged_bytes", lambda _: 1)
+            monkeypatch.setattr(liveness, "owes_answer", lambda _: True)
             assert consumer.read(2.5) is None
             until(lambda: consumer.read(0.1) is None and consumer._link.connections > before)
 
@@ -144,7 +152,7 @@ def test_an_asyncio_client_notices_that_its_broker_is_gone(
         async with AsyncClient(port=server.port, keepalive_s=1.0) as client:
             await client.ping()
             monkeypatch.setattr(liveness, "since_heard_s", lambda _: 1e9)
-            monkeypatch.setattr(liveness, "unacknowledged_bytes", lambda _: 1)
+            monkeypatch.setattr(liveness, "owes_answer", lambda _: True)
             deadline = time.monotonic() + LONG
             while client.connections < 2:
                 assert time.monotonic() < deadline
@@ -152,3 +160,79 @@ def test_an_asyncio_client_notices_that_its_broker_is_gone(
             await client.ping()
 
     asyncio.run(talk())
+
+
+def test_silence_with_something_under_way_is_noticed_within_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looked at three times in the time: whenever the peer vanished between two looks, the time is kept."""
+    for offset_s in (0.1, 2.5, 4.9):
+        now = 1000.0
+        monkeypatch.setattr(liveness.time, "monotonic", lambda: now)  # noqa: B023 (read at each call)
+        with socket.socket() as sock:
+            watched = liveness.Liveness(sock, 15.0)
+        gone_at = now + offset_s
+        monkeypatch.setattr(liveness, "owes_answer", lambda _: now > gone_at)  # noqa: B023
+        monkeypatch.setattr(liveness, "since_heard_s", lambda _: max(0.0, now - gone_at))  # noqa: B023
+        while not watched.silent():
+            now += 5.0
+        assert 8.0 <= now - gone_at <= 15.0
+
+
+def test_a_peer_that_is_heard_of_now_and_then_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(liveness.time, "monotonic", lambda: now)
+    monkeypatch.setattr(liveness, "owes_answer", lambda _: True)
+    monkeypatch.setattr(liveness, "since_heard_s", lambda _: now % 9.0)  # every nine seconds
+    with socket.socket() as sock:
+        watched = liveness.Liveness(sock, 15.0)
+    for _ in range(100):
+        assert not watched.silent()
+        now += 5.0
+
+
+def test_a_server_without_anything_to_do_looks_in_time(serve: Callable[..., Server]) -> None:
+    server = serve(connection_limits=ConnectionLimits(keepalive_s=3.0))
+    with Client(port=server.port) as client:
+        client.ping()
+        until(lambda: server._observed)
+        assert server._timeout() <= 1.0
+
+
+def unanswering() -> socket.socket:
+    """A port whose machine answers nothing: the queue of connections that wait to be accepted is full."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    return listener
+
+
+def test_a_read_ends_when_no_connection_comes_about(serve: Callable[..., Server]) -> None:
+    """The broker's machine vanishes and swallows what is sent to it: connecting is neither refused nor answered."""
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        consumer = client.subscribe("q", timeout=1.0)
+    with unanswering() as listener:
+        port = listener.getsockname()[1]
+        fillers = []
+        for _ in range(8):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+            fillers.append(filler)
+        consumer._link.port = port
+        server.close()
+        with pytest.raises(ClosedError, match="no connection"), ThreadPoolExecutor(1) as pool:
+            pool.submit(consumer.read).result(LONG)
+        for filler in fillers:
+            filler.close()
+    consumer.close()
+
+
+def test_a_subscriber_has_its_clients_options(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port, timeout=7.0, reconnect=False, keepalive_s=3.0) as client:
+        client.queue("q", topics="t")
+        with client.subscribe("q") as consumer, client.subscribe("q", reconnect=True, timeout=8.0) as other:
+            links = [found._link for found in (consumer, other)]
+            told = [(link._reconnect, link._give_up_s, link._keepalive_s) for link in links]
+            assert told == [(False, 7.0, 3.0), (True, 8.0, 3.0)]

@@ -12,7 +12,7 @@ from penstock.broker import Client, Server
 from penstock.broker.fetch import RangeClient
 from penstock.broker.protocol import _DATA_VERBS, VERBS
 from penstock.broker.rights import NEEDS
-from tests.broker.conftest import LONG, Wire, until
+from tests.broker.conftest import LONG, Wire, loaded, until
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ ROOT = '[[token]]\nname = "root"\ntoken = "token-root"\npublish = [">"]\nsubscri
 REQUESTS = {
     "PUB": b"PUB %s.a 1\nx\n",
     "STAGE": b"STAGE tx %s.a 1\nx\n",
+    "LOAD": b"LOAD",  # its length is that of what is in it: made for each cell
     "SUB": b"SUB %s-old\n",
     "QUEUE": b"QUEUE %s-new topics=%s.a\n",
     "QUEUE changed": b"QUEUE %s-old topics=%s.b\n",
@@ -77,13 +78,16 @@ REQUESTS = {
     "PING": b"PING\n",
     "COMMIT": b"COMMIT tx\n",  # of nothing: refused, but not for want of a right
     "ABORT": b"ABORT tx\n",
+    "FETCH queue": b"FETCH 1 5 queue=%s-old\n",
+    "SHUTDOWN": b"SHUTDOWN\n",
 }
-OWN = {"UNSUB", "CREDIT", "ACK", "NACK", "BYE", "HELLO", "SHUTDOWN", "LOAD"}  # not answered, or tested elsewhere
+OWN = {"UNSUB", "CREDIT", "ACK", "NACK", "BYE", "HELLO"}  # they need nothing
 
 
 def test_the_table_has_every_verb() -> None:
     assert {row.split()[0] for row in NEEDS} == {*VERBS, *_DATA_VERBS}
     assert set(REQUESTS) | OWN == set(NEEDS)
+    assert not any(NEEDS[verb] for verb in OWN)
 
 
 def cells() -> Iterator[tuple[Token, str, bool]]:
@@ -104,8 +108,25 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield server
 
 
+def answers(wire: Wire) -> list[str]:
+    """The lines of the answers, before the one to PING or with nothing but it; deliveries are no answers."""
+    found: list[str] = []
+    while (line := wire.line()) != "PONG":
+        verb, _, rest = line.partition(" ")
+        if verb in ("DATA", "MSG"):
+            size = int(rest.rpartition(" ")[2]) + 1
+            while len(wire.buffer) < size:
+                wire.buffer += wire.socket.recv(65536)
+            wire.buffer = wire.buffer[size:]
+        if verb != "MSG":
+            found.append(line)
+    return found or ["PONG"]
+
+
 @pytest.mark.parametrize(("token", "row", "mine"), list(cells()), ids=lambda value: getattr(value, "name", str(value)))
-def test_a_cell(shared: Server, token: Token, row: str, mine: bool) -> None:
+def test_a_cell(shared: Server, monkeypatch: pytest.MonkeyPatch, token: Token, row: str, mine: bool) -> None:
+    ended: list[bool] = []
+    monkeypatch.setattr(shared, "shutdown", lambda: ended.append(True))
     with Client(port=shared.port, token="token-root") as root:
         for name in ("mine", "theirs"):
             for queue in (f"{name}-new", "mine-made"):
@@ -113,9 +134,15 @@ def test_a_cell(shared: Server, token: Token, row: str, mine: bool) -> None:
                     root.delete(queue)
             root.queue(f"{name}-old", topics=f"{name}.a")
     wire = Wire(shared.port).hello(f"token=token-{token.name}")
-    wire.send(REQUESTS[row].replace(b"%s", b"mine" if mine else b"theirs"))
-    answer = wire.line()
+    whose = "mine" if mine else "theirs"
+    asked = loaded("tx", f"{whose}.a", b"x") if row == "LOAD" else REQUESTS[row].replace(b"%s", whose.encode())
+    wire.send(asked + (b"" if row == "PING" else b"PING\n"))
     needs = NEEDS[row]
+    if row == "SHUTDOWN" and token.shutdown:
+        assert wire.closed() == b"" and ended, "the end is its answer"
+        return
+    answer, *more = answers(wire)
+    assert not more and not ended, "one request, one answer"
     if row == "QUEUE dead_letter":
         needs = (*needs, "subscribe topic") if mine else needs
     allowed = all(token.allows(need, mine) for need in needs)

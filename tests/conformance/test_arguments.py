@@ -88,6 +88,19 @@ def test_the_publisher_says_what_the_table_says_of_properties(reach: Reach) -> N
     assert publisher.carries_properties or not publisher.carries_properties_of_many
 
 
+def test_properties_of_many_are_those_of_all_or_of_each(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    if not publisher.carries_properties_of_many:
+        pytest.skip("this reach carries no properties with publish_many")
+    many: Any = publisher.publish_many
+    assert many([b"1", b"2"], properties={"unit": "K"}) == 2
+    assert many([b"3", b"4"], properties=[{"unit": "m"}, {}]) == 2
+    found = [dict(subscriber.receive(LONG).properties) for _ in range(4)]
+    assert found == [{"unit": "K"}, {"unit": "K"}, {"unit": "m"}, {}]
+    with pytest.raises(ValueError):
+        many([b"5", b"6"], properties=[{}])
+
+
 def test_messages_are_forwarded(reach: Reach) -> None:
     publisher, subscriber = reach.pair()
     named = [penstock.Message(b"1", properties={"unit": "K"}), penstock.Message(b"2"), penstock.Message(b"3")]

@@ -194,12 +194,12 @@ class QueueNotes(Target):
 
     def decode(self, data: bytes) -> None:
         from penstock._core.broker import QueueState
-        from penstock.journal import queue_state
+        from penstock.journal import queue_notes
 
         state = QueueState(1)
         state.apply(data)
         state.recovered()
-        queue_state.restore([data])
+        queue_notes.restore([data])
 
 
 class Patched(Target):

@@ -29,6 +29,7 @@ from penstock.gateway import (
     GatewayMessage,
     LinkOptions,
     Module,
+    ModuleError,
     Policy,
     QueueOptions,
     Restart,
@@ -64,6 +65,11 @@ class Fails(Collector):
         if bytes(message).startswith(b"bad") and not self.well.is_set():
             raise OSError("not well")
         super().receive(message)
+
+
+class NeverStarts(Collector):
+    def start(self) -> None:
+        raise OSError("it never starts")
 
 
 def say(gateway: Gateway, source: str, *contents: bytes) -> None:
@@ -442,6 +448,71 @@ def test_a_buffered_link_is_one_link(gateway: Gateway, tmp_path: Path) -> None:
     say(gateway, "a", b"2")
     eventually(lambda: gateway.module("all").got == [b"1", b"2"])
     assert gateway.module("b").got == [b"1"]
+
+
+def test_what_is_stored_counts_as_handled_for_who_gave_it(gateway: Gateway, tmp_path: Path) -> None:
+    gateway.add_module("a", Collector)
+    gateway.add_module("uplink", Fails)
+    gateway.add_link("a", "uplink", None, AGAIN, buffer=f"journal:{tmp_path / 'store'}")
+    gateway.start()
+    say(gateway, "a", b"bad")
+    eventually(lambda: len(gateway.module("uplink").tried) > 3)
+    eventually(marked(gateway, "a").handled, "the journal has it, whatever the uplink does")
+    assert gateway.module("uplink").got == []
+
+
+def _device(tmp_path: Path, **of_link: Any) -> dict[str, Any]:
+    loader = {"name": "python", "entrypoint": f"{__name__}:Fails"}
+    link = {"source": "a", "sink": "uplink", "backoff_s": 0.01, "buffer": f"journal:{tmp_path / 'store'}", **of_link}
+    return {"modules": [{"name": name, "loader": loader} for name in ("a", "uplink")], "links": [link]}
+
+
+@pytest.mark.parametrize("changed", ["a", "uplink"])
+def test_a_reload_that_makes_an_end_of_a_buffered_link_anew_loses_nothing(tmp_path: Path, changed: str) -> None:
+    with Gateway(_device(tmp_path)) as gateway:
+        gateway.start()
+        say(gateway, "a", b"bad 1")
+        eventually(lambda: gateway.module("uplink").tried)
+        assert gateway.apply(_device(tmp_path), again=[changed]) == [f"~ {changed}"]
+        assert [link.ends for link in gateway.links()] == [("a", "uplink")]
+        say(gateway, "a", b"bad 2")
+        uplink = gateway.module("uplink")
+        uplink.well.set()
+        eventually(lambda: {b"bad 1", b"bad 2"} <= set(uplink.got), "also what was stored before")
+
+
+def test_a_reload_that_fails_leaves_a_buffered_link_as_it_was(tmp_path: Path) -> None:
+    with Gateway(_device(tmp_path)) as gateway:
+        gateway.start()
+        say(gateway, "a", b"bad 1")
+        eventually(lambda: gateway.module("uplink").tried)
+        wanted = _device(tmp_path, max_tries=100)
+        wanted["modules"].append({"name": "more", "loader": {"name": "python", "entrypoint": f"{__name__}:NeverStarts"}})
+        with pytest.raises(ModuleError, match="never starts"):
+            gateway.apply(wanted, again=["uplink"])
+        assert [link.ends for link in gateway.links()] == [("a", "uplink")]
+        uplink = gateway.module("uplink")
+        uplink.well.set()
+        say(gateway, "a", b"bad 2")
+        eventually(lambda: {b"bad 1", b"bad 2"} <= set(uplink.got))
+
+
+@pytest.mark.parametrize("removed", ["a", "a.more", "uplink"])
+def test_a_buffer_goes_with_an_end_of_its_link_and_keeps_what_it_holds(tmp_path: Path, removed: str) -> None:
+    source = "a.more" if removed == "a.more" else "a"
+    with Gateway(_device(tmp_path, source=source)) as gateway:
+        gateway.start()
+        gateway.module("a").publish(b"bad 1", output=source[2:])
+        eventually(lambda: gateway.module("uplink").tried)
+        gateway.remove_module(removed.partition(".")[0], drain=removed != "uplink")
+        assert len(gateway.modules()) == 1
+        assert gateway.links() == []
+        if removed != "uplink":
+            gateway.remove_module("uplink", drain=False)
+    with Gateway(_device(tmp_path, source=source)) as gateway:
+        gateway.module("uplink").well.set()
+        gateway.start()
+        eventually(lambda: gateway.module("uplink").got == [b"bad 1"], "nobody took it, so it is still stored")
 
 
 # ---- outputs, bounds, time to live

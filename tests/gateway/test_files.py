@@ -204,3 +204,16 @@ def test_what_fails_at_run_time_is_told_with_file_and_place(
     file = write(tmp_path / "g.json", {"modules": [{"name": "a", "loader": loader, **restart}], "links": links})
     with pytest.raises(PenstockError, match=wanted):
         Gateway.from_file(file)
+
+
+def test_a_file_may_say_where_its_schema_is(tmp_path: Path) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    data = {"$schema": "./gateway.schema.json", "modules": [], "links": []}
+    jsonschema.validate(data, schema())
+    assert read(write(tmp_path / "g.json", data)).modules == ()
+
+
+def test_an_included_file_that_is_not_there_is_told_with_its_place(tmp_path: Path) -> None:
+    file = write(tmp_path / "g.json", {"include": ["none.json"], "modules": [], "links": []})
+    with pytest.raises(ConfigurationError, match=r"g\.json: include\[0\]: none\.json cannot be read: No such file"):
+        read(file)

@@ -24,6 +24,7 @@ from penstock.gateway import (
     ModuleError,
     QueueOptions,
 )
+from penstock.gateway.endpoint import Endpoint
 from tests.gateway.conftest import Collector, Doubler, Passer, eventually
 
 HERE = "tests.gateway.conftest"
@@ -411,3 +412,72 @@ def test_stuck_modules_are_told_of(gateway: Gateway) -> None:
     slow.gate.set()
     eventually(lambda: not gateway.broker.worker_of(slow).stuck)
     assert len(told) == 1, "told once a time"
+
+
+class SpeaksAtOnce(Module):
+    def start(self) -> None:
+        self.publish(b"hello")
+        self.publish(b"bye", output="other")
+
+
+def test_what_is_added_to_a_gateway_at_work_starts_when_its_links_are_there() -> None:
+    def speaker(name: str) -> dict[str, Any]:
+        return {"name": name, "loader": {"name": "python", "entrypoint": f"{__name__}:SpeaksAtOnce"}}
+
+    def links(name: str) -> list[dict[str, Any]]:
+        return [{"source": source, "sink": "sink"} for source in (name, f"{name}.other")]
+
+    with Gateway({"modules": [entry("sink")], "links": []}) as gateway:
+        gateway.start()
+        sink, both = gateway.module("sink"), [b"hello", b"bye"]
+        gateway.update({"modules": [speaker("first")], "links": links("first")})
+        eventually(lambda: sink.got == both)
+        applied = {"modules": [entry("sink"), speaker("second")], "links": links("second")}
+        gateway.apply(applied)
+        eventually(lambda: sink.got == both * 2)
+        never = {"name": "never", "loader": {"name": "python", "entrypoint": f"{__name__}:NeverStarts"}}
+        with pytest.raises(ModuleError, match="never starts"):
+            gateway.apply({**applied, "modules": [*applied["modules"], never]}, again=["second"])
+        eventually(lambda: sink.got == both * 4, "made anew, and made once more when that was undone")
+
+
+class NeverStarts(Module):
+    def start(self) -> None:
+        raise OSError("it never starts")
+
+
+def test_an_address_is_read_when_its_link_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    linked = []
+    with Gateway() as gateway:
+        gateway.add_module("sink", Collector)
+        gateway.add_link("sink", "bus:room")
+        gateway.start()
+        monkeypatch.setattr(Endpoint, "_read", lambda one: linked.append([link.ends for link in gateway.links()]))
+        gateway.add_link("bus:room", "sink")
+        gateway.add_link("bus:other", "sink")
+    assert {len(links) for links in linked} == {2, 3}
+
+
+def test_a_link_that_was_made_at_work_stays_when_an_end_of_it_is_made_anew() -> None:
+    modules = [entry(name) for name in "abc"]
+    with Gateway({"modules": modules, "links": [{"source": "a", "sink": "b"}]}) as gateway:
+        gateway.start()
+        gateway.add_link("b", "c")
+        gateway.apply({"modules": modules, "links": []}, again=["b"])
+        assert [link.ends for link in gateway.links()] == [("b", "c")]
+
+
+def test_an_error_link_goes_with_the_last_link_that_asked_for_it() -> None:
+    with Gateway() as gateway:
+        for name in ("a", "b", "sink", "dead"):
+            gateway.add_module(name, Collector)
+        for name in ("a", "b"):
+            gateway.add_link(name, "sink", error="dead")
+        gateway.remove_link("a", "sink")
+        assert ("sink.error", "dead") in [link.ends for link in gateway.links()]
+        gateway.remove_module("b")
+        assert gateway.links() == []
+        gateway.add_link("sink.error", "dead")
+        gateway.add_link("a", "sink", error="dead")
+        gateway.remove_link("a", "sink")
+        assert [link.ends for link in gateway.links()] == [("sink.error", "dead")], "that one was asked for by itself"

@@ -296,6 +296,21 @@ def test_values_of_a_server_come_as_they_change_and_are_written(gateway: Gateway
         server.close()
 
 
+def test_a_node_that_the_server_does_not_have_is_a_failure(gateway: Gateway, loop: Loop) -> None:
+    pytest.importorskip("asyncua")
+    server = UaServer(loop, free_port())
+    told: list[str] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: told.append(str(context[2])))
+    try:
+        nodes = {"volts": "ns=2;s=volts", "amps": "ns=2;s=amps"}
+        gateway.add_module("plc", OpcUaIn, {"url": server.url, "nodes": nodes, "period_s": 0.02})
+        gateway.start()
+        eventually(lambda: any("refuses the node amps (ns=2;s=amps): BadNodeIdUnknown" in text for text in told))
+        gateway.destroy()
+    finally:
+        server.close()
+
+
 def test_a_server_that_comes_later_is_waited_for(gateway: Gateway, loop: Loop) -> None:
     pytest.importorskip("asyncua")
     port = free_port()

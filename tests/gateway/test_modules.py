@@ -330,3 +330,40 @@ def test_transform(gateway: Gateway) -> None:
     assert json.loads(sink.got[0]) == {"value": 21.5, "text": "21.5 C", "missing": None}
     assert dict(sink.messages[0].properties) == {"kind": "done", "device": "d1", "site": "north/d1"}
     assert sink.got[1] == b"untouched"
+
+
+def test_transform_assigns(gateway: Gateway) -> None:
+    assign = [".fahrenheit = .celsius * 1.8 + 32", ".place.floor=2", "properties.alarm = .celsius >= 30", ".celsius = null",
+              'properties.site = "lab"', "properties.gone = .nothing"]  # fmt: skip
+    sink = through(gateway, modules.Transform, {"assign": assign, "set": {"kind": "{json.celsius}"}})
+    source = gateway.module("source")
+    source.publish(b'{"celsius": 40, "place": {"name": "hall"}}', {"gone": "x"})
+    source.publish(b"[1]")
+    source.publish(b'{"place": 1}')
+    source.publish(b"{}")
+    eventually(lambda: len(sink.got) == 2)
+    assert [json.loads(content) for content in sink.got] == [
+        {"celsius": None, "place": {"name": "hall", "floor": 2}, "fahrenheit": 104.0},
+        {"celsius": None, "place": {"floor": 2}, "fahrenheit": None},
+    ]
+    assert dict(sink.messages[0].properties) == {"alarm": "true", "site": "lab", "kind": "40"}
+    it = gateway.module("it")
+    eventually(lambda: gateway.broker.info(it).failed == 2, "what is no object there is a failure of that message alone")
+
+
+def test_transform_assigns_to_properties_of_any_content(gateway: Gateway) -> None:
+    sink = through(gateway, modules.Transform, {"assign": ["properties.large = size > 3"]})
+    gateway.module("source").publish(b"\xff\xfe\xfd\xfc")
+    eventually(lambda: sink.got == [b"\xff\xfe\xfd\xfc"])
+    assert dict(sink.messages[0].properties) == {"large": "true"}
+
+
+@pytest.mark.parametrize("assign", [[".a"], [".a == 1"], ["size = 1"], [".a = "], [".a[0] = 1"], ["properties = 1"], [1]])
+def test_transform_refuses_what_is_no_assignment(assign: list[Any]) -> None:
+    with pytest.raises(ValueError, match=r"assign|filter"):
+        modules.Transform.parse({"assign": assign})
+
+
+def test_transform_refuses_two_contents() -> None:
+    with pytest.raises(ValueError, match="one of them"):
+        modules.Transform.parse({"assign": [".a = 1"], "content": "x"})

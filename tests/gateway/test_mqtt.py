@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.gateway import Delivery, Gateway, LinkOptions
+from penstock.gateway import Delivery, Event, Gateway, LinkOptions
+from penstock.gateway.modules.mqtt import MqttIn, MqttOut
 from tests.gateway.conftest import Collector, eventually
 
 paho = pytest.importorskip("paho.mqtt.client")
@@ -106,9 +107,49 @@ def test_what_was_not_handled_comes_again(broker: Broker) -> None:
 
 
 def test_wrong_args_are_refused() -> None:
-    from penstock.gateway.modules.mqtt import MqttIn, MqttOut
-
     for kind in (MqttIn, MqttOut):
         for wrong in ({"qos": 2}, {"nonsense": 1}, {"port": "x"}):
             with pytest.raises(ValueError):
                 kind.parse(wrong)
+
+
+def test_a_server_that_is_not_there_or_goes_away_is_told_of(broker: Broker) -> None:
+    told: list[tuple[str, str]] = []
+    gateway = Gateway(callbacks=[(Event.MODULE_FAILED, lambda _, __, c, ___: told.append((c[0], str(c[2]))))])
+    broker.stop()
+    with gateway:
+        for name, kind in (("in", MqttIn), ("out", MqttOut)):
+            gateway.add_module(name, kind, {"port": broker.port})
+        gateway.start()
+        eventually(lambda: {name for name, text in told if "cannot be reached" in text} == {"in", "out"})
+        broker.start()
+        eventually(lambda: all(gateway.module(name)._client.is_connected() for name in ("in", "out")))
+        assert not any("is gone" in text for _, text in told)
+        broker.stop()
+        eventually(lambda: {name for name, text in told if "is gone" in text} == {"in", "out"})
+        assert all(info.failed for info in gateway.modules())
+    broker.start()
+
+
+def test_a_server_that_speaks_no_tls_is_told_of(broker: Broker) -> None:
+    told: list[str] = []
+    with Gateway(callbacks=[(Event.MODULE_FAILED, lambda _, __, c, ___: told.append(str(c[2])))]) as gateway:
+        gateway.add_module("in", MqttIn, {"port": broker.port, "tls": True})
+        gateway.start()
+        eventually(lambda: any("cannot be reached" in text for text in told))
+
+
+@pytest.mark.parametrize("topic", ["#", "+", "a", "/", "a/", "/a", "a//b", "+/a/#", "a/+/b", "$SYS/#"])
+def test_filters_of_topics(topic: str) -> None:
+    assert MqttIn.parse({"topics": [topic]})["topics"] == [topic]
+
+
+@pytest.mark.parametrize("topic", ["", "a#", "#/a", "a+", "a/#/b", "a/+b", "a\0b", 1])
+def test_what_is_no_filter_of_topics_is_refused(topic: object) -> None:
+    with pytest.raises(ValueError, match="no filter of topics"):
+        MqttIn.parse({"topics": [topic]})
+
+
+def test_an_authority_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"there is no file 'none\.pem'"):
+        MqttIn.parse({"tls": "none.pem"})

@@ -9,16 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 import penstock
-from penstock.gateway import read
+from penstock.cli.run import _Lines
+from penstock.cli.service import Watch
+from penstock.gateway import Event, read
 from tests.gateway.conftest import eventually
 
 EDGE = Path(__file__).parents[2] / "examples" / "edge" / "gateway.json"
@@ -238,9 +241,10 @@ def test_the_schema_is_printed_without_a_file() -> None:
 
 def test_a_unit_file_is_printed(tmp_path: Path) -> None:
     file = write(tmp_path / "plant.json", [module("timer", "Timer")], [])
-    text = command(file, "--systemd", "--health", "8080").stdout
+    admin = tmp_path / "plant.sock"
+    text = command(file, "--systemd", "--health", "8080", "--admin", str(admin), "--watch").stdout
     assert "Type=notify" in text
-    assert f"run {file} --health 8080" in text
+    assert f"run {file} --health 8080 --admin {admin} --watch --drain-timeout" in text
 
 
 def test_it_is_ready_healthy_and_watches_its_files(tmp_path: Path) -> None:
@@ -271,3 +275,60 @@ def test_it_is_ready_healthy_and_watches_its_files(tmp_path: Path) -> None:
             process.wait(60)
     assert told.recv(100) == b"STOPPING=1"
     told.close()
+
+
+def test_included_files_and_secrets_are_watched_too(tmp_path: Path) -> None:
+    more, secret, file = tmp_path / "more.json", tmp_path / "secret", tmp_path / "g.json"
+    secret.write_text("one")
+    more.write_text(json.dumps({"modules": [module("tick", "Timer", content="of ${file:secret}, $${file:none}")]}))
+    file.write_text(json.dumps({"include": ["more.json"], "links": []}))
+    changes: list[list[str]] = []
+    watch = Watch(file, lambda: read(file), changes.append)
+    try:
+        for count, one in enumerate((more, secret, file), 1):
+            one.write_text(one.read_text() + "\n")
+            eventually(lambda: len(changes) == count)  # noqa: B023
+    finally:
+        watch.close()
+
+
+def test_events_of_one_kind_about_one_module_are_told_once_in_a_while(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _Lines()
+    for name in ("a", "b", "a", "a"):
+        lines.tell(cast(Any, None), Event.MODULE_FAILED, (name, "receive", OSError("100 % gone")), None)
+    lines.tell(cast(Any, None), Event.MODULE_STUCK, ("a", 1.0123), None)
+    assert capsys.readouterr().err.splitlines() == [
+        "penstock: module failed: a receive 100 % gone",
+        "penstock: module failed: b receive 100 % gone",
+        "penstock: module stuck: a 1.0 s",
+    ]
+
+
+def test_it_answers_that_it_is_not_ready_while_its_modules_start(tmp_path: Path) -> None:
+    code = "import pathlib, time\nfrom penstock.gateway import Module\nclass Slow(Module):\n    def start(self):\n"
+    (tmp_path / "slow.py").write_text(code + "        while not pathlib.Path('go').exists(): time.sleep(0.01)\n")
+    file = write(tmp_path / "g.json", [{"name": "slow", "loader": {"name": "python", "entrypoint": "slow:Slow"}}], [])
+    err = tmp_path / "err"
+
+    def ready(port: int) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=60) as answer:
+                return bool(json.loads(answer.read())["ready"])
+        except urllib.error.HTTPError as error:
+            assert error.code == 503
+            return False
+
+    command_line = [*RUN, str(file), "--health", "0"]
+    with (
+        err.open("w") as errors,
+        subprocess.Popen(command_line, cwd=tmp_path, stdout=errors, stderr=errors) as process,
+    ):
+        try:
+            eventually(lambda: "/health" in err.read_text())
+            port = int(re.search(r"127\.0\.0\.1:(\d+)/health", err.read_text())[1])  # type: ignore[index]
+            assert not ready(port) and "running" not in err.read_text()
+            (tmp_path / "go").touch()
+            eventually(lambda: ready(port))
+        finally:
+            process.terminate()
+            process.wait(60)

@@ -89,6 +89,27 @@ def test_tries_survive_a_restart(tmp_path: Path) -> None:
         assert journal.queue("u", topics=["dead.q"], start="first").read(LONG) is not None
 
 
+def test_a_delay_survives_a_restart(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        queue = journal.queue("q", topics=["work"])
+        journal.append_many("work", [b"later", b"now"])
+        later, now = queue.read_many(2, LONG)
+        assert queue.nack(later, delay_s=3600) and queue.nack(now)
+        queue.flush()
+    with Journal(tmp_path / "j", segment_bytes=65536) as journal:
+        queue = journal.queue("q")
+        message = queue.read(LONG)
+        assert message is not None and bytes(message) == b"now" and queue.tries(message) == 2
+        assert queue.read(0) is None
+        journal.append_many("other", [bytes(1000)] * 100)
+        journal.append("other", b"in a new segment, which begins with a snapshot")
+    with Journal(tmp_path / "j") as journal:
+        queue = journal.queue("q")
+        message = queue.read(LONG)
+        assert message is not None and bytes(message) == b"now" and queue.tries(message) == 3
+        assert queue.read(0) is None and queue.ack(2) is True and queue.ack(1) is True and queue.ack(1) is False
+
+
 def test_threads_share_a_queue_and_appends_share_syncs(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         queue = journal.queue("q", topics=["work"])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tests.broker.test_details import test_what_is_staged_keeps_them as test_staging_with_details
-from tests.broker.test_fetch import test_staging_becomes_visible_at_once_and_once as test_staging
-from tests.broker.test_properties import test_they_come_back_after_a_restart as test_properties_come_back
-from tests.broker.test_properties import test_they_travel_to_every_reader as test_properties_travel
+from tests.broker.test_details import test_what_is_staged_keeps_them as test_staging_with_details  # noqa: F401
+from tests.broker.test_fetch import test_staging_becomes_visible_at_once_and_once as test_staging  # noqa: F401
+from tests.broker.test_properties import test_they_come_back_after_a_restart as test_properties_come_back  # noqa: F401
+from tests.broker.test_properties import test_they_travel_to_every_reader as test_properties_travel  # noqa: F401
 from tests.broker.test_queues import (  # noqa: F401
     test_acknowledged_is_gone_and_the_rest_comes_again,
     test_consumers_share_a_queue,
@@ -30,5 +30,3 @@ from tests.broker.test_raw import (  # noqa: F401
     test_one_client_a_queue,
     test_the_session_of_the_reference,
 )
-
-__all__ = ["test_properties_come_back", "test_properties_travel", "test_staging", "test_staging_with_details"]

@@ -9,12 +9,15 @@ import pytest
 
 from penstock.broker import Client
 from penstock.errors import InvalidArgument, RefusedError
-from penstock.replica import JetStream
+from penstock.journal import Journal
+from penstock.replica import JetStream, health
 from penstock.replica.client import UnansweredError
 from penstock.replica.cluster import Cluster
+from penstock.replica.follower import Follower
 from penstock.replica.stream import Target, WrongLastError
 
 from .conftest import LONG, replicated_server, until
+from .test_model import contents
 
 
 def leader(blocks: JetStream) -> str:
@@ -58,13 +61,33 @@ def test_a_broker_outlives_a_node_and_its_own_directory(tmp_path: Path) -> None:
                     message = consumer.read(60)
                     assert message is not None
                     found.append(bytes(message))
+        followed = cluster.connect(answer_s=LONG)
+        Follower(tmp_path / "follower", followed).close()
+        followed.close()
+        with Journal(tmp_path / "follower", mode="read") as reader:
+            assert [body for _, body in sorted(contents(reader).items())] == found
         assert found == [*(b"%d" % number for number in range(1000)), bytes(10 << 20), b"after the kill"]
         blocks.close()
         blocks = cluster.connect(answer_s=LONG)
         check_seam(blocks)
+        check_health(cluster, blocks)
         with pytest.raises((RefusedError, ConnectionError), match="Authorization"):
             JetStream(Target.parse(cluster.address)).open()
         blocks.close()
+
+
+def check_health(cluster: Cluster, blocks: JetStream) -> None:
+    """What doctor says of a cluster that is whole, and of one with a node less."""
+    until(lambda: not verdicts(cluster, blocks) - {"ok"}, "all replicas are current")
+    cluster.nodes[0].kill()
+    until(lambda: "bad" in verdicts(cluster, blocks))
+    told = " ".join(finding.text for finding in health.look(blocks.target, cluster.monitors))
+    assert f":{cluster.nodes[0].ports.client} does not answer" in told
+    assert "whether the nodes sync" in " ".join(finding.text for finding in health.look(blocks.target))
+
+
+def verdicts(cluster: Cluster, blocks: JetStream) -> set[str]:
+    return {finding.verdict for finding in health.look(blocks.target, cluster.monitors)}
 
 
 def check_seam(blocks: JetStream) -> None:

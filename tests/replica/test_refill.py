@@ -12,6 +12,7 @@ from penstock.journal import Journal
 from penstock.journal.verify import verify
 from penstock.replica import FencedError, Replica
 from penstock.replica.refill import BOOT_NAME
+from penstock.replica.seed import seed
 
 from .fake_blocks import FakeBlocks, FakeStream
 from .test_model import contents
@@ -146,7 +147,34 @@ def test_another_journals_directory_is_left_alone(tmp_path: Path, stream: FakeSt
         journal.append("t", b"own")
     with pytest.raises(InvalidArgument, match="not touched"):
         opened(tmp_path / "own", stream)
-    with pytest.raises(InvalidArgument, match="begin with an empty directory"):
+    with pytest.raises(InvalidArgument, match="--seed"):
         opened(tmp_path / "own", FakeStream())
     with Journal(tmp_path / "own", mode="read") as reader:
         assert contents(reader) == {1: b"own"}
+
+
+def test_a_journal_is_copied_to_an_empty_stream(tmp_path: Path, stream: FakeStream) -> None:
+    with Journal(tmp_path / "own", segment_bytes=SMALL) as journal:
+        fill(journal)
+        before, identity = contents(journal), journal.uuid
+    assert seed(tmp_path / "own", FakeBlocks(stream, max_bytes=30_000)) > 2
+    with opened(tmp_path / "b", stream) as journal:
+        assert (contents(journal), journal.uuid) == (before, identity)
+        journal.append("t", b"more")
+    with opened(tmp_path / "own", stream) as journal:
+        assert contents(journal) == before | {len(before) + 1: b"more"}
+    assert not verify(tmp_path / "own")
+    with pytest.raises(InvalidArgument, match="has blocks already"):
+        seed(tmp_path / "own", FakeBlocks(stream))
+
+
+def test_a_stream_that_was_not_filled_to_its_end_is_refused(tmp_path: Path, stream: FakeStream) -> None:
+    with Journal(tmp_path / "own", segment_bytes=SMALL) as journal:
+        fill(journal)
+    seed(tmp_path / "own", FakeBlocks(stream))
+    for last in range(1, stream.last):
+        part = FakeStream()
+        part.last, part.blocks = last, {number: stream.blocks[number] for number in range(1, last + 1)}
+        with pytest.raises(InvalidArgument, match="not filled to its end"):
+            opened(tmp_path / "b", part)
+    assert not (tmp_path / "b").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -31,6 +32,13 @@ HOME = Path(pyspark.__file__).parent
 
 @pytest.fixture
 def cluster(tmp_path):
+    with standalone(tmp_path) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def standalone(tmp_path, hidden=None):
+    """The address of a cluster with two workers; the second one sees an empty directory in place of ``hidden``."""
     java = find_java()
     environment = os.environ | {
         "JAVA_HOME": str(java.home), "SPARK_HOME": str(HOME), "SPARK_DAEMON_MEMORY": "256m", "SPARK_LOCAL_IP": "127.0.0.1",
@@ -42,6 +50,9 @@ def cluster(tmp_path):
     def run(name, *arguments):
         log = (tmp_path / f"{name}.log").open("wb")
         command = [str(HOME / "bin" / "spark-class"), *arguments]
+        if name == "worker2" and hidden is not None:
+            mount = 'mount -t tmpfs none "$0" && exec "$@"'
+            command = ["unshare", "-Urm", "sh", "-c", mount, str(hidden), *command]
         processes.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
         log.close()
         return processes[-1]

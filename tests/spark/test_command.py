@@ -186,6 +186,16 @@ def test_ctrl_c_inside_a_call_to_the_jvm_prints_nothing(spark, capfd, caplog):
         signal.signal(signal.SIGINT, before)
 
 
+def test_what_an_interrupted_run_has_done_counts(capsys):
+    """``--follow`` always ends so: its rounds are in the lake."""
+    with contextlib.suppress(KeyboardInterrupt), command._Progress("archive", None) as progress:
+        progress.add(1000, 2000, 0)
+        progress.show(200, 300, 7)
+        progress.show(500, 600, 0)
+        raise KeyboardInterrupt
+    assert "1,500 rows" in capsys.readouterr().err
+
+
 def pyspark_handler(spark):
     """What a ``SparkContext`` installs when it starts."""
 

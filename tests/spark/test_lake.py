@@ -222,6 +222,23 @@ def test_a_lost_commit_is_named_and_its_rows_are_archived_again(tmp_path):
     assert any("is torn" in problem for problem in lake.verify(tmp_path / "lake").problems)
 
 
+def test_a_torn_last_commit_can_be_taken_away(tmp_path):
+    """A power cut tears the last entry: nothing opens. What ``verify`` says to do brings every row back, once."""
+    make(tmp_path / "j", 300)
+    lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)
+    entry = tmp_path / "lake" / "_delta_log" / f"{3:020d}.json"
+    entry.write_bytes(entry.read_bytes()[:100])
+    with pytest.raises(CorruptionError, match="penstock lake verify"):
+        lake.archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    problem, *_ = lake.verify(tmp_path / "lake").problems
+    assert f"rm {entry}" in problem and "archive again" in problem
+    entry.unlink()
+    assert lake.archive(None, str(tmp_path / "j"), tmp_path / "lake").rows == 100
+    for reader, positions in read_by_others(tmp_path / "lake").items():
+        assert positions == list(range(1, 301)), reader
+    assert lake.verify(tmp_path / "lake", deep=True).problems == []
+
+
 def test_a_missing_short_or_foreign_file_is_named(tmp_path):
     make(tmp_path / "j", 300)
     lake.archive(None, str(tmp_path / "j"), tmp_path / "lake", most_messages=100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from deltalake import DeltaTable
 from tests.spark.journals import extend, make
 from tests.spark.test_lake import Died, as_made
 
+from penstock.errors import StateError
 from penstock.journal import Journal
 from penstock.spark import lake
 from penstock.spark.lake import delta
@@ -66,6 +68,25 @@ def test_exactly_once_in_an_object_store(tmp_path, bucket, monkeypatch, step):
     found = lake.info(where, storage=bucket)
     assert (found.rows, found.files, list(found.reached.values())) == (300, 1, [301])
     assert lake.verify(where, deep=True, storage=bucket).problems == []
+
+
+@pytest.mark.parametrize("wrong", ["endpoint", "bucket"])
+def test_a_store_that_does_not_answer_is_no_damage(tmp_path, bucket, wrong):
+    """Whatever keeps the store from answering is told with its cause; nobody is sent to look for damage."""
+    make(tmp_path / "j", 50)
+    with socket.socket() as unused:  # bound and not listening: connections are refused
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        storage = bucket | ({"AWS_ENDPOINT_URL": url, "max_retries": "1"} if wrong == "endpoint" else {})
+        where = "s3://other/lake" if wrong == "bucket" else "s3://lake/unreached"
+        cause = {"endpoint": "Connection refused", "bucket": "NoSuchBucket"}
+        for do in (
+            lambda: lake.archive(None, str(tmp_path / "j"), where, storage=storage),
+            lambda: lake.info(where, storage=storage),
+        ):
+            with pytest.raises(StateError, match=cause[wrong]) as told:
+                do()
+            assert "verify" not in str(told.value) and "\n" not in str(told.value)
 
 
 def test_settings_come_from_the_environment(tmp_path, bucket, monkeypatch):

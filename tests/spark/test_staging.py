@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pyarrow
 import pytest
+from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 from tests.spark.test_broker import free_port
 
 from penstock.broker import Client, Server
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, StateError
 from penstock.journal import Journal
 from penstock.journal.transaction import Transaction
 from penstock.spark import blocks
 from penstock.spark import staging as staging_module
 from penstock.spark.blocks import SHAPE
+from penstock.spark.sink import JournalWriter
 from penstock.spark.staging import committed, open_staging
 
 SEGMENT_BYTES = 1 << 16
@@ -125,3 +128,18 @@ def test_a_large_transaction_is_seen_at_once(tmp_path, monkeypatch, dies_at):
         staging.commit([name], once=True, batch=1)
         assert contents(tmp_path / "j") == [b"before", *payloads[::-1]] and not (tmp_path / "j.staging").exists()
     assert set(seen) == {1} and len(seen) > 15, "a reader saw a part of it"
+
+
+def test_a_node_that_staged_where_the_driver_does_not_look_is_named(tmp_path):
+    """Its files are in a directory of the same name on another machine: that is no damage, and nothing is published."""
+    schema = StructType([StructField("topic", StringType()), StructField("payload", BinaryType())])
+    writer = JournalWriter({"path": str(tmp_path / "j")}, schema)
+    rows = pyarrow.RecordBatch.from_pydict({"topic": ["a"], "payload": [b"1"]})
+    near = writer.write(iter([rows]))
+    far = replace(near, partition=1, node="worker-7", name="000001-0-0123456789ab-1.arrow")
+    with pytest.raises(StateError, match=r"node worker-7 does not see .*broker://"):
+        writer.commit([near, far])
+    assert not (tmp_path / "j").exists()
+    writer.commit([near])
+    with Journal(tmp_path / "j", mode="read") as journal:
+        assert [bytes(message) for message in journal.read_many(1)] == [b"1"]

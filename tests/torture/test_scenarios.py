@@ -13,7 +13,8 @@ import pytest
 from penstock import torture
 from penstock.torture import record, soak
 
-HERE = [name for name in torture.SCENARIOS if name != "spark"]  # that one is tests/crash/test_spark_kill.py
+#: Those are tests/crash/test_spark_kill.py and tests/stress/test_replica.py.
+HERE = [name for name in torture.SCENARIOS if name not in ("spark", "replica")]
 
 
 @pytest.mark.torture

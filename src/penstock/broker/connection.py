@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from penstock._core.broker import Outbox, Scanner
 from penstock.broker import words
-from penstock.broker.liveness import DEFAULT_S, Liveness, unacknowledged_bytes
-from penstock.broker.protocol import Protocol
+from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness, unacknowledged_bytes
+from penstock.broker.protocol import VERBS, Protocol
 from penstock.broker.queue import BUSY
 from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
@@ -79,8 +79,9 @@ class Connection:
         self.heard = False  # whether anything came
         self.wants_write = False
         self.ending = False  # close when the output is out
+        self.reset = False  # the peer takes nothing any more; what it said before that is still read
         self.liveness = Liveness(self.socket, limits.keepalive_s)
-        self.look_at = self.opened + limits.keepalive_s / 3
+        self.look_at = self.opened + limits.keepalive_s / PROBES
         self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
         self.unfinished_bytes = 0  # come in of a command that is not whole
         self.unfinished_since = 0.0
@@ -171,7 +172,8 @@ class Connection:
                 verb, rest, batch = event
                 if batch is not None:
                     self._count(len(batch))
-                self.session.handle(verb, rest, batch)
+                if not (self.reset and verb in VERBS and VERBS[verb].asks):
+                    self.session.handle(verb, rest, batch)
                 if self.session.loaded:
                     self._count(self.session.loaded)
                     self.session.loaded = 0
@@ -202,14 +204,33 @@ class Connection:
         if not self.secure:
             return
         self.wants_write = False
-        if self.tls is None:
-            self.outbox.send(self.descriptor)
-        else:
-            self._send_tls(self.tls)
+        if not self.reset:
+            self._write()
+        if self.reset:
+            self.outbox.clear()
         if self.outbox.pending_bytes:
             self.wants_write = True
         self.settle()
         self.session.wake_starved()
+
+    def _write(self) -> None:
+        try:
+            if self.tls is None:
+                self.outbox.send(self.descriptor)
+            else:
+                self._send_tls(self.tls)
+        except (BrokenPipeError, ConnectionResetError):
+            self.end_output()
+
+    def end_output(self) -> None:
+        """The peer takes nothing any more.
+
+        A client that ends with something unread resets the connection. Its last acknowledgements may have come and wait
+        to be read, so only the output ends here; the input ends when recv says so.
+        """
+        self.reset = True
+        self.session.output_bytes = 0
+        self.session.drop_question()
 
     def settle(self) -> None:
         """Note which messages that need no acknowledgement the peer's TCP has received."""
@@ -217,7 +238,7 @@ class Connection:
             self.unacknowledged = False
             return
         left = unacknowledged_bytes(self.socket)
-        self.unacknowledged = left > 0
+        self.unacknowledged = left > 0 and not self.reset  # nothing more of it will be acknowledged
         if self.tls is None or not left:  # what TLS adds is not known: all of it, or none
             self.session.settle(max(0, self.outbox.sent_bytes - left))
 

@@ -2,9 +2,10 @@
 
 A peer that has vanished (no power, no network) sends nothing, not even the end of the connection. The kernel probes
 idle connections (keepalive). Data that is under way it would repeat for a quarter of an hour: here ``silent`` notices
-that nothing was acknowledged for a while. A peer that reads nothing acknowledges all the same (probes of its closed
-window), so TCP_USER_TIMEOUT, which cuts such a peer, is not used. Where the system does not tell (no TCP_INFO) only the
-kernel's own probes are left. One thread at a time.
+that nothing was acknowledged for a while. A peer that reads nothing has closed its window: the kernel asks it ever more
+seldom, up to every two minutes, whether there is room. So the time since it was heard of says nothing; something that
+was sent to it later and stays without an answer does. TCP_USER_TIMEOUT cuts such a peer and is not used. Where the
+system does not tell (no TCP_INFO) only the kernel's own probes are left. One thread at a time.
 """
 
 from __future__ import annotations
@@ -13,25 +14,46 @@ import contextlib
 import fcntl
 import socket
 import struct
+import sys
 import termios
 import time
 
 DEFAULT_S = 15.0
 PROBES = 3  # in that time
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
-_SINCE_DATA, _SINCE_ACK = 52, 56  # in struct tcp_info: milliseconds since data and since an acknowledgement came
+_UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 3, 24  # where they are in struct tcp_info
+_SINCE_SENT, _SINCE_DATA, _SINCE_ACK = 44, 52, 56  # milliseconds since data was sent, data and an acknowledgement came
+_TCP_RTO_MAX_MS = 44  # Linux 6.15: the longest pause between two probes of a closed window, and between two repeats
+
+
+def _tcp_info(sock: socket.socket) -> bytes:
+    """The kernel's struct tcp_info; empty where the system does not tell."""
+    if _TCP_INFO is None:
+        return b""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 104)
+    except OSError:
+        return b""
+    return info if len(info) >= _SINCE_ACK + 4 else b""
+
+
+def _number(info: bytes, offset: int) -> int:
+    return int.from_bytes(info[offset : offset + 4], sys.byteorder)
 
 
 def since_heard_s(sock: socket.socket) -> float | None:
     """How long ago the peer's TCP was heard of; None where the system does not tell."""
-    if _TCP_INFO is None:
-        return None
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 104)
-        (since_data,), (since_ack,) = (struct.unpack_from("=I", info, at) for at in (_SINCE_DATA, _SINCE_ACK))
-        return min(int(since_data), int(since_ack)) / 1e3
-    except (OSError, struct.error):
-        return None
+    info = _tcp_info(sock)
+    return min(_number(info, _SINCE_DATA), _number(info, _SINCE_ACK)) / 1e3 if info else None
+
+
+def owes_answer(sock: socket.socket) -> bool:
+    """Whether something was sent to the peer's TCP, data or a probe, and nothing was heard of it since."""
+    info = _tcp_info(sock)
+    if not info or info[_UNANSWERED_PROBES]:
+        return bool(info)
+    heard = min(_number(info, _SINCE_DATA), _number(info, _SINCE_ACK))
+    return _number(info, _UNACKNOWLEDGED_SEGMENTS) > 0 and _number(info, _SINCE_SENT) < heard
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
@@ -48,7 +70,7 @@ class Liveness:
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._socket = sock
         self._seconds = seconds
-        self._since = 0.0  # when data was first seen unacknowledged, with nothing heard of the peer since
+        self._since = 0.0  # when an answer was first seen to be missing, with nothing heard of the peer since
         self._probed = 0.0
         if seconds:
             self._keepalive(max(1, round(seconds / PROBES)))
@@ -60,17 +82,21 @@ class Liveness:
             for name, value in options.items():
                 if hasattr(socket, name):
                     self._socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000 * interval_s)
 
     def silent(self) -> bool:
-        """Whether something was sent and nothing was heard of the peer for the time. To be asked again and again."""
+        """Whether the peer owes an answer and nothing was heard of it. To be asked PROBES times in the time.
+
+        What was sent right after one look is seen by the next, so one of these pauses has passed before it is counted.
+        """
         now = time.monotonic()
-        heard_s = since_heard_s(self._socket) if self._seconds and unacknowledged_bytes(self._socket) else None
+        heard_s = since_heard_s(self._socket) if self._seconds and owes_answer(self._socket) else None
         if heard_s is None:
             self._since = 0.0
             return False
         if not self._since or heard_s < now - self._since:
             self._since = now
-        return now - self._since >= self._seconds
+        return now - self._since >= self._seconds * (PROBES - 1) / PROBES
 
     def probe(self) -> bool | None:
         """Ask the peer now. True: it has answered; False: it has missed the probe; None: ask this again."""
@@ -85,4 +111,5 @@ class Liveness:
             return None
         self._probed = 0.0
         self._keepalive(max(1, round(self._seconds / PROBES)) if self._seconds else 7200)
-        return answered
+        # Behind a closed window the kernel sends no keepalive: the peer missed nothing, as it was asked nothing.
+        return answered or (unacknowledged_bytes(self._socket) > 0 and not owes_answer(self._socket))

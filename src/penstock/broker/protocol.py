@@ -68,6 +68,7 @@ class Verb:
     most: int | None
     stores: bool = False  #: the answer leaves after a commit
     answered: bool = True
+    asks: bool = False  #: it changes nothing: without somebody who reads the answer there is nothing to do
 
     def words(self, rest: str) -> list[str]:
         """The words of a command; Refusal when they are too few or too many."""
@@ -117,6 +118,12 @@ class Protocol(Session):
 
         self._advance(step)
         return said[0] if said else ""
+
+    def drop_question(self) -> None:
+        """Nobody reads the answer to the command under way any more."""
+        verb = VERBS.get(self._work[0])
+        if self.work is not None and verb is not None and verb.asks:
+            self.work = None
 
     def cancel(self, code: str, text: str) -> None:
         """The command under way cannot go on."""
@@ -792,12 +799,12 @@ VERBS = {
     "RESUME": Verb(Protocol.resume, "RESUME <queue>", 1, 1, stores=True),
     "DELETE": Verb(Protocol.delete, "DELETE <queue>", 1, 1, stores=True),
     "REDRIVE": Verb(Protocol.redrive, "REDRIVE <queue>", 1, 1, stores=True),
-    "LIST": Verb(Protocol.list_queues, "LIST", 0, None),
-    "STATS": Verb(Protocol.stats, "STATS", 0, None),
-    "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1),
+    "LIST": Verb(Protocol.list_queues, "LIST", 0, None, asks=True),
+    "STATS": Verb(Protocol.stats, "STATS", 0, None, asks=True),
+    "PEERS": Verb(Protocol.peers, "PEERS <topic>", 1, 1, asks=True),
     "SCHEMA": Verb(Protocol.schema, "SCHEMA <topic> [<version> <base64>]", 1, 3, stores=True),
-    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=] [stored]", 2, None),
-    "PING": Verb(Protocol.ping, "PING", 0, None),
+    "FETCH": Verb(Protocol.fetch, "FETCH <first> <most> [bytes=] [topics=|queue=] [stored]", 2, None, asks=True),
+    "PING": Verb(Protocol.ping, "PING", 0, None, asks=True),
     "BYE": Verb(Protocol.bye, "BYE [unread]", 0, None),
     "SHUTDOWN": Verb(Protocol.shutdown, "SHUTDOWN", 0, None),
 }

@@ -94,6 +94,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "SCHEMA": ("publish or subscribe topic",),
     "SCHEMA changed": ("publish topic",),
     "FETCH": ("subscribe topic",),
+    "FETCH queue": ("use queue", "subscribe topic"),
     "PING": (),
     "BYE": (),
     "HELLO": (),

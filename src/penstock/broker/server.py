@@ -28,6 +28,7 @@ from penstock.broker.broker import LAZY_S, Broker
 from penstock.broker.connection import TURN_S, Connection, ConnectionLimits
 from penstock.broker.endpoint import descriptors, listen, tls_context
 from penstock.broker.limits import Limits
+from penstock.broker.liveness import PROBES
 from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session
@@ -263,11 +264,15 @@ class Server:
         if self._unacknowledged:
             return ACKNOWLEDGED_S
         timeout = LAZY_S if self.broker.dirty or self.draining else HOUSEKEEPING_S if not self._observed else MAX_POLL_S
+        if self.connections and self.connection_limits.keepalive_s:
+            timeout = min(timeout, max(LAZY_S, self.connection_limits.keepalive_s / PROBES))
         due_ns = self.broker.next_time_ns() - time.time_ns()
         return max(0.0, min(timeout, due_ns / 1e9))
 
     def _event(self, connection: Connection, mask: int) -> None:
-        if mask & select.EPOLLOUT:
+        if mask & select.EPOLLHUP and not connection.reset:  # both directions are over: it was reset
+            connection.end_output()
+        if mask & (select.EPOLLOUT | select.EPOLLHUP):
             self._touched.add(connection)
         readable = mask & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR)
         if readable and connection not in self._paused:
@@ -554,12 +559,12 @@ class Server:
 
     def _drop_silent(self, now: float) -> None:
         """Drop the connections whose peers are gone without a word; a third of the time between two looks at each."""
-        every_s = self.connection_limits.keepalive_s / 3
+        every_s = self.connection_limits.keepalive_s / PROBES
         for connection in list(self.connections.values()) if every_s else ():
             if now >= connection.look_at:
                 connection.look_at = now + every_s
                 if connection.liveness.silent():
-                    log.info("%s: closed: nothing was heard of it for %g s", connection.peer, every_s * 3)
+                    log.info("%s: closed: nothing was heard of it for %g s", connection.peer, every_s * PROBES)
                     self._drop(connection)
 
     def _reload_tokens(self) -> None:

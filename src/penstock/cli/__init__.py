@@ -83,6 +83,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("lake", "lake", "Archive journals to a Delta table; inspect, verify and compact it.", KEEP, extra="lake"),
     Entry("broker", "broker", "Run the durable broker.", RUN, works_unheard=True),
     Entry("cluster", "cluster", "Run nodes that a broker's log is kept on.", RUN, works_unheard=True),
+    Entry("replica", "replica", "Follow a replicated broker's log into a directory.", RUN, works_unheard=True),
     Entry("queue", "queue", "List, make, change and empty the queues of a broker.", RUN),
     Entry("bridge", "bridge", "Carry messages from one address to another.", RUN, works_unheard=True),
     Entry("run", "run", "Run a gateway from its file.", RUN, works_unheard=True),

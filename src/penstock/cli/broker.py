@@ -105,6 +105,7 @@ def broker(
     store: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Keep the log on a cluster: nats://H1,H2,H3/STREAM.")
     ] = None,
+    seed: Annotated[bool, typer.Option("--seed", help="First copy what DIRECTORY has to the empty stream.")] = False,
     store_authority: Annotated[
         Path | None, typer.Option(help="The cluster's certificates are of this one: TLS.")
     ] = None,
@@ -134,6 +135,8 @@ def broker(
     replica = None
     if store is not None:
         replica = _replica(directory, store, store_authority, store_certificate, store_key)
+        if seed:
+            _seed(directory, replica)
         journal_options["sync"] = True
     server = Server(
         directory,
@@ -196,6 +199,12 @@ def _replica(
     blocks = JetStream(target)
     blocks.open_patiently()
     return Replica(directory, blocks)
+
+
+def _seed(directory: Path, replica: Replica) -> None:
+    from penstock.replica.seed import seed
+
+    seed(directory, replica.blocks)
 
 
 def _replicated(directory: Path, replica: Replica, options: dict[str, Any]) -> Callable[[Any], Store]:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -41,16 +42,26 @@ Check = Callable[[], Iterator[Finding]]
 
 
 @app.command()
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False) -> None:
+def doctor(
+    store: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Check the cluster of a replicated broker instead.")
+    ] = None,
+    store_monitor: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A node's monitoring port, http://HOST:8222; several.")
+    ] = None,
+    store_authority: Annotated[Path | None, typer.Option(help="The cluster's certificates are of this one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a finding.")] = False,
+) -> None:
     """Check this machine and say what to do: native core, shared memory, limits, Java, Spark, ports, clock.
 
-    Ends with code 4 when something will fail.
+    With [green]--store nats://H1,H2,H3/STREAM[/] the cluster of a replicated broker: its servers, versions, quorum,
+    lag, and whether it syncs. Ends with code 4 when something will fail.
 
     Example: [green]penstock doctor[/]
     """
     bad = False
     console = show.console()
-    for check in CHECKS:
+    for check in CHECKS if store is None else (partial(_cluster, store, store_monitor or [], store_authority),):
         for finding in _guarded(check):
             bad = bad or finding.verdict == "bad"
             if as_json:
@@ -70,7 +81,7 @@ def _guarded(check: Check) -> Iterator[Finding]:
     try:
         yield from check()
     except Exception as error:
-        name = check.__name__.strip("_").replace("_", " ")
+        name = getattr(check, "__name__", "cluster").strip("_").replace("_", " ")
         yield Finding(name, "bad", f"could not be checked: {type(error).__name__}: {error}")
 
 
@@ -213,6 +224,16 @@ def _clock() -> Iterator[Finding]:
         yield Finding(
             "clock", "ok", f"realtime moves forward, {max(1, min(s for s in steps if s) if any(steps) else 1)} ns steps"
         )
+
+
+def _cluster(address: str, monitors: list[str], authority: Path | None) -> Iterator[Finding]:
+    from penstock.cli.broker import STORE_TOKEN
+    from penstock.replica import health
+    from penstock.replica.stream import Target, tls_context
+
+    target = Target.parse(address, tls_context(authority, None, None), os.environ.get(STORE_TOKEN, ""))
+    for finding in health.look(target, monitors):
+        yield Finding("cluster", *finding)
 
 
 CHECKS: tuple[Check, ...] = (

@@ -420,6 +420,7 @@ class _Progress:
         self.as_json = as_json
         self.told: dict[str, Any] = {}
         self.rows = self.payload_bytes = 0
+        self.running = (0, 0)  # rows and bytes of the run that is under way; they count too if it is interrupted
         self.begun = time.monotonic()
         self.bar: Any = None
         self.counters: Any = None
@@ -442,17 +443,19 @@ class _Progress:
         self.bar.stop()
         self.counters.close()
         spent = max(1e-9, time.monotonic() - self.begun)
+        rows, payload_bytes = self.rows + self.running[0], self.payload_bytes + self.running[1]
         if self.as_json:
-            counts = {"rows": self.rows, "bytes": self.payload_bytes, "seconds": round(spent, 3)}
+            counts = {"rows": rows, "bytes": payload_bytes, "seconds": round(spent, 3)}
             show.print_json({"pipeline": self.name, **counts, **self.told, "complete": kind is None})
             return
         show.console(stderr=True).print(
-            f"{self.name}: {show.count_text(self.rows)} rows, {show.bytes_text(self.payload_bytes)}, "
-            f"{show.rate_text(self.rows / spent)}"
+            f"{self.name}: {show.count_text(rows)} rows, {show.bytes_text(payload_bytes)}, "
+            f"{show.rate_text(rows / spent)}"
         )
 
     def show(self, rows: int, payload_bytes: int, lag: int) -> None:
         """Where the run that is under way stands."""
+        self.running = (rows, payload_bytes)
         rows, payload_bytes = self.rows + rows, self.payload_bytes + payload_bytes
         text = f"{show.count_text(rows)} rows  {show.bytes_text(payload_bytes)}  {show.count_text(lag)} behind"
         self.bar.update(self.task, text=text, completed=rows, total=rows + lag)

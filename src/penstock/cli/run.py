@@ -23,6 +23,7 @@ from penstock.gateway.admin import Admin
 from penstock.gateway.links import LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
+from penstock.gateway.throttle import Throttle
 from penstock.secrecy import hidden_values, without_secrets
 
 app = typer.Typer()
@@ -44,7 +45,10 @@ def run(
         bool, typer.Option("--systemd", help="Print a unit file that runs this gateway, and end.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Apply changes of the file, and of code beside it, as they are saved.")
+        bool,
+        typer.Option(
+            "--watch", help="Apply changes of the file, its includes, its secrets and code beside it, when saved."
+        ),
     ] = False,
     health: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Answer GET /health and /ready at this port on loopback.")
@@ -73,6 +77,8 @@ def run(
         raise typer.BadParameter("a gateway's file is missing; --schema alone needs none")
     if systemd:
         options = ["--health", str(health)] if health is not None else []
+        options += ["--admin", str(admin.resolve())] if admin is not None else []
+        options += ["--watch"] if watch else []
         print(unit(file, [*options, "--drain-timeout", str(drain_timeout)]), end="")
         return
     sys.path.insert(0, str(file.resolve().parent))
@@ -96,27 +102,28 @@ def _serve(
     health: int | None,
     admin: Path | None,
 ) -> None:
-    told = [(event, _tell) for event in _TOLD]
+    lines = _Lines()
+    told = [(event, lines.tell) for event in _TOLD]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
     rows: list[dict[str, Any]] = []
     drained = True
     try:
-        with _asked() as asked:
+        with _asked() as asked, ExitStack() as beside:
+            if health is not None:  # before the start, which may take its time: until then it is not ready
+                with exits.undisturbed():
+                    answers = Health(gateway, health)
+                    beside.callback(answers.close)
+                _say(f"http://127.0.0.1:{answers.port}/health and /ready")
             gateway.start()
             _say(f"{file}: {len(configuration.modules)} modules, {len(configuration.links)} links, running")
-            with ExitStack() as beside:
-                with exits.undisturbed():
-                    if health is not None:
-                        answers = Health(gateway, health)
-                        beside.callback(answers.close)
-                        _say(f"http://127.0.0.1:{answers.port}/health and /ready")
-                    if admin is not None:
-                        beside.callback(Admin(gateway, admin).close)
-                    if watch:
-                        looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
-                        beside.callback(looks.close)
-                notify("READY=1")
-                _listen(gateway, file, asked, seconds)
+            with exits.undisturbed():
+                if admin is not None:
+                    beside.callback(Admin(gateway, admin).close)
+                if watch:
+                    looks = Watch(file, lambda: gateway._applied, lambda names: asked.put(("reload", names)))
+                    beside.callback(looks.close)
+            notify("READY=1")
+            _listen(gateway, file, asked, seconds)
     except (KeyboardInterrupt, exits.Terminated):
         pass  # a service that was asked to stop has done its work
     finally:
@@ -172,9 +179,20 @@ def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
         _say("reloaded: " + (", ".join(done) or "nothing has changed"))
 
 
-def _tell(_: Gateway, event: Event, context: Any, __: Any) -> None:
-    name, *more = context if isinstance(context, tuple) else (context,)
-    _say(f"{event.value.replace('_', ' ')}: {name} {' '.join(map(str, more))}".rstrip())
+class _Lines:
+    """Events as lines; of the same kind about the same module at most one in ten seconds."""
+
+    def __init__(self) -> None:
+        self._throttles: dict[tuple[Event, str], Throttle] = {}
+
+    def tell(self, _: Gateway, event: Event, context: Any, __: Any) -> None:
+        name, *more = context if isinstance(context, tuple) else (context,)
+        words = [f"{one:.1f} s" if isinstance(one, float) else str(one) for one in more]
+        text = f"{event.value.replace('_', ' ')}: {name} {' '.join(words)}".rstrip()
+        self._throttles.setdefault((event, name), Throttle(self)).error("%s", text)
+
+    def log(self, _: int, text: str, *arguments: Any) -> None:
+        _say(text % arguments)
 
 
 def _say(text: str) -> None:

@@ -134,18 +134,22 @@ class Watch:
                 different = [path for path in now if now[path] != self._seen.get(path)]
                 self._seen = now
                 names = self._reloaded(different)
-                if names or str(self._file) in different:
+                if names or not set(different).isdisjoint(self._files()):
                     self._changed(names)
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found = {}
-        for path in (str(self._file), *self._code()):
+        for path in (*self._files(), *self._code()):
             try:
                 there = os.stat(path)
             except OSError:
                 continue  # it is being replaced: the next look finds it
             found[path] = (there.st_mtime_ns, there.st_size)
         return found
+
+    def _files(self) -> Iterable[str]:
+        """The configuration's file, those that it includes, and its secrets."""
+        return self._configuration().files or (str(self._file),)
 
     def _code(self) -> dict[str, list[tuple[str, ModuleType]]]:
         """The files of the modules' classes, beside the configuration, with who uses them."""

@@ -32,7 +32,7 @@ def torture(
 
         reports = [run_soak(soak, chosen)]
     else:
-        names = rooms or list(scenarios.SCENARIOS)
+        names = rooms or scenarios.runnable()
         unknown = [name for name in names if name not in scenarios.SCENARIOS]
         if unknown:
             raise typer.BadParameter(f"no room {unknown[0]!r}; there are {', '.join(scenarios.SCENARIOS)}")

@@ -56,6 +56,7 @@ def add_all(gateway: Gateway, wanted: Configuration) -> None:
             _add_module(gateway, entry, undo)
         for link in wanted.links:
             _add_link(gateway, link, undo)
+        _start(gateway, list(wanted.modules))
 
 
 def apply(
@@ -71,27 +72,33 @@ def apply(
     same = {name for name, entry in after.items() if before.get(name) == entry and entry.loader not in changed} - again
     old_links, new_links = ({link.ends: link for link in one.links} for one in (old, new))
     done: list[str] = []
+    there = [link for link in gateway.links() if link.ends not in gateway._error_links]
     with gateway.broker.many_changes(), _Undo() as undo:
         old_loaders = gateway._loaders
-        undo.note(lambda: setattr(gateway, "_loaders", old_loaders))
+        undo.note(lambda: _put_back(gateway, there, old))  # the last step back: every module is there again
         for link in old.links:
-            if new_links.get(link.ends) != link or any(end in before and end not in same for end in link.ends):
-                _remove_link(gateway, link, undo)
-                done += [f"- {link}"] if new_links.get(link.ends) != link else []
-        for name, entry in before.items():
+            if new_links.get(link.ends) != link:
+                if link.sink not in before or link.sink in same:
+                    gateway.remove_link(*link.ends)
+                done.append(f"- {link}")
+        for name, entry in before.items():  # its links go with it
             if name not in same:
                 _remove_module(gateway, entry, undo)
                 done += [f"- {name}"] if name not in after else []
         gateway._loaders = loaders
+        undo.note(lambda: setattr(gateway, "_loaders", old_loaders))  # before the old modules are made again
         for name, entry in after.items():
             if name not in same:
                 _add_module(gateway, entry, undo)
                 done.append(f"~ {name}" if name in before else f"+ {name}")
-        there = {link.ends for link in gateway.links()}
         for link in new.links:
-            if link.ends not in there:
+            if not gateway._has_link(link.ends):
                 _add_link(gateway, link, undo)
                 done += [f"+ {link}"] if old_links.get(link.ends) != link else []
+        for link in there:  # made while it ran, and gone with a module that was made anew
+            if link.ends not in old_links and not gateway._has_link(link.ends) and gateway._can_link(link):
+                _add_link(gateway, link, undo)
+        _start(gateway, [entry for name, entry in after.items() if name not in same])
     return done
 
 
@@ -112,9 +119,16 @@ def _by_name(configuration: Configuration) -> dict[str, LoaderEntry]:
 
 
 def _add_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
+    """Not started before its links are there (``_start``)."""
     with _told_at(entry.where):
-        gateway._add_entry(entry)
+        gateway._add_entry(entry, start=False)
     undo.note(lambda: gateway.remove_module(entry.name, drain=False))
+
+
+def _start(gateway: Gateway, entries: list[ModuleEntry]) -> None:
+    for entry in entries:
+        with _told_at(entry.where):
+            gateway._start_linked(gateway._kept[entry.name])
 
 
 def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
@@ -125,7 +139,7 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
             if not error.hung:
                 raise
             gateway.remove_module(entry.name, drain=False)  # who does not come back cannot keep the gateway as it was
-    undo.note(lambda: (gateway._add_entry(entry), None)[1])
+    undo.note(lambda: (gateway._add_entry(entry, start=False), None)[1])
 
 
 def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
@@ -134,7 +148,9 @@ def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
     undo.note(lambda: gateway.remove_link(link.source, link.sink))
 
 
-def _remove_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
-    if link in gateway._table:
-        gateway.remove_link(link.source, link.sink)
-        undo.note(lambda: gateway._add_link(link))
+def _put_back(gateway: Gateway, links: list[Link], old: Configuration) -> None:
+    """Join what was joined, then start what was made again."""
+    for link in links:
+        if not gateway._has_link(link.ends):
+            gateway._add_link(link)
+    _start(gateway, [entry for entry in old.modules if entry.name in gateway._kept])

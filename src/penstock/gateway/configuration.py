@@ -25,12 +25,13 @@ from penstock.gateway.filters import Filter
 from penstock.gateway.links import STAR, Delivery, Link, LinkOptions
 from penstock.gateway.place import ConfigurationError, Place
 from penstock.gateway.supervision import Policy, Restart
-from penstock.gateway.values import resolved, with_defaults
+from penstock.gateway.values import resolved, secret_files, with_defaults
 
 MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
 ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that are not here
 KINDS = ("python", "process", "native")
+TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` of a file are taken out before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
 BUFFER_OPTIONS = ("retain_bytes", "retain_age_s")
 LINK_OPTIONS = (
@@ -91,6 +92,7 @@ class Configuration:
     links: tuple[Link, ...] = ()
     loaders: tuple[LoaderEntry, ...] = ()
     file: str | None = None
+    files: tuple[str, ...] = field(default=(), compare=False)  # all that were read: this one, included ones, secrets
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -106,14 +108,18 @@ def is_address(end: str) -> bool:
 
 def read(path: str | Path) -> Configuration:
     """The gateway that a file describes: ``.toml`` is TOML, ``.yaml`` and ``.yml`` YAML, everything else JSON."""
-    return _together(_files(Path(path), ()), str(path), partial=False)
+    files: list[Path] = []
+    found = _together(_files(Path(path), (), files), str(path), partial=False)
+    return replace(found, files=tuple(map(str, files)))
 
 
-def _files(path: Path, within: tuple[Path, ...]) -> list[Place]:
-    """A file's data with everything filled in, after those that it includes."""
+def _files(path: Path, within: tuple[Path, ...], files: list[Path]) -> list[Place]:
+    """A file's data with everything filled in, after those that it includes. All that is read is added to ``files``."""
     if path.resolve() in within or len(within) >= MAX_INCLUDES:
         raise ConfigurationError(f"{path}: includes itself, or files nested more than {MAX_INCLUDES} deep")
-    top = Place(resolved(Place(_loaded(path), "", str(path))), "", str(path))
+    raw = _loaded(path)
+    files += [path, *secret_files(raw, path.parent)]
+    top = Place(resolved(Place(raw, "", str(path))), "", str(path))
     if isinstance(top.value, Mapping) and "defaults" in top:
         _check_defaults(top["defaults"])
     data = with_defaults(top)
@@ -121,7 +127,10 @@ def _files(path: Path, within: tuple[Path, ...]) -> list[Place]:
     if isinstance(data, Mapping) and "include" in data:
         data = {key: value for key, value in data.items() if key != "include"}
         for place in top.items("include"):
-            included += _files(path.parent / place.text(), (*within, path.resolve()))
+            try:
+                included += _files(path.parent / place.text(), (*within, path.resolve()), files)
+            except OSError as error:
+                place.fail(f"{place.text()} cannot be read: {error.strerror}", error)
     return [*included, Place(data, "", str(path))]
 
 
@@ -229,7 +238,7 @@ def parse(data: Any, *, file: str | None = None, partial: bool = False) -> Confi
 
 def _together(tops: list[Place], file: str | None, *, partial: bool) -> Configuration:
     for top in tops:
-        top.only("modules", "links", "loaders")
+        top.only(*TOP_KEYS)
     for name in ("modules", "links") if not partial else ():
         if not any(name in top for top in tops):
             tops[-1].need(name)

@@ -50,17 +50,16 @@ class Endpoint(Module):
         self._reader: Forwarder | _Reader | None = None
         self._stopping = threading.Event()
         self._started = False
+        self._beginning = threading.Lock()
         self._throttle = Throttle(log)
 
     def open(self, *, reads: bool, writes: bool) -> None:
-        """Open the roles that are asked for and not open yet."""
+        """Open the roles that are asked for and not open yet. ``read`` follows, when the link is there."""
         if writes and self._publisher is None:
             self._publisher = self._first_try(address.publisher, {})
         if reads and not self._reads:
             self._subscriber = self._first_try(address.subscriber, self._options)
             self._reads = True
-            if self._started:
-                self._read()
 
     def announce(self, schema: Schema) -> None:
         """Say at the channel what goes out here is made of, where the content travels as it is, apart from properties.
@@ -79,8 +78,13 @@ class Endpoint(Module):
     def start(self) -> None:
         """Begin to read, where somebody is linked to this end."""
         self._started = True
-        if self._reads and self._reader is None:
-            self._read()
+        self.read()
+
+    def read(self) -> None:
+        """Begin to read, if that was asked for and it was started."""
+        with self._beginning:
+            if self._reads and self._started and self._reader is None:
+                self._read()
 
     def _first_try(self, role: Callable[..., Any], options: dict[str, Any]) -> Any:
         if not self._waits:

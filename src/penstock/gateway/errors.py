@@ -35,7 +35,7 @@ class MessageFailed(ModuleError):
 
 
 class StepFailed(ModuleError):
-    """A module's process failed in a step other than ``receive``."""
+    """A module failed in a step other than ``receive``, in its process or on a thread of its own, and goes on."""
 
     def __init__(self, text: str, step: str) -> None:
         super().__init__(text)

@@ -26,7 +26,7 @@ from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
 from penstock.gateway.buffer import Buffer
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.errors import AddLinkError, BrokerError, ModuleError
+from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, ModuleError
 from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
@@ -80,6 +80,7 @@ class Gateway:
         self._kept: dict[str, Kept] = {}
         self._table = LinkTable()
         self._buffered: dict[tuple[str, str], tuple[Link, str]] = {}  # with the name of the module in between
+        self._error_links: dict[tuple[str, str], set[tuple[str, str]]] = {}  # with the links that asked for them
         self._joined: dict[str, dict[str, tuple[tuple[Filter, ...], LinkOptions]]] = {}  # source to sinks
         self._loaders: dict[str, LoaderEntry] = {}
         self._applied = Configuration()
@@ -185,7 +186,6 @@ class Gateway:
     def _start_added(self, kept: Kept) -> None:
         """Start a module that was added to a gateway at work; a failure is raised, and its adding undone."""
         worker = self.broker.worker_of(kept.module)
-        kept.started = True
         order = worker.begin()
         if not worker.mine and not order.wait(Deadline(START_S)):
             raise self._start_error(kept, f"did not come back from start in {START_S} s", None)
@@ -281,11 +281,15 @@ class Gateway:
         entry = configurations.with_care(entry, queue, restart, stuck_after_s)
         return self._add_entry(entry)
 
-    def _add_entry(self, entry: ModuleEntry) -> ModuleInfo:
+    def _add_entry(self, entry: ModuleEntry, *, start: bool = True) -> ModuleInfo:
         kept = Kept(recipe(entry, self._loaders), entry.restart, entry.stuck_after_s, entry)
-        return self._add(kept, entry.queue)
+        return self._add(kept, entry.queue, start=start)
 
-    def _add(self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True) -> ModuleInfo:
+    def _add(
+        self, kept: Kept, queue: QueueOptions, *, passes_stars: bool = True, start: bool = True
+    ) -> ModuleInfo:
+        """``start`` False: ``_start_linked`` follows, when its links are there. Before, a durable source would give
+        its messages to nobody."""
         with self._lock:
             self._check()
             if kept.name in self._kept:
@@ -297,6 +301,8 @@ class Gateway:
             module = kept.recipe.make(self.broker)
             try:
                 info = self._attach(kept, module, queue, passes_stars)
+                if start:
+                    self._start_linked(kept)
             except BaseException:
                 self._undo_attach(kept, module)
                 raise
@@ -326,11 +332,16 @@ class Gateway:
             kept.take(module)
             self._table.add_name(kept.name, passes_stars)
             self._sync(self._sources_of(kept.name))
-            started = self._started
         self._keeper.keep(kept)
-        if started:
-            self._start_added(kept)
         return info
+
+    def _start_linked(self, kept: Kept) -> None:
+        """Start what was added, in a gateway at work; else ``start`` does."""
+        with self._lock:
+            mine = self._started and not kept.started
+            kept.started = kept.started or mine
+        if mine:
+            self._start_added(kept)
 
     def _undo_attach(self, kept: Kept, module: Any) -> None:
         self._keeper.forget(kept)
@@ -342,22 +353,38 @@ class Gateway:
 
     def remove_module(self, name: str, *, drain: bool = True, timeout: float | None = 10.0) -> None:
         """Cut off its sources, handle what is queued (or drop and count it), stop it, take its links away, destroy it.
-        ``DrainError`` when the time is over before it has handled everything: then it stays as it was. A module that
+        ``DrainError`` when the time is over before it has handled everything: then it stays as it was, unless durable
+        sources keep all that it gets. What comes from buffers alone stays stored and is not waited for. A module that
         does not come back from another call in time is removed all the same, and abandoned."""
         with self._lock:
             kept = self._find(name)
             if kept.removing:
                 raise BrokerError(f"module {kept.shown!r} is being removed already")
             kept.removing = True
+            # First: a buffer without its sink would forward to nobody and take that for handled.
+            buffered = {buffer: link for link, buffer in self._buffered.values() if link.sink == name}
+            stored = self.broker.worker_of(kept.module).has_durable_sources
+            drain = drain and not (stored and buffered.keys() >= set(self._table.sources_to(name)))
         self._resume_all((kept,))
+        remove = functools.partial(
+            self.broker.remove_module, kept.module, steps=True, done=lambda worker: self._gone(kept)
+        )
         try:
-            self.broker.remove_module(
-                kept.module, drain=drain, timeout=timeout, steps=True, done=lambda worker: self._gone(kept)
-            )
+            for link in buffered.values():
+                self.remove_link(*link.ends)
+            try:
+                remove(drain=drain, timeout=timeout)
+            except DrainError:
+                if not stored:
+                    raise
+                remove(drain=False, timeout=0)
         except BaseException:
             kept.removing = False
             with self._lock:
                 self._sync(self._sources_of(name))
+            for link in buffered.values():
+                if not self._has_link(link.ends):
+                    self._add_link(link)
             raise
 
     def pause(self, name: str) -> None:
@@ -383,11 +410,14 @@ class Gateway:
     def _gone(self, kept: Kept) -> None:
         self._keeper.forget(kept)
         with self._lock:
+            buffers = [name for link, name in self._buffered.values() if self._table.owner(link.source) == kept.name]
+            self._buffered = {ends: one for ends, one in self._buffered.items() if one[1] != kept.name}
             ends = self._remove_name(kept.name)
-            for between in [ends for ends in self._buffered if kept.name in ends]:
-                del self._buffered[between]
             self._kept.pop(kept.name, None)
+        for name in buffers:
+            self._remove_quietly(name)
         self._drop_endpoints(ends)
+        self._drop_error_links()
         self._changed()
 
     def _remove_name(self, name: str) -> list[str]:
@@ -425,12 +455,41 @@ class Gateway:
             self._add_buffered(link)
         else:
             self._add_plain(link)
-        if link.error is not None and (ends := (f"{link.sink}.{ERROR}", link.error)) not in self._table:
+        if link.error is not None:
             try:
-                self._add_plain(Link(*ends))
+                self._add_error_link(link)
             except BaseException:
                 self.remove_link(*link.ends)
                 raise
+
+    def _add_error_link(self, link: Link) -> None:
+        ends = f"{link.sink}.{ERROR}", str(link.error)
+        if ends not in self._table:
+            self._add_plain(Link(*ends))
+            self._error_links[ends] = set()
+        if ends in self._error_links:  # else it is somebody's own
+            self._error_links[ends].add(link.ends)
+
+    def _drop_error_links(self) -> None:
+        """Remove those that no link asks for any more."""
+        with self._lock:
+            for ends, asked_by in list(self._error_links.items()):
+                asked_by.intersection_update([one for one in asked_by if self._has_link(one)])
+                if ends not in self._table:
+                    del self._error_links[ends]
+            idle = [ends for ends, asked_by in self._error_links.items() if not asked_by]
+        for ends in idle:
+            self.remove_link(*ends)
+
+    def _has_link(self, ends: tuple[str, str]) -> bool:
+        return ends in self._table or ends in self._buffered
+
+    def _can_link(self, link: Link) -> bool:
+        try:
+            self._check_link(link)
+        except AddLinkError:
+            return False
+        return True
 
     def _add_buffered(self, link: Link) -> None:
         """Two links with a module between them that stores what is on its way."""
@@ -442,11 +501,13 @@ class Gateway:
         self._check_types(link)
         name = f"{link} (buffer)"
         build = functools.partial(Buffer, str(link.buffer), str(link))
-        self._add(Kept(Recipe(name, build, None), None, None), QueueOptions(), passes_stars=False)
+        kept = Kept(Recipe(name, build, None), None, None)
+        self._add(kept, QueueOptions(), passes_stars=False, start=False)
         onward = replace(link.options, delivery=link.options.delivery or Delivery.AT_LEAST_ONCE)
         try:
             self._add_plain(Link(name, link.sink, None, onward))
             self._add_plain(Link(link.source, name, link.filter, replace(DEFAULT, delivery=Delivery.AT_LEAST_ONCE)))
+            self._start_linked(kept)
         except BaseException:
             self.remove_module(name, drain=False)
             raise
@@ -466,9 +527,12 @@ class Gateway:
                 self._check_link(link)
                 self._table.add(link)
                 self._sync([*self._table.names] if link.source == STAR else (link.source,))
+            for end in filter(is_address, link.ends):
+                self._start_linked(self._kept[end])
+                self._kept[end].module.read()
         except BaseException:
             for name in opened:
-                self._remove_endpoint(name)
+                self._remove_quietly(name)
             raise
         self._changed()
 
@@ -476,7 +540,7 @@ class Gateway:
         """Part them; when they are not joined, nothing happens. What a buffer holds stays stored."""
         with self._lock:
             self._check()
-            _, buffer = self._buffered.pop((source, sink), (None, None))
+            _, buffer = self._buffered.get((source, sink), (None, None))
         if buffer is not None:
             self.remove_module(buffer)
         with self._lock:
@@ -485,6 +549,7 @@ class Gateway:
             self._table.remove(source, sink)
             self._sync([*self._table.names] if source == STAR else (source,))
         self._drop_endpoints((source, sink))
+        self._drop_error_links()
         self._changed()
 
     def _check_link(self, link: Link) -> None:
@@ -567,13 +632,13 @@ class Gateway:
                     continue
                 if end not in self._kept:
                     kept = Kept(Recipe(end, functools.partial(Endpoint, end), None), None, None)
-                    self._add(kept, QueueOptions())
+                    self._add(kept, QueueOptions(), start=False)
                     opened.append(end)
                 self._kept[end].module.open(reads=role == "reads", writes=role == "writes")
                 _be_first_at_exit()
         except BaseException:
             for name in opened:
-                self._remove_endpoint(name)
+                self._remove_quietly(name)
             raise
         return opened
 
@@ -583,9 +648,9 @@ class Gateway:
             addresses = [end for end in ends if is_address(end) and end in self._kept]
             idle = [end for end in addresses if not self._table.is_named(end) and not self._kept[end].removing]
         for name in idle:
-            self._remove_endpoint(name)
+            self._remove_quietly(name)
 
-    def _remove_endpoint(self, name: str) -> None:
+    def _remove_quietly(self, name: str) -> None:
         try:
             self.remove_module(name)
         except (BrokerError, InvalidArgument) as error:

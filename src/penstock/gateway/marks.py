@@ -4,7 +4,8 @@ A queue is first in, first out, and its worker counts what it has taken; so a me
 as far as the queue reached when the message had been put in. That costs the message nothing. A mark remembers these
 places, waits for the sinks that are linked at least once, and then for theirs: what a module publishes inside
 ``receive`` is in its sinks' queues when it is handled. All links of one step are waited for before the next step, so
-that a message is found by whichever way it comes; after as many steps as there are modules every way is a circle.
+that a message is found by whichever way it comes; after as many steps as there are modules every way is a circle. A
+way ends at a module that is durable itself (a buffer): what it has taken, it keeps.
 
 A message that is tried again holds the marks whose message it may be: on the source's own links that is told by its
 number there, further on by the time when it was put aside. Other marks go on (``held``).
@@ -67,7 +68,8 @@ class Mark:
         self._steps += 1
         if self._steps <= len(self._known):
             for sink in passed:
-                self._follow(sink)
+                if not sink.is_durable:  # else it keeps what it got until that was handled
+                    self._follow(sink)
 
     def _follow(self, worker: Worker) -> None:
         for output in (worker.output, *worker.outputs.values()):

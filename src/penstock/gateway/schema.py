@@ -16,6 +16,7 @@ REFERENCE: dict[str, Any] = {"type": "string", "pattern": r"^\$\{.*\}$"}  # fill
 def schema() -> dict[str, Any]:
     """As plain data."""
     top = {
+        "$schema": {"type": "string", "description": "Where this schema is, for editors."},
         "include": {"type": "array", "items": TEXT, "description": "Files whose entries come first."},
         "defaults": _object({"module": {"type": "object"}, "link": {"type": "object"}}),
         "loaders": {"type": "array", "items": _object(_loader(), "name", "type")},

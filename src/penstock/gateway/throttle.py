@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from typing import Any, Protocol
 
 PERIOD_S = 10.0
+
+
+class Log(Protocol):
+    """A logger, or what writes lines as one."""
+
+    def log(self, level: int, text: str, /, *arguments: Any) -> None:
+        """Write a line."""
 
 
 class Throttle:
     """The first line goes out at once; those that follow within ``period_s`` are counted and told with the next one."""
 
-    def __init__(self, log: logging.Logger, period_s: float = PERIOD_S) -> None:
+    def __init__(self, log: Log, period_s: float = PERIOD_S) -> None:
         self._log = log
         self._period_s = period_s
         self._next_s = 0.0

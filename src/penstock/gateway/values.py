@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,17 @@ def resolved(place: Place, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [resolved(place[index], depth + 1) for index in range(len(value))]
     return value
+
+
+def secret_files(value: Any, base: Path) -> Iterator[Path]:
+    """The files that the texts of a file in ``base`` name."""
+    if isinstance(value, str):
+        for match in _REFERENCE.finditer(value):
+            if match[2] is not None and match[2].startswith("file:"):
+                yield base / match[2].removeprefix("file:")
+    elif isinstance(value, Mapping | list):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from secret_files(one, base)
 
 
 def _text(place: Place, text: str) -> Any:

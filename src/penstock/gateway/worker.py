@@ -362,6 +362,11 @@ class Worker:
         )
 
     @property
+    def has_durable_sources(self) -> bool:
+        """Whether each of its sources keeps what it gets until that was handled."""
+        return self.has_keepers and all(output.worker.is_durable for output in list(self.sources))
+
+    @property
     def is_durable(self) -> bool:
         """Whether what it publishes is kept where it came from until it was handled."""
         return bool(getattr(self.module, "durable", False))

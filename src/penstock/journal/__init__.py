@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.journal.follow import Follower, JournalPublisher
     from penstock.journal.journal import Details, Journal
     from penstock.journal.queue import Queue
-    from penstock.journal.queue_state import QueueSettings, QueueState
+    from penstock.journal.queue_notes import QueueSettings, QueueState
     from penstock.journal.recovery import Damage, Recovery
     from penstock.journal.repairs import RepairReport, repair
     from penstock.journal.transaction import Entry, Transaction
@@ -34,8 +34,8 @@ _PLACES = {
     "Follower": "follow",
     "JournalPublisher": "follow",
     "Queue": "queue",
-    "QueueSettings": "queue_state",
-    "QueueState": "queue_state",
+    "QueueSettings": "queue_notes",
+    "QueueState": "queue_notes",
     "Damage": "recovery",
     "RepairReport": "repairs",
     "repair": "repairs",

@@ -1,25 +1,19 @@
-"""Messages as Arrow record batches, gathered from index and log without a loop over messages. numpy and pyarrow alone.
+"""Messages as Arrow record batches, made of the columns that a reader gives in one pass. pyarrow and numpy alone.
 
-One thread at a time per ``Directory``.
+The reader is the native one or its plain twin (``penstock.journal.format``); ``Read`` is its method ``columns``. Any
+thread that may use the reader.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import numpy
 import pyarrow
-from numpy.typing import NDArray
 
-from penstock.errors import InvalidArgument, StateError, nearest
+from penstock.errors import InvalidArgument, nearest
 from penstock.journal import layout
-from penstock.journal.disk import LISTINGS
-from penstock.journal.format import HEAD
-from penstock.journal.stretches import stretches
-
-if TYPE_CHECKING:
-    from penstock.journal.format import Directory, Entries, Segment
 
 TYPES: Final[dict[str, Any]] = {
     "position": pyarrow.int64(),
@@ -34,9 +28,11 @@ TYPES: Final[dict[str, Any]] = {
     "key": pyarrow.string(),
     "properties": pyarrow.map_(pyarrow.string(), pyarrow.string()),
 }
-MOST: Final = (1 << 64) - 1
 DEFAULT: Final = ("position", "topic", "ordinal", "timestamp_ns", "data")
-_FROM_RECORD = ("data", "message_id", "key", "properties")
+_SOURCES: Final = {"timestamp": "timestamp_ns", "data": "payload"}  # the reader's column, where it has another name
+
+Found = tuple[dict[str, Any], Sequence[str], int, int]
+Read = Callable[[int, int, int, int, Any, frozenset[str]], Found]
 
 
 def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
@@ -49,119 +45,44 @@ def schema(columns: Sequence[str] | None = None) -> pyarrow.Schema:
 
 
 def record_batches(
-    directory: Directory,
-    start: int | None,
-    end: int | None,
-    columns: Sequence[str] | None,
-    topics: Iterable[str] | None,
-    rows: int,
-    size: int,
-    check: bool,
+    read: Read, start: int, stop: int, columns: Sequence[str] | None, chosen: Any, rows: int, size: int
 ) -> Iterator[pyarrow.RecordBatch]:
-    """See ``Directory.batches``."""
+    """The positions from ``start`` up to but without ``stop``. ``chosen``: the reader's filter, None for all."""
     wanted = schema(columns)
     if rows < 1 or size < 1:
         raise InvalidArgument(f"rows={rows} and bytes={size} must be at least 1")
-    at = directory.first if start is None else start
-    for _ in range(LISTINGS):
-        try:
-            for batch, following in _batches(directory, at, end, wanted, topics, rows, size, check):
-                yield batch
-                at = following
+    sources = frozenset(_SOURCES.get(name, name) for name in wanted.names)
+    while start < stop:
+        found, names, count, following = read(start, stop, rows, size, chosen, sources)
+        if count:
+            arrays = [_array(name, found[_SOURCES.get(name, name)], names, count) for name in wanted.names]
+            yield pyarrow.record_batch(arrays, schema=wanted)
+        elif following <= start:
             return
-        except FileNotFoundError:  # retention or compaction took a segment: go on with what there is
-            directory.refresh()
-    raise StateError(f"the segments of {directory.path} go faster than they can be read")
+        start = following
 
 
-def _batches(
-    directory: Directory,
-    start: int,
-    end: int | None,
-    wanted: pyarrow.Schema,
-    topics: Iterable[str] | None,
-    rows: int,
-    size: int,
-    check: bool,
-) -> Iterator[tuple[pyarrow.RecordBatch, int]]:
-    """Batches, and the position after each."""
-    names = directory.topics()
-    for segment, entries in directory.entries(start, end, topics=topics):
-        if int(entries["topic"].max()) > max(names, default=0):
-            names = directory.topics()
-        for part in _parts(entries, rows, size):
-            yield _batch(segment, part, wanted, names, check), int(part["position"][-1]) + 1
-
-
-def _parts(entries: Entries, rows: int, size: int) -> Iterator[Entries]:
-    """Slices of at most so many rows and bytes of log; at least one row each."""
-    ends = entries["offset"] + entries["length"]
-    at = 0
-    while at < len(entries):
-        # Of the array's own type, or all of it would be converted. A damaged index may say anything; `read` tells it.
-        limit = numpy.uint64(min(int(ends[at]) + size, MOST))
-        stop = min(at + rows, int(ends.searchsorted(limit, side="right")))
-        stop = max(stop, at + 1)
-        yield entries[at:stop]
-        at = stop
-
-
-def _batch(
-    segment: Segment, entries: Entries, wanted: pyarrow.Schema, names: dict[int, str], check: bool
-) -> pyarrow.RecordBatch:
-    arrays: dict[str, Any] = {}
-    if any(name in _FROM_RECORD for name in wanted.names):
-        data, begin = segment.read(entries, check=check)
-        arrays = _from_records(entries, data, begin, wanted.names)
-    for name in wanted.names:
-        if name not in arrays:
-            arrays[name] = _from_index(entries, name, names)
-    return pyarrow.record_batch([arrays[name] for name in wanted.names], schema=wanted)
-
-
-def _from_index(entries: Entries, name: str, names: dict[int, str]) -> Any:
+def _array(name: str, column: Any, names: Sequence[str], count: int) -> Any:
     if name == "topic":
-        return _topics(entries["topic"], names)
-    if name == "timestamp":
-        return pyarrow.array(entries["timestamp_ns"] // 1000).cast(TYPES["timestamp"])
-    field = "length" if name == "size" else name
-    return pyarrow.array(entries[field].astype(numpy.int64))
+        return _topics(numpy.frombuffer(column, numpy.uint32), names)
+    if name == "properties":
+        return _maps(_values(column, pyarrow.binary(), count))
+    if isinstance(column, tuple):
+        return _values(column, TYPES[name], count)
+    numbers = numpy.frombuffer(column, numpy.int64)
+    return pyarrow.array(numbers // 1000).cast(TYPES[name]) if name == "timestamp" else pyarrow.array(numbers)
 
 
-def _topics(numbers: NDArray[numpy.uint32], names: dict[int, str]) -> Any:
+def _values(column: tuple[bytes, bytes], kind: Any, count: int) -> Any:
+    return pyarrow.Array.from_buffers(kind, count, [None, *map(pyarrow.py_buffer, column)])
+
+
+def _topics(numbers: Any, names: Sequence[str]) -> Any:
     if (numbers == numbers[0]).all():
-        number = int(numbers[0])
-        return pyarrow.repeat(names.get(number, f"unknown#{number}"), len(numbers))
+        return pyarrow.repeat(names[int(numbers[0])], len(numbers))
     known, codes = numpy.unique(numbers, return_inverse=True)
-    texts = pyarrow.array([names.get(number, f"unknown#{number}") for number in known.tolist()], pyarrow.string())
+    texts = pyarrow.array([names[number] for number in known.tolist()], pyarrow.string())
     return texts.take(pyarrow.array(codes.astype(numpy.int64)))
-
-
-def _from_records(entries: Entries, data: NDArray[numpy.uint8], begin: int, wanted: Sequence[str]) -> dict[str, Any]:
-    starts = entries["offset"].astype(numpy.int64) - begin
-    lengths = entries["length"].astype(numpy.int64)
-    found: dict[str, Any] = {}
-    if "data" in wanted:
-        found["data"] = stretches(data, starts + HEAD, lengths)
-    if any(name in wanted for name in ("message_id", "key", "properties")):
-        halves = data[: len(data) // 2 * 2].view("<u2")
-        properties = data[: len(data) // 4 * 4].view("<u4")[(starts + 20) // 4].astype(numpy.int64)
-        identities = halves[(starts + 10) // 2].astype(numpy.int64)
-        keys = halves[(starts + 12) // 2].astype(numpy.int64)
-        at = starts + HEAD + lengths
-        if "properties" in wanted:
-            found["properties"] = _maps(stretches(data, at, properties))
-        at = at + properties
-        if "message_id" in wanted:
-            found["message_id"] = _text(stretches(data, at, identities))
-        if "key" in wanted:
-            found["key"] = _text(stretches(data, at + identities, keys))
-    return found
-
-
-def _text(values: Any) -> Any:
-    """Bytes that the writer made of text, taken as text again."""
-    return pyarrow.Array.from_buffers(pyarrow.string(), len(values), values.buffers(), offset=values.offset)
 
 
 def _maps(encoded: Any) -> Any:

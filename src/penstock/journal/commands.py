@@ -18,7 +18,7 @@ from penstock.journal import layout
 from penstock.journal.disk import read_all, read_part, while_files_go
 from penstock.journal.journal import QUEUE_KIND, Journal, topic_filter
 from penstock.journal.lock import writer_pid
-from penstock.journal.queue_state import restore
+from penstock.journal.queue_notes import restore
 from penstock.journal.repairs import RepairReport, repair
 from penstock.journal.verify import verify
 

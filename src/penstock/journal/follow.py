@@ -42,7 +42,7 @@ class Follower(Subscriber):
         self._patterns = patterns = None if topics is None else list(topics)
         self._filter = topic_filter(patterns)
         self.position = start
-        self._place = f"{journal.directory}#{','.join(patterns or ['>'])}"
+        self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
         self._books = Books(Counters("journal", "subscriber", self._place))
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
@@ -181,7 +181,7 @@ class JournalPublisher(Publisher):
         self._journal = self.journal = journal
         self.topic = check_topic(topic)
         self._closed = False
-        self._books = Books(Counters("journal", "publisher", f"{journal.directory}#{topic}"))
+        self._books = Books(Counters("journal", "publisher", f"{journal.directory.absolute()}#{topic}"))
 
     def agree(self, terms: Terms) -> None:
         self._journal.agree(self.topic, terms)
@@ -209,11 +209,18 @@ class JournalPublisher(Publisher):
         self._books.stored(1, total_bytes((data,)))
         return ordinal
 
-    def publish_many(self, batch: Iterable[Buffer], *, properties: Iterable[Mapping[str, str]] | None = None) -> int:
-        """Store them in order as one atomic batch; ``properties`` has those of each message."""
+    def publish_many(
+        self,
+        batch: Iterable[Buffer],
+        *,
+        properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+    ) -> int:
+        """Store them in order as one atomic batch. Properties: of all, or of each."""
         self._check_open()
         items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
-        if properties is not None:
+        if isinstance(properties, Mapping):
+            self._journal.append_many(self.topic, items, properties=properties)
+        elif properties is not None:
             self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
         else:
             self._journal.append_many(self.topic, items)

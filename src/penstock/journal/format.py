@@ -1,12 +1,13 @@
-"""Reading a journal with numpy alone (pyarrow where batches are asked for): what Spark's executors run.
+"""Reading a journal with numpy alone: the plain twin of the native reader, for executors that lack the compiled core.
+
+``Directory.columns`` gives what ``penstock._core.journal.Reader.columns`` gives, and one test holds the two together.
 
 Rules:
 
 - No native code, no mapping: files are read by ``pread``, so a file truncated meanwhile is an error and no fault.
 - Nothing at or past the durable frontier is looked at.
-- With ``check`` every byte that is handed out was covered by a checksum: the block sums (zlib) where they agree, else
-  the CRC32C of each record.
-- An index that does not agree with its log is not believed; the log is scanned instead.
+- An index entry is believed by its own checksum, and held against its record when the record's bytes are handed out;
+  a record by its CRC32C. An index that is not believed is made again from the log.
 
 A ``Directory`` is used by one thread at a time. docs/formats.md, "Journal", has the tables.
 """
@@ -16,9 +17,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -26,9 +25,9 @@ from uuid import UUID
 import numpy
 from numpy.typing import NDArray
 
-from penstock.errors import CorruptionError, InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import layout
-from penstock.journal.disk import open_regular, read_all, read_part
+from penstock.journal.disk import LISTINGS, open_regular, read_part
 from penstock.topics import check_pattern, matches
 
 if TYPE_CHECKING:
@@ -58,19 +57,10 @@ TOPICS: Final = numpy.dtype(
     ]
 )  # fmt: skip
 HEAD: Final = RECORD.itemsize
+PARTS: Final = {"payload": "data_bytes", "properties": "properties_bytes", "message_id": "id_bytes", "key": "key_bytes"}
 _TABLE = numpy.array(layout._TABLE, dtype=numpy.uint32)
 
 Entries = NDArray[Any]
-Crc32 = Callable[[Any], int]
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Positions that cannot be read, and why: ``retention``, ``compaction`` or ``lost``."""
-
-    first: int
-    last: int
-    reason: str
 
 
 def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
@@ -107,177 +97,90 @@ def summary(data: bytes, header: layout.SegmentHeader) -> NDArray[Any] | None:
     return rows if whole and int(rows["messages"].sum()) == header.seal.messages else None
 
 
-def open_directory(path: str | os.PathLike[str], *, crc32: Crc32 = zlib.crc32) -> Directory:
-    """The journal in ``path``, read-only. ``crc32``: what computes block sums; who has a faster one gives it."""
-    return Directory(path, crc32)
+def record_bytes(entries: Entries) -> Entries:
+    """The size of each entry's record: header, data, properties, message id and key, up to a multiple of 8."""
+    sizes: Entries = (entries["length"].astype(numpy.int64) + entries["extra_bytes"] + HEAD + 7) & ~7
+    return sizes
+
+
+def wrong_records(log: Entries, begins: Entries, entries: Entries, nonce: int) -> Entries:
+    """Which records fail their CRC32C (over nonce, position and all bytes after it), or are not the entries'."""
+    wrong = numpy.zeros(len(begins), numpy.bool_)
+    sizes = record_bytes(entries)
+    head = numpy.frombuffer(nonce.to_bytes(8, "little"), numpy.uint8)
+    for size in numpy.unique(sizes).tolist():  # records of one size at once
+        places = numpy.flatnonzero(sizes == size)
+        step = max(1, (16 << 20) // size)
+        for part in (places[at : at + step] for at in range(0, len(places), step)):
+            rows = log[begins[part][:, None] + numpy.arange(size)]
+            positions = numpy.ascontiguousarray(entries["position"][part]).view(numpy.uint8).reshape(-1, 8)
+            seeds = numpy.zeros(len(part), numpy.uint32)
+            for piece in (numpy.broadcast_to(head, (len(part), 8)), positions, rows[:, 4:]):
+                seeds = crc32c_rows(piece, seeds)
+            wrong[part] = seeds != entries["checksum"][part]
+            wrong[part] |= seeds != numpy.ascontiguousarray(rows[:, :4]).view(numpy.uint32)[:, 0]
+    return wrong
 
 
 class Segment:
     """One ``.log`` and its caches. ``first`` to ``next`` - 1 are its positions (with gaps where ``gaps``)."""
 
-    def __init__(
-        self,
-        directory: Path,
-        first: int,
-        revision: int,
-        following: int,
-        frontier: layout.Frontier,
-        crc32: Crc32 = zlib.crc32,
-    ) -> None:
-        self._crc32 = crc32
-        self.first, self.next, self.revision = first, min(following, frontier.frontier), revision
-        self.path = directory / layout.segment_name(first, revision)
+    def __init__(self, directory: Path, name: tuple[int, int], following: int, frontier: layout.Frontier) -> None:
+        self.first, self.revision = name
+        self.next = min(following, frontier.frontier)
+        self.path = directory / layout.segment_name(*name)
         self.active = following > frontier.frontier
-        self.header = layout.decode_segment_header(
-            read_part(self.path, 0, layout.SEGMENT_HEADER_BYTES), str(self.path)
-        )
+        head = read_part(self.path, 0, layout.SEGMENT_HEADER_BYTES)
+        self.header = layout.decode_segment_header(head, str(self.path))
         self.gaps = self.header.gaps
-        known_end = frontier.end if frontier.segment == first else 0
+        known_end = frontier.end if frontier.segment == self.first else 0
         self.end = self.header.seal.end if self.header.seal else known_end  # 0: not known
         self._scanned: Entries | None = None
 
-    def file(self, suffix: str) -> Path:
-        """The path of one of its files."""
-        return self.path.with_suffix("." + suffix)
-
     def index(self, start: int | None = None, stop: int | None = None) -> Entries:
-        """Index entries of the positions from ``start`` up to but without ``stop``, checked against the log."""
+        """Index entries of the positions from ``start`` up to but without ``stop``, believed or made from the log."""
         start = self.first if start is None else max(start, self.first)
         stop = self.next if stop is None else min(stop, self.next)
         if stop <= start:
             return numpy.empty(0, INDEX)
-        if self._scanned is not None:
-            return _between(self._scanned, start, stop)
-        if self.gaps:
-            if self.header.seal is None:
-                return self._rescan(start, stop)
-            entries = _read_entries(self.file("index"), 0, self.header.seal.messages)
-            ascending = bool((numpy.diff(entries["position"].astype(numpy.int64)) > 0).all())
-            if len(entries) != self.header.seal.messages or not ascending or not believed(entries, self.header.nonce):
-                return self._rescan(start, stop)
-            return _between(entries, start, stop)
-        entries = _read_entries(self.file("index"), start - self.first, stop - start)
-        expected = numpy.arange(start, stop, dtype=numpy.uint64)
-        if not numpy.array_equal(entries["position"], expected) or not believed(entries, self.header.nonce):
-            return self._rescan(start, stop)
-        return entries
-
-    def topics_here(self) -> NDArray[Any] | None:
-        """The topic summary of a sealed segment; None: not there, or not to be believed."""
-        try:
-            return summary(read_all(self.file("topics")), self.header)
-        except (OSError, CorruptionError):
-            return None
-
-    def _rescan(self, start: int, stop: int) -> Entries:
-        """The index made from the log, every record checked. Slow, and only done where the cache was lost."""
-        entries = numpy.array(list(_walk(self)), dtype=INDEX)
-        entries = _between(entries, self.first, self.next)
-        count = self.header.seal.messages if self.header.seal else None if self.gaps else self.next - self.first
-        if count is not None and len(entries) != count:
-            place = f"{self.path}"
-            what = f"{place} holds {len(entries)} of {count} messages"
-            raise CorruptionError(f"{what}; run: penstock journal verify {self.path.parent}", place)
-        if len(entries):
-            data = self.read_bytes(
-                0, int(entries["offset"][-1] + entries["length"][-1] + entries["extra_bytes"][-1]) + HEAD + 8
-            )
-            check_records(self, entries, data, 0)
-        self._scanned = entries
+        if self._scanned is None:
+            seal = self.header.seal
+            # With gaps an entry is found by its position, and one that lies would lead past others: all are read.
+            low, count = (0, seal.messages if seal else 0) if self.gaps else (start - self.first, stop - start)
+            entries = _read_entries(self.path.with_suffix(".index"), low, count)
+            positions = entries["position"].astype(numpy.int64)
+            steps = numpy.diff(positions, prepend=self.first + low - 1)
+            ordered = bool((steps > 0 if self.gaps else steps == 1).all())
+            complete = len(entries) == count and (seal is not None or not self.gaps)
+            if complete and ordered and believed(entries, self.header.nonce):
+                return _between(entries, start, stop)
+            self._scanned = self._scan()
         return _between(self._scanned, start, stop)
 
-    def read(self, entries: Entries, *, check: bool = True) -> tuple[NDArray[numpy.uint8], int]:
-        """The bytes of the log that hold the records of ``entries``, and the offset of the first of them."""
-        begin = int(entries["offset"][0])
-        last = entries[-1]
-        stop = layout.padded(int(last["offset"]) + HEAD + int(last["length"]) + int(last["extra_bytes"]))
-        data = self.read_bytes(begin, stop)
-        if len(data) < stop - begin:
-            raise CorruptionError(f"{self.path} ends at {begin + len(data)}, before its last record", f"{self.path}")
-        self._match(entries, data, begin)
-        if check:
-            self._check(entries, data, begin, stop)
-        return data, begin
+    def _scan(self) -> Entries:
+        """The index made from the log, every record checked. Slow, and only done where the cache was lost."""
+        entries = _between(numpy.array(list(_walk(self)), dtype=INDEX), self.first, self.next)
+        count = self.header.seal.messages if self.header.seal else None if self.gaps else self.next - self.first
+        if count is not None and len(entries) != count:
+            what = f"{self.path} holds {len(entries)} of {count} messages"
+            raise CorruptionError(f"{what}; run: penstock journal verify {self.path.parent}", f"{self.path}")
+        if len(entries):
+            self.read(entries)
+        return entries
 
-    def read_bytes(self, begin: int, stop: int) -> NDArray[numpy.uint8]:
-        """Bytes of the log; fewer where the file ends before."""
-        return numpy.frombuffer(read_part(self.path, begin, max(0, stop - begin)), numpy.uint8)
-
-    def _match(self, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
-        """Each entry's checksum is the word at its offset, or one of the two is damaged."""
-        offsets = entries["offset"] - numpy.uint64(begin)  # one before `begin` becomes very large
-        sizes = entries["length"] + (entries["extra_bytes"] + numpy.uint64(HEAD))
-        fits = (offsets <= numpy.uint64(len(data))) & (offsets + sizes <= numpy.uint64(len(data)))
-        if fits.all() and not (offsets & numpy.uint64(7)).any():
-            words = data[: len(data) // 4 * 4].view("<u4")
-            bad = words[(offsets >> numpy.uint64(2)).view(numpy.int64)] != entries["checksum"]
-        else:
-            bad = ~fits | (offsets % numpy.uint64(8) != 0)
+    def read(self, entries: Entries) -> tuple[NDArray[numpy.uint8], Entries]:
+        """Bytes of the log and where the records of ``entries`` begin in them, each of them checked."""
+        begin, ends = int(entries["offset"][0]), entries["offset"].astype(numpy.int64) + record_bytes(entries)
+        data = numpy.frombuffer(read_part(self.path, begin, max(0, int(ends[-1]) - begin)), numpy.uint8)
+        starts = entries["offset"].astype(numpy.int64) - begin
+        bad = (starts < 0) | (ends - begin > len(data)) | (starts % 8 != 0)
+        if not bad.any():
+            bad = wrong_records(data, starts, entries, self.header.nonce)
         if bad.any():
             entry = entries[int(numpy.argmax(bad))]
-            raise _damage(self, int(entry["position"]), int(entry["offset"]))
-
-    def _check(self, entries: Entries, data: NDArray[numpy.uint8], begin: int, stop: int) -> None:
-        """Records in blocks whose sums agree are whole; the others are checked one by one."""
-        size = numpy.uint64(layout.BLOCK_BYTES)
-        good = self._good_blocks(data, begin, stop)
-        if good.all():
-            return
-        bad_before = numpy.concatenate(([0], numpy.cumsum(~good)))
-        base = begin // layout.BLOCK_BYTES
-        ends = entries["offset"] + entries["length"] + entries["extra_bytes"] + numpy.uint64(HEAD + 6)
-        first = (entries["offset"] // size).astype(numpy.int64) - base
-        last = numpy.minimum((ends // size).astype(numpy.int64) - base, len(good) - 1)
-        doubtful = bad_before[last + 1] > bad_before[first]
-        if doubtful.any():
-            check_records(self, entries[doubtful], data, begin)
-
-    def _good_blocks(self, data: NDArray[numpy.uint8], begin: int, stop: int) -> NDArray[numpy.bool_]:
-        """For each block that the range touches, whether it has a sum that agrees. Its other bytes are read as well."""
-        size = layout.BLOCK_BYTES
-        first, last = begin // size, (stop - 1) // size
-        good = numpy.zeros(last - first + 1, numpy.bool_)
-        summed = -(-self.end // size) if self.header.seal else self.end // size  # the tail block has no sum yet
-        until = min((last + 1) * size, self.end, summed * size)
-        try:
-            data_of_sums = read_part(self.file("sums"), first * 4, len(good) * 4)
-        except (OSError, CorruptionError):
-            return good
-        sums = numpy.frombuffer(data_of_sums[: len(data_of_sums) // 4 * 4], "<u4").tolist()
-        parts = self.read_bytes(first * size, begin), data[: max(0, until - begin)], self.read_bytes(stop, until)
-        joined = numpy.concatenate(parts) if len(parts[0]) or len(parts[2]) else data
-        if first == 0:
-            joined = joined.copy()
-            joined[layout.SEAL_OFFSET : layout.SEAL_OFFSET + layout.SEAL_BYTES] = 0
-        view = joined.data
-        for at in range(min(len(sums), summed - first, len(good))):
-            good[at] = self._crc32(view[at * size : (at + 1) * size]) == sums[at]
-        return good
-
-
-def check_records(segment: Segment, entries: Entries, data: NDArray[numpy.uint8], begin: int) -> None:
-    """``CorruptionError`` for the first record whose CRC32C is wrong."""
-    sizes = (entries["length"].astype(numpy.int64) + entries["extra_bytes"] + HEAD + 7) & ~7
-    nonce = numpy.frombuffer(struct.pack("<Q", segment.header.nonce), numpy.uint8)
-    for size in numpy.unique(sizes):
-        chosen = entries[sizes == size]
-        starts = (chosen["offset"].astype(numpy.int64) - begin)[:, None]
-        step = max(1, (16 << 20) // int(size))
-        for at in range(0, len(chosen), step):
-            part = chosen[at : at + step]
-            rows = data[starts[at : at + step] + numpy.arange(4, int(size))]
-            seeds = numpy.zeros(len(part), numpy.uint32)
-            seeds = crc32c_rows(numpy.broadcast_to(nonce, (len(part), 8)), seeds)
-            places = numpy.ascontiguousarray(part["position"]).view(numpy.uint8).reshape(-1, 8)
-            wrong = crc32c_rows(rows, crc32c_rows(places, seeds)) != part["checksum"]
-            if wrong.any():
-                entry = part[int(numpy.argmax(wrong))]
-                raise _damage(segment, int(entry["position"]), int(entry["offset"]))
-
-
-def _damage(segment: Segment, position: int, offset: int) -> CorruptionError:
-    place = f"{segment.path}:{offset}"
-    return CorruptionError(f"position {position} is damaged ({place})", place)
+            place = f"{self.path}:{int(entry['offset'])}"
+            raise CorruptionError(f"position {int(entry['position'])} is damaged ({place})", place)
+        return data, starts
 
 
 def _between(entries: Entries, start: int, stop: int) -> Entries:
@@ -287,7 +190,7 @@ def _between(entries: Entries, start: int, stop: int) -> Entries:
 
 def _read_entries(path: Path, start: int, count: int) -> Entries:
     try:
-        data = read_part(path, max(0, start) * INDEX.itemsize, count * INDEX.itemsize)
+        data = read_part(path, start * INDEX.itemsize, count * INDEX.itemsize)
     except (OSError, CorruptionError):
         return numpy.empty(0, INDEX)
     return numpy.frombuffer(data[: len(data) // INDEX.itemsize * INDEX.itemsize], INDEX)
@@ -341,12 +244,16 @@ def _records(body: bytes) -> Iterator[tuple[tuple[Any, ...], int]]:
         at += record[1]
 
 
+def open_directory(path: str | os.PathLike[str]) -> Directory:
+    """The journal in ``path``, read-only."""
+    return Directory(path)
+
+
 class Directory:
     """A journal's files as they are now; ``refresh`` looks again."""
 
-    def __init__(self, path: str | os.PathLike[str], crc32: Crc32 = zlib.crc32) -> None:
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        self._crc32 = crc32
         marker = self.path / layout.MARKER_NAME
         try:
             self.uuid: UUID = layout.decode_marker(read_part(marker, 0, layout.MARKER_BYTES), str(marker))
@@ -359,31 +266,20 @@ class Directory:
     def refresh(self) -> None:
         """Look at the frontier and the list of files again."""
         for _ in range(100):
+            words = read_frontier(self.path, self.uuid)
+            found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
+            following = [first for first, _ in found[1:]] + [2**63] * bool(found)
+            old = {(segment.first, segment.revision): segment for segment in self.segments if not segment.active}
             try:
-                words = self._words()
-                self._list(words)
+                self.segments = [
+                    old.get(name) or Segment(self.path, name, after, words)
+                    for name, after in zip(found, following, strict=True)
+                ]
             except FileNotFoundError:  # retention or compaction was at work
                 continue
-            self.frontier = words.frontier
+            self.frontier, self._searched = words.frontier, False
             return
         raise CorruptionError(f"{self.path}: its files keep vanishing", str(self.path))
-
-    def _words(self) -> layout.Frontier:
-        place = self.path / layout.FRONTIER_NAME
-        for _ in range(1000):  # both copies may be changing at the moment they are read
-            words = layout.decode_frontier(read_part(place, 0, layout.FRONTIER_BYTES), self.uuid)
-            if words is not None:
-                return words
-        raise CorruptionError(f"{place} is damaged; opening the journal for writing makes it anew", str(place))
-
-    def _list(self, words: layout.Frontier) -> None:
-        found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
-        following = [first for first, _ in found[1:]] + [2**63] * bool(found)
-        old = {(segment.first, segment.revision): segment for segment in self.segments if not segment.active}
-        self.segments = [
-            old.get((first, revision)) or Segment(self.path, first, revision, after, words, self._crc32)
-            for (first, revision), after in zip(found, following, strict=True)
-        ]
 
     @property
     def first(self) -> int:
@@ -416,60 +312,49 @@ class Directory:
                 position += record[2] == layout.KIND_MESSAGE
         return whole and reached > 0 and (not segment.end or reached >= segment.end)
 
-    def _check_named(self, numbers: Any) -> None:
-        """Who asks for topics by name must not miss the messages of one whose name is damaged."""
-        unknown = set(numpy.unique(numbers).tolist()) - self._names.keys()
-        if unknown:
-            text = f"the name of topic number {min(unknown)} is damaged"
-            raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
+    def _unknown(self, numbers: Entries) -> set[int]:
+        """Those of these topics whose names are not known; they are looked for once after each ``refresh``."""
+        found = set(numpy.unique(numbers).tolist())
+        if not self._searched and not found <= self._names.keys():
+            self.topics()
+            self._searched = True
+        return found - self._names.keys()
 
-    def topic_ids(self, topics: Iterable[str] | None) -> list[int] | None:
-        """Ids that the patterns select; None for all."""
-        if topics is None:
-            return None
-        if isinstance(topics, str):
-            raise TypeError("topics is a list of names or patterns, not one str")
-        patterns = [check_pattern(pattern) for pattern in topics]
-        if ">" in patterns:
-            return None
-        names = self.topics().items()
-        return [number for number, name in names if any(matches(p, name) for p in patterns)]
+    def columns(
+        self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: Iterable[str]
+    ) -> tuple[dict[str, Any], Sequence[str], int, int]:
+        """As ``Reader.columns``: columns, names by topic id, how many messages, where to go on."""
+        for _ in range(LISTINGS):
+            try:
+                return self._columns(start, stop, most, most_bytes, patterns, frozenset(wanted))
+            except FileNotFoundError:  # retention or compaction took a segment: go on with what there is
+                self.refresh()
+        raise StateError(f"the segments of {self.path} go faster than they can be read")
 
-    def holes(self) -> list[Hole]:
-        """What is missing below the frontier, and why."""
-        found = [Hole(1, self.first - 1, "retention")] if self.first > 1 else []
+    def _columns(
+        self, start: int, stop: int, most: int, most_bytes: int, patterns: list[str] | None, wanted: frozenset[str]
+    ) -> tuple[dict[str, Any], Sequence[str], int, int]:
         for segment in self.segments:
-            seal = segment.header.seal
-            if not segment.gaps and seal and seal.messages == segment.next - segment.first:
-                continue
-            positions = segment.index()["position"].astype(numpy.int64)
-            edges = numpy.concatenate(([segment.first - 1], positions, [segment.next]))
-            reason = "compaction" if segment.header.flags & layout.SEGMENT_COMPACTED else "lost"
-            for at in numpy.flatnonzero(numpy.diff(edges) > 1):
-                found.append(Hole(int(edges[at]) + 1, int(edges[at + 1]) - 1, reason))
-        return found
-
-    def entries(
-        self, start: int | None = None, stop: int | None = None, *, topics: Iterable[str] | None = None
-    ) -> Iterator[tuple[Segment, Entries]]:
-        """Index entries of a range of positions, segment by segment."""
-        start = self.first if start is None else start
-        stop = self.frontier if stop is None else min(stop, self.frontier)
-        wanted = self.topic_ids(topics)
-        for segment in self.segments:
-            if segment.next <= start or segment.first >= stop:
-                continue
-            rows = None if wanted is None else segment.topics_here()
-            if rows is not None:
-                self._check_named(rows["topic"])
-                if not numpy.isin(rows["topic"], wanted or []).any():
-                    continue
-            entries = segment.index(start, stop)
-            if wanted is not None:
-                self._check_named(entries["topic"])
-                entries = entries[numpy.isin(entries["topic"], wanted)]
+            begin, end = max(start, segment.first), min(stop, self.frontier)
+            if patterns is None and not segment.gaps:
+                end = min(end, begin + most)  # more are not given, so their entries need not be read
+            entries = segment.index(begin, end)
+            unknown = set()
+            if patterns is not None or "topic" in wanted:
+                unknown = self._unknown(entries["topic"])
+            names = self._names
+            if patterns is not None:
+                if unknown:  # who asks for topics by name must not miss the messages of one whose name is damaged
+                    text = f"the name of topic number {min(unknown)} is damaged"
+                    raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
+                chosen = [number for number, name in names.items() if any(matches(p, name) for p in patterns)]
+                entries = entries[numpy.isin(entries["topic"], chosen)]
             if len(entries):
-                yield segment, entries
+                fitting = int(numpy.cumsum(entries["length"], dtype=numpy.int64).searchsorted(most_bytes, side="right"))
+                entries = entries[: min(most, max(1, fitting))]
+                texts = [names.get(number, f"unknown#{number}") for number in range(int(entries["topic"].max()) + 1)]
+                return _columns(segment, entries, wanted), texts, len(entries), int(entries["position"][-1]) + 1
+        return {}, (), 0, stop
 
     def batches(
         self,
@@ -480,9 +365,46 @@ class Directory:
         topics: Iterable[str] | None = None,
         rows: int = 65536,
         bytes: int = 4 << 20,
-        check: bool = True,
     ) -> Iterator[pyarrow.RecordBatch]:
         """Arrow record batches of the positions from ``start`` up to but without ``end``."""
         from penstock.journal.arrow import record_batches
 
-        return record_batches(self, start, end, columns, topics, rows, bytes, check)
+        patterns = None if topics is None else [check_pattern(pattern) for pattern in topics]
+        begin, stop = self.first if start is None else start, self.frontier if end is None else end
+        return record_batches(self.columns, begin, stop, columns, patterns, rows, bytes)
+
+
+def read_frontier(path: Path, uuid: UUID) -> layout.Frontier:
+    """The words of the frontier file."""
+    place = path / layout.FRONTIER_NAME
+    for _ in range(1000):  # both copies may be changing at the moment they are read
+        try:
+            words = layout.decode_frontier(read_part(place, 0, layout.FRONTIER_BYTES), uuid)
+        except FileNotFoundError:
+            break
+        if words is not None:
+            return words
+    what = f"{place} is missing or damaged: open the journal for writing once to make it again"
+    raise CorruptionError(what, str(place))
+
+
+def _columns(segment: Segment, entries: Entries, wanted: frozenset[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        name: entries["length" if name == "size" else name].astype(numpy.int64).tobytes()
+        for name in wanted & {"position", "ordinal", "timestamp_ns", "stored_ns", "size"}
+    }
+    if "topic" in wanted:
+        found["topic"] = entries["topic"].tobytes()
+    if not wanted & PARTS.keys():
+        return found
+    data, starts = segment.read(entries)
+    heads = data[starts[:, None] + numpy.arange(HEAD)].view(RECORD)[:, 0]
+    at = starts + HEAD
+    for name, field in PARTS.items():  # in the order in which they stand in a record
+        sizes = heads[field].astype(numpy.int64)
+        if name in wanted:
+            offsets = numpy.concatenate(([0], numpy.cumsum(sizes)))
+            places = numpy.repeat(at - offsets[:-1], sizes) + numpy.arange(offsets[-1])
+            found[name] = offsets.astype(numpy.int32).tobytes(), data[places].tobytes()
+        at = at + sizes
+    return found

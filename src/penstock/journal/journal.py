@@ -25,7 +25,7 @@ from penstock._core import journal as native
 from penstock.errors import ClosedError, CorruptionError, InvalidArgument, StateError, nearest
 from penstock.journal import layout, recovery, segments
 from penstock.journal.disk import Disk, open_regular, read_all
-from penstock.journal.queue_state import QueueSettings, QueueState, restore
+from penstock.journal.queue_notes import QueueSettings, QueueState, restore
 from penstock.journal.reading import Details, Reading, check_position, topic_filter
 from penstock.journal.rewrite import remove_segment
 from penstock.journal.schemas import KIND as SCHEMA_KIND
@@ -132,8 +132,9 @@ class Journal(Reading):
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
+            place = str(self.directory.absolute())  # for who looks from elsewhere
             self.writer = native.Writer(
-                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, str(self.directory)
+                self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, place
             )
             for topic in found.topics:
                 number, name, flags, ordinal, stored_ns = topic

@@ -1,4 +1,6 @@
-"""Queue: a named consumer of a journal whose place survives everything. The logic is ``QueueState``; this adds the I/O.
+"""Queue: a named consumer of a journal whose place survives everything.
+
+Which messages are done, out or come again is the native ``QueueState``'s business; this adds the I/O and the clock.
 
 Rules:
 
@@ -22,9 +24,13 @@ from penstock._core import journal as native
 from penstock.channel import check_timeout
 from penstock.errors import ClosedError
 from penstock.journal.journal import QUEUE_KIND, topic_filter
-from penstock.journal.queue_state import Delivery, QueueState
+from penstock.journal.queue_notes import QueueState
 
 FALLBACK_POLL_S = 0.01
+ANY_BYTES = 2**63
+NEVER = 2**63 - 1
+READER = 1  # what the state calls whoever reads: threads share what is out
+MOST_DEAD = 1024  # messages that are looked at for being dead in one go
 
 if TYPE_CHECKING:
     from penstock.journal.journal import Journal
@@ -36,16 +42,14 @@ class Queue:
     def __init__(self, journal: Journal, state: QueueState) -> None:
         self._journal = journal
         self.state = state
+        self.name = state.name
+        self._places = state.places
+        self._touch = journal.touch_queue
         self._filter = topic_filter(state.settings.topics)
         self._watch = native.Watch(str(journal.directory))
         self._readers = 0  # threads that look for messages or wait for them
         journal.add_sleeper(self)
         self.expired = 0  # gone by retention or compaction before they were read
-
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self.state.name
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
@@ -55,6 +59,10 @@ class Queue:
     def read_many(self, most: int = 1024, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages, those that come again first; waits for the first one only."""
         check_timeout(timeout)
+        messages = self._take(most)
+        return messages or self._wait_and_take(most, timeout)
+
+    def _wait_and_take(self, most: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._journal.queue_lock:
             self._readers += 1  # from here on a change of the state wakes
@@ -75,49 +83,76 @@ class Queue:
                 self._wake_readers()
 
     def _take(self, most: int) -> list[Message]:
+        """What is to be handed out now, without waiting."""
+        state, places = self.state, self._places
+        max_tries = state.settings.max_tries
+        again: list[int] = []
+        dead: list[int] = []
         with self._journal.queue_lock:
-            if self.state.deleted:
+            if state.deleted:
                 raise ClosedError(f"queue {self.name!r} was deleted")
-            now = time.time_ns()
-            again = self.state.due(now, most)
-            fresh = self._scan(most - len(again), now) if len(again) < most else []
-            dead, self.state.dead = self.state.dead, []
-            if again or fresh or self.state.changed:
-                self._journal.touch_queue(self.state)
+            now_ns = time.time_ns()
+            deadline_ns = now_ns + state.settings.ack_timeout_ns
+            places.expire(now_ns, deadline_ns)
+            if places.waiting:
+                dead = self._find_dead(now_ns, max_tries)
+                again = [position for position, _ in places.due(now_ns, most)]
+                for position in again:
+                    places.redeliver(position, READER, deadline_ns)
+            fresh = self._scan(most - len(again), now_ns, deadline_ns)
+            if max_tries and places.waiting:
+                dead += self._find_dead(now_ns, max_tries)  # delivered too often before a restart
+            if places.changed:
+                self._touch(state)
+            if self._readers and (again or fresh):
+                self._watch.wake()  # what was taken comes again at a time that sleepers do not know yet
+        if dead or (max_tries and (again or fresh)):
+            self._store_tries(dead, again, fresh)
+        return self._messages(again) + fresh if again else fresh
+
+    def _find_dead(self, now_ns: int, max_tries: int) -> list[int]:
+        """Those that used up their tries; they wait until they are buried."""
+        if not max_tries:
+            return []
+        dead = [position for position, tries in self._places.due(now_ns, MOST_DEAD) if tries >= max_tries]
+        for position in dead:
+            self._places.postpone(position, NEVER)
+        return dead
+
+    def _store_tries(self, dead: list[int], again: list[int], fresh: list[Message]) -> None:
+        """Bury the dead ones, and have it on disk that the others are tried."""
         try:
             self._bury(dead)
-            if (again or fresh) and self.state.settings.max_tries:
+            if again or fresh:
                 self.flush()
         except BaseException:  # a full disk: nobody gets them, so they are neither out nor tried
             with self._journal.queue_lock:
-                taken = [*again, *(Delivery(int(message.position or 0), 1) for message in fresh)]
-                self.state.untake(taken, time.time_ns())
-                self.state.not_buried(dead)
+                now_ns = time.time_ns()
+                for position in [*again, *(message.position or 0 for message in fresh)]:
+                    self._places.take_back(position, now_ns)
+                for position in dead:
+                    self._places.postpone(position, now_ns)
             raise
-        return self._messages(again) + fresh if again else fresh
 
-    def _scan(self, most: int, now: int) -> list[Message]:
+    def _scan(self, most: int, now_ns: int, deadline_ns: int) -> list[Message]:
         """New messages from the cursor on, put out."""
-        room = min(self.state.room, most)
-        if room <= 0:
-            return []
-        start = max(self.state.cursor, self._journal.first)
-        if start > self.state.cursor:
-            self.expired += start - self.state.cursor
-            self.state.offer([], start, now)
-        while self.state.cursor < self._journal.frontier:
-            batch, following = self._journal.read_from(self.state.cursor, room, None, self._filter)
-            taken = self.state.offer(list(batch.positions), following, now)
-            if len(taken) == len(batch) > 0:
-                return list(batch)
-            if taken:
-                wanted = {delivery.position for delivery in taken}
-                return [message for message in batch if message.position in wanted]
+        state, places = self.state, self._places
+        room = min(state.settings.max_in_flight - places.outstanding, most)
+        reader = self._journal._reader or self._journal._live_reader()
+        while room > 0:
+            cursor = places.cursor
+            batch, following, skipped = reader.read_many(cursor, room, ANY_BYTES, self._filter)
+            self.expired += skipped
+            sent = places.take(batch, following, READER, deadline_ns, now_ns, state.settings.max_tries)
+            if sent is not None:
+                return list(sent)
+            if following <= cursor:
+                break
         return []
 
-    def _messages(self, deliveries: list[Delivery]) -> list[Message]:
+    def _messages(self, positions: list[int]) -> list[Message]:
         messages = []
-        for position, _ in deliveries:
+        for position in positions:
             try:
                 messages.append(self._journal.read(position))
             except LookupError:
@@ -134,9 +169,11 @@ class Queue:
         topic = self.state.settings.dead_letter or f"dead.{self.name}"
         for position in dead:
             with self._journal.queue_lock:
-                note = self.state.bury(position)
-            if note is None:
-                continue  # the queue was sought elsewhere meanwhile
+                tries = self._places.deliveries(position)
+                note = self.state.burial(position)
+                if not 0 < self.state.settings.max_tries <= tries:  # sought elsewhere, or has more tries, meanwhile
+                    self._places.postpone(position, time.time_ns())
+                    continue
             with self._journal.transaction() as transaction:
                 try:
                     message = self._journal.read(position)
@@ -145,20 +182,20 @@ class Queue:
                         "dead-letter-queue": self.name,
                         "dead-letter-topic": str(message.channel),
                         "dead-letter-position": str(position),
-                        "dead-letter-tries": str(self.state.tries(position)),
+                        "dead-letter-tries": str(tries),
                     }
                     transaction.append(topic, message, properties=properties)
                 except LookupError:
                     self.expired += 1
                 transaction.state(QUEUE_KIND, note, internal=True)
             with self._journal.queue_lock:  # not before it is on disk: a failed commit must leave it where it was
-                self.state.ack(position)
-                self._journal.touch_queue(self.state)
+                self._places.acknowledge_each(position)
+                self._touch(self.state)
 
     def _sleep(self, left: float | None) -> None:
         with self._journal.queue_lock:
-            due = self.state.next_due_ns()
-        if due is not None:
+            due = self._places.next_time_ns
+        if due != NEVER:
             until = max(0.0, (due - time.time_ns()) / 1e9) + 0.001
             left = until if left is None else min(left, until)
         if self._watch.fileno() < 0:  # no inotify left on this machine: nobody tells of appends
@@ -169,15 +206,17 @@ class Queue:
     def ack(self, message: Message | int | Iterable[Message | int]) -> bool:
         """Done with it, or with all of a batch; False when it, or one of them, was not out."""
         if not isinstance(message, int | Message):
-            positions = [_position(one) for one in message]
-            return self.ack_many(positions) == len(positions)
+            messages = list(message)
+            return self.ack_many(messages) == len(messages)
         with self._journal.queue_lock:
-            done = self.state.ack(_position(message))
-            self._answered()
-            return done
+            done = self._places.acknowledge_each(message)
+            self._touch(self.state)
+            if self._readers:
+                self._watch.wake()  # there may be room again
+        return done > 0
 
     def _answered(self) -> None:
-        self._journal.touch_queue(self.state)
+        self._touch(self.state)
         self._wake_readers()  # there may be room again
 
     def _wake_readers(self) -> None:
@@ -186,34 +225,38 @@ class Queue:
 
     def ack_many(self, messages: Iterable[Message | int]) -> int:
         """Done with them; gives how many were out."""
-        positions = [_position(message) for message in messages]  # the caller's code, so not under the lock
+        # What the caller's code gives one by one is not taken under the lock.
+        given = messages if isinstance(messages, list | tuple) else list(messages)
         with self._journal.queue_lock:
-            done = self.state.ack_many(positions)
+            done = self._places.acknowledge_each(given)
             self._answered()
             return done
 
     def ack_through(self, message: Message | int) -> int:
         """Done with it and all that were delivered before it and are still out."""
         with self._journal.queue_lock:
-            done = self.state.ack_through(_position(message))
+            done = self._places.acknowledge(0, 0, _position(message), True)
             self._answered()
             return done
 
     def nack(self, message: Message | int, *, delay_s: float = 0) -> bool:
         """Not done: it comes again after ``delay_s``."""
+        delay_ns = int(delay_s * 1e9)
         with self._journal.queue_lock:
-            out = self.state.nack(_position(message), time.time_ns(), int(delay_s * 1e9))
+            due_ns = time.time_ns() + delay_ns
+            out = self._places.return_message(0, _position(message), due_ns, delay_ns > 0)
             self._answered()
             return out
 
     def extend(self, message: Message | int) -> bool:
         """Still at it: the ack time-out starts again."""
         with self._journal.queue_lock:
-            return self.state.extend(_position(message), time.time_ns())
+            return self._places.extend(_position(message), time.time_ns() + self.state.settings.ack_timeout_ns)
 
     def tries(self, message: Message | int) -> int:
         """How often it has been delivered, this time included."""
-        return self.state.tries(_position(message))
+        with self._journal.queue_lock:
+            return self._places.deliveries(_position(message))
 
     def seek(self, position: int) -> None:
         """Go on with ``position``, forwards or back; on disk when this returns."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from penstock._core import journal as native
 from penstock.errors import ClosedError, InvalidArgument
 from penstock.journal import recovery
-from penstock.journal.disk import while_files_go
 from penstock.topics import check_pattern
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
     from penstock._core import Batch, Message
     from penstock.journal.commands import JournalInfo
-    from penstock.journal.format import Hole
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,15 @@ class Details:
 
     message_id: str
     key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Positions that cannot be read, and why: ``retention``, ``compaction`` or ``lost``."""
+
+    first: int
+    last: int
+    reason: str
 
 
 class Reading:
@@ -119,20 +126,20 @@ class Reading:
         bytes: int = 4 << 20,
         check: bool = True,
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Arrow record batches of a range of positions, gathered without a loop over messages."""
-        from penstock.journal.format import open_directory
+        """Arrow record batches of a range of positions, gathered without a loop over messages.
 
-        self._live_reader()
-        directory = open_directory(self.directory, crc32=native.crc32)
-        return directory.batches(start, end, columns=columns, topics=topics, rows=rows, bytes=bytes, check=check)
+        Every byte that is handed out is checked; ``check`` is taken for callers of earlier versions.
+        """
+        from penstock.journal.arrow import record_batches
+
+        reader = self._live_reader()
+        begin, stop = reader.first if start is None else start, reader.frontier if end is None else end
+        return record_batches(reader.columns, begin, stop, columns, topic_filter(topics), rows, bytes)
 
     @property
     def holes(self) -> list[Hole]:
         """Positions below the frontier that cannot be read, and why."""
-        from penstock.journal.format import open_directory
-
-        self._live_reader()
-        return while_files_go(self.directory, lambda: open_directory(self.directory).holes())
+        return [Hole(*hole) for hole in self._live_reader().holes()]
 
     def info(self) -> JournalInfo:
         """Topics, segments, queues, sizes."""

@@ -98,4 +98,5 @@ class Appender:
         now = time.monotonic()
         if now - self._told >= TELL_S and not isinstance(problem, WrongLastError):
             self._told = now
-            log.warning("%s: %s; nothing is confirmed until it answers", self.blocks.name, problem)
+            text = str(problem).removeprefix(f"{self.blocks.name}: ")
+            log.warning("%s: %s; nothing is confirmed until it answers", self.blocks.name, text)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.errors import CorruptionError
-from penstock.replica.block import Block, decode
+from penstock.replica.block import MORE, Block, decode
 from penstock.replica.stream import Blocks, Bounds
 
 MAX_COMMIT_BYTES = 2 << 30  # of a chain: more than a journal writes as one batch
@@ -38,7 +38,7 @@ class History:
         self.last: Block | None = None
         self.segments: list[Segment] = []  # in order, without those that a later one replaced
         if bounds.last >= max(1, bounds.first):
-            self.last = self._read(bounds.last)
+            self.last = self.read(bounds.last)
             self.segments = _kept(self._walk())
         elif bounds.last:
             raise CorruptionError(f"{blocks.name} has no block any more; its last one was {bounds.last}", blocks.name)
@@ -46,7 +46,8 @@ class History:
     def _place(self, sequence: int) -> str:
         return f"block {sequence} of {self.blocks.name}"
 
-    def _read(self, sequence: int) -> Block:
+    def read(self, sequence: int) -> Block:
+        """One block, checked."""
         data = self.blocks.read(sequence)
         if data is None:
             raise CorruptionError(f"{self._place(sequence)} is missing", self._place(sequence))
@@ -58,7 +59,7 @@ class History:
         found: list[Segment] = []
         begin, end = self.last.begin_sequence(self.bounds.last), self.bounds.last
         while begin >= self.bounds.first:
-            first = self._read(begin)
+            first = self.read(begin)
             if not first.begins or first.link >= begin:
                 raise CorruptionError(f"{self._place(begin)} does not begin a segment", self._place(begin))
             if (head := self._whole(begin, first)) is not None:
@@ -73,7 +74,7 @@ class History:
         """The commit that begins a segment; None where its chain has no end."""
         items = [(begin, first)]
         while items[-1][1].more and items[-1][0] < self.bounds.last:
-            items.append((items[-1][0] + 1, self._read(items[-1][0] + 1)))
+            items.append((items[-1][0] + 1, self.read(items[-1][0] + 1)))
         return next((block for sequence, block in chains(items) if sequence == begin), None)
 
     def commits(self, segment: Segment) -> Iterator[Block]:
@@ -99,21 +100,34 @@ class History:
             raise CorruptionError(f"{self._place(expected)} is missing", self._place(expected))
 
 
+class Chains:
+    """Puts the blocks of a chain together. A chain without its end is given up when something else comes."""
+
+    def __init__(self) -> None:
+        self._begun: list[Block] = []
+        self._first = self._bytes = 0
+
+    def add(self, sequence: int, block: Block) -> tuple[int, Block] | None:
+        """The commit that this block ends, with the sequence of its first one."""
+        goes_on = self._begun and not block.begins and not block.is_epoch and _follows(self._begun[-1], block)
+        if not goes_on:
+            self._begun, self._first, self._bytes = [], sequence, 0
+        self._begun.append(block)
+        self._bytes += len(block.data)
+        if self._bytes > MAX_COMMIT_BYTES:
+            raise CorruptionError(f"the commit that begins with block {self._first} is too long to be one")
+        if block.more:
+            return None
+        parts, self._begun = self._begun, []
+        return self._first, replace(parts[0], flags=parts[0].flags & ~MORE, data=b"".join(one.data for one in parts))
+
+
 def chains(items: Iterable[tuple[int, Block]]) -> Iterator[tuple[int, Block]]:
     """Blocks with their sequences as commits: those of a chain as one; chains without an end are left out."""
-    begun: list[Block] = []
-    first = size = 0
+    found = Chains()
     for sequence, block in items:
-        goes_on = begun and not block.begins and not block.is_epoch and _follows(begun[-1], block)
-        if not goes_on:
-            begun, first, size = [], sequence, 0
-        begun.append(block)
-        size += len(block.data)
-        if size > MAX_COMMIT_BYTES:
-            raise CorruptionError(f"the commit that begins with block {first} is too long to be one")
-        if not block.more:
-            yield first, replace(begun[0], flags=begun[0].flags & ~2, data=b"".join(part.data for part in begun))
-            begun = []
+        if (commit := found.add(sequence, block)) is not None:
+            yield commit
 
 
 def _follows(before: Block, block: Block) -> bool:

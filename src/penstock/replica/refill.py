@@ -53,8 +53,8 @@ class UnsyncedDisk(Disk):
         """Nothing."""
 
 
-def refill(directory: Path, history: History) -> Refilled:
-    """Make the directory a copy of the stream, as far as ``history`` goes."""
+def refill(directory: Path, history: History, *, check: bool = False) -> Refilled:
+    """Make the directory a copy of the stream, as far as ``history`` goes. ``check``: every segment, in full."""
     disk = UnsyncedDisk()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     wanted = history.last.uuid if history.last is not None else None
@@ -66,12 +66,12 @@ def refill(directory: Path, history: History) -> Refilled:
         local = layout.latest_segments(os.listdir(directory))
         if not history.segments:
             if local:
-                text = f"{directory} has messages and {history.blocks.name} has none: begin with an empty directory"
+                text = f"{directory} has messages and {history.blocks.name} has none: --seed copies them there"
                 raise InvalidArgument(text)
             return result
         if any(segment.head.uuid != uuid for segment in history.segments):
             raise CorruptionError(f"{history.blocks.name} has blocks of more than one journal", history.blocks.name)
-        _copy(directory, history, disk, result)
+        _copy(directory, history, disk, result, check or _noted_boot(directory) != _boot_id())
         _forget_others(directory, result, disk)
         disk.write_file(directory / BOOT_NAME, _boot_id())
         return result
@@ -79,20 +79,28 @@ def refill(directory: Path, history: History) -> Refilled:
         lock.release()
 
 
-def _copy(directory: Path, history: History, disk: Disk, result: Refilled) -> None:
+def _copy(directory: Path, history: History, disk: Disk, result: Refilled, check: bool) -> None:
     """The last segment is fetched first: it tells whether the stream has everything that the directory has."""
-    rebooted = _noted_boot(directory) != _boot_id()
     *older, last = history.segments
     result.begins = {segment.name: segment.begin for segment in history.segments}
     result.segment = last.name
     fetched = _fetch(directory, history, last, disk, result)
     frontier = _frontier(directory, history, fetched, result)
     for segment in older:
-        if not _is_whole(directory, segment, rebooted, disk):
+        if not _is_whole(directory, segment, check, disk):
             _install(_fetch(directory, history, segment, disk), directory, segment, disk, result)
     _install(fetched, directory, last, disk, result)
     if frontier is not None:
         _write_frontier(directory, result.uuid, frontier)
+
+
+def mend(directory: Path, history: History, names: set[tuple[int, int]]) -> list[str]:
+    """Check these segments, which are not the last one, and fetch again what is damaged; the names of those logs."""
+    disk, result = UnsyncedDisk(), Refilled(history.segments[-1].head.uuid)
+    for segment in history.segments[:-1]:
+        if segment.name in names and not _is_whole(directory, segment, True, disk):
+            _install(_fetch(directory, history, segment, disk), directory, segment, disk, result)
+    return result.copied
 
 
 def _is_whole(directory: Path, segment: Segment, check: bool, disk: Disk) -> bool:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.errors import RefusedError
+from penstock.errors import InvalidArgument, RefusedError
 from penstock.replica.appender import PAUSE_S, Appender, FencedError
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
@@ -66,6 +66,8 @@ class Replica:
         while True:
             try:
                 history = History(self.blocks, self.blocks.bounds())
+                if history.last is not None and history.last.epoch == 0:
+                    raise InvalidArgument(f"{self.blocks.name} was not filled to its end: fill another one")
                 return history, refill(self.directory, history)
             except (UnansweredError, ConnectionError):
                 if time.monotonic() >= deadline:

@@ -12,7 +12,7 @@ import json
 import re
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -171,10 +171,17 @@ class JetStream:
 
     def open_patiently(self, seconds: float = 60.0) -> None:
         """``open``, again while there is no quorum: nodes and brokers may be started together."""
+        self._patiently(self.open, seconds)
+
+    def connect_patiently(self, seconds: float = 60.0) -> None:
+        """Wait until the stream is there and answers; it is not made."""
+        self._patiently(self.describe, seconds)
+
+    def _patiently(self, act: Callable[[], object], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
-                self.open()
+                act()
                 return
             except (UnansweredError, ConnectionError, StreamError) as error:
                 self.client.disconnect()

@@ -26,13 +26,13 @@ from penstock.errors import CorruptionError, InvalidArgument, StateError
 from penstock.journal import format as journal_format
 from penstock.journal import layout
 from penstock.journal.disk import open_regular, read_all, read_part
-from penstock.journal.format import INDEX
+from penstock.journal.format import INDEX, read_frontier, record_bytes, wrong_records
 from penstock.spark.bounds import GREATEST, LEAST, Bounds
 from penstock.spark.checksum import crc32
 from penstock.spark.kept import Kept
-from penstock.spark.records import Array, record_bytes, wrong_records
 from penstock.spark.topic_names import TopicNames
 
+Array = numpy.ndarray[Any, Any]
 Found = TypeVar("Found")
 LOG = logging.getLogger("penstock.spark")
 LEAST_SHARE = 0.01
@@ -93,17 +93,7 @@ class Directory:
 
     def words(self) -> layout.Frontier:
         """The words of the frontier file; reads again if a writer changed them meanwhile."""
-        path = self.path / layout.FRONTIER_NAME
-        for _ in range(1000):  # a writer may be changing both copies at the moment of the read
-            try:
-                words = layout.decode_frontier(read_part(path, 0, layout.FRONTIER_BYTES), self._uuid())
-            except FileNotFoundError:
-                break
-            if words is not None:
-                return words
-        raise CorruptionError(
-            f"{path} is missing or damaged: open the journal for writing once to make it again", str(path)
-        )
+        return read_frontier(self.path, self._uuid())
 
     def _uuid(self) -> Any:
         from uuid import UUID
@@ -445,9 +435,7 @@ class Directory:
             return numpy.ones(len(entries), numpy.bool_)
         suspects = numpy.flatnonzero(self._suspects(stretch, low, begins, ends, log))
         if len(suspects):
-            damaged[suspects] = wrong_records(
-                log, begins[suspects], ends[suspects], entries[suspects], stretch.segment.nonce
-            )
+            damaged[suspects] = wrong_records(log, begins[suspects], entries[suspects], stretch.segment.nonce)
         for at in numpy.flatnonzero(damaged).tolist():
             stretch.damage.append(f"{stretch.path}:{begins[at]}: position {entries['position'][at]} is damaged")
         return damaged

@@ -15,6 +15,7 @@ import pyarrow
 
 from penstock.errors import CorruptionError
 from penstock.journal import layout
+from penstock.journal.format import RECORD
 from penstock.journal.stretches import stretches, texts
 
 Array = numpy.ndarray[Any, Any]
@@ -161,11 +162,11 @@ class IndexedRows:
         offsets = self.index["offset"].astype(numpy.int64)
         begins = offsets + HEADER_BYTES + self.index["length"]
         extra = self.index["extra_bytes"].astype(numpy.int64)
-        identifier_sizes = self._header(offsets + 10, 2)
-        key_sizes = self._header(offsets + 12, 2)
-        property_sizes = self._header(offsets + 20, 4)
+        identifier_sizes = self._header(offsets, "id_bytes")
+        key_sizes = self._header(offsets, "key_bytes")
+        property_sizes = self._header(offsets, "properties_bytes")
         # A damaged header must not move a pointer. The rest is the account that the message id belongs to.
-        wrong = property_sizes + identifier_sizes + key_sizes + self._header(offsets + 14, 2) != extra
+        wrong = property_sizes + identifier_sizes + key_sizes + self._header(offsets, "account_bytes") != extra
         if self.damaged is not None:
             wrong |= self.damaged
         for sizes in (identifier_sizes, key_sizes, property_sizes):
@@ -173,12 +174,14 @@ class IndexedRows:
         identifiers = begins + property_sizes
         return (begins, property_sizes), (identifiers, identifier_sizes), (identifiers + identifier_sizes, key_sizes)
 
-    def _header(self, places: Array, size: int) -> Array:
-        """Little-endian numbers of ``size`` bytes at ``places`` of the log."""
+    def _header(self, offsets: Array, field: str) -> Array:
+        """A field of the headers of the records at ``offsets`` of the log."""
         log = self._log()
-        value = numpy.zeros(len(places), numpy.int64)
-        for byte in range(size):
-            value |= log[places + byte].astype(numpy.int64) << (8 * byte)
+        assert RECORD.fields is not None
+        kind, place = RECORD.fields[field][:2]
+        value = numpy.zeros(len(offsets), numpy.int64)
+        for byte in range(kind.itemsize):
+            value |= log[offsets + (place + byte)].astype(numpy.int64) << (8 * byte)
         return value
 
     def _text(self, extents: tuple[Array, Array]) -> pyarrow.Array:

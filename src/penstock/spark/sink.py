@@ -11,6 +11,7 @@ A journal is written by the driver, unless another process has it open: then nam
 
 from __future__ import annotations
 
+import socket
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from penstock.errors import InvalidArgument, StateError, nearest
 from penstock.spark.blocks import SHAPE
 from penstock.spark.options import check_options, folded
+from penstock.spark.places import shown
 from penstock.spark.staging import Staging, open_staging
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ class Staged(WriterCommitMessage):
     partition: int
     name: str
     rows: int
+    node: str
 
 
 def target(options: dict[str, str]) -> str:
@@ -91,7 +94,7 @@ class _Writer:
         attempt = context.taskAttemptId() if context is not None else 0
         staging = self._staging(transaction)
         name, rows = staging.write(partition, attempt, (self._shaped(batch) for batch in batches))
-        return Staged(transaction, partition, name, rows)
+        return Staged(transaction, partition, name, rows, socket.gethostname())
 
     def _shaped(self, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """The columns in the form that staging keeps: topic, payload, timestamp_ns, properties, message_id, key."""
@@ -131,7 +134,15 @@ class _Writer:
         """On the driver: one atomic commit of what all tasks staged, in the order of partitions."""
         # By partition, not by completion: a frame that was sorted keeps its order in the journal.
         staged = sorted((message for message in messages if message is not None), key=lambda message: message.partition)
-        self._staging(transaction).commit([message.name for message in staged], once=once, batch=batch)
+        staging = self._staging(transaction)
+        for message in staged:
+            if not staging.is_seen(message.name):
+                raise StateError(
+                    f"node {message.node} does not see {shown(self.target)} as the driver does: {message.rows} rows "
+                    "that it staged are not here, and nothing was published. Name a directory that every node mounts, "
+                    "or write through a broker: .save('broker://HOST:PORT')"
+                )
+        staging.commit([message.name for message in staged], once=once, batch=batch)
 
     def discard(self, transaction: str) -> None:
         """On the driver: the job failed; nothing of it is published."""

@@ -41,6 +41,9 @@ class Staging(Protocol):
     def write(self, partition: int, attempt: int, batches: Iterator[pyarrow.RecordBatch]) -> tuple[str, int]:
         """Stage one task's rows; returns the name for ``commit`` and the number of rows."""
 
+    def is_seen(self, name: str) -> bool:
+        """Whether this process sees what a task has staged under ``name``."""
+
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         """Publish what was staged under ``names``, in that order, atomically; with ``once`` never a second time."""
 
@@ -91,6 +94,9 @@ class DirectoryStaging:
         final_name = f"{name}-{rows}.arrow"  # with the number of rows: a truncated file is detected
         os.rename(self.directory / f"{name}.arrow", self.directory / final_name)
         return final_name, rows
+
+    def is_seen(self, name: str) -> bool:
+        return not name or (self.directory / Path(name).name).exists()
 
     def commit(self, names: Sequence[str], *, once: bool, batch: int | None) -> None:
         from penstock.journal import Journal

@@ -16,8 +16,8 @@ import numpy
 from penstock.errors import CorruptionError
 from penstock.journal import layout
 from penstock.journal.disk import open_regular
+from penstock.journal.format import record_bytes
 from penstock.spark.checksum import crc32c
-from penstock.spark.records import record_bytes
 
 if TYPE_CHECKING:
     from penstock.spark.directory import Directory, Segment

@@ -17,9 +17,20 @@ from pathlib import Path
 from penstock.errors import InvalidArgument, nearest
 from penstock.torture.report import Check, Report
 
-__all__ = ["SCENARIOS", "Check", "Report", "run"]
+__all__ = ["SCENARIOS", "Check", "Report", "run", "runnable"]
 
-SCENARIOS = ("shm", "tcp", "journal", "disk", "broker", "gateway", "spark")
+SCENARIOS = ("shm", "tcp", "journal", "disk", "broker", "replica", "gateway", "spark")
+
+
+def runnable() -> list[str]:
+    """All of them, but for what is not installed: the replicated broker needs a server that an extra brings."""
+    from penstock.replica.cluster import server_program
+
+    try:
+        server_program()
+    except InvalidArgument:
+        return [name for name in SCENARIOS if name != "replica"]
+    return list(SCENARIOS)
 
 
 def run(scenario: str, kills: int, seed: int, directory: Path | None = None) -> Report:

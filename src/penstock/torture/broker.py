@@ -58,18 +58,18 @@ def run(report: Report, chance: random.Random) -> None:
                 server.pause(chance.uniform(0, 0.3))
             server.kill()
             began = time.monotonic()
-            size = _size(report)
+            size = logged_bytes(report)
             server.start()
-            wait_until(lambda size=size: _size(report) > size, 60, "publishing goes on")  # type: ignore[misc]
+            wait_until(lambda size=size: logged_bytes(report) > size, 60, "publishing goes on")  # type: ignore[misc]
             restarts.append(time.monotonic() - began)
             samples.append(descriptors(publishers + consumers))
         report.check_descriptors("clients", samples, lambda: descriptors(publishers + consumers))
         codes = [worker.end() for worker in publishers]
-        confirmed = {key for i in range(PUBLISHERS) for key in _keys(_publisher_log(report, i))}
+        confirmed = {key for i in range(PUBLISHERS) for key in keys_of(publisher_log(report, i))}
         caught_up = True
         try:
             wait_until(
-                lambda: all(confirmed <= _delivered(report, i) for i in range(CONSUMERS)),
+                lambda: all(confirmed <= delivered(report, i) for i in range(CONSUMERS)),
                 120,
                 "the consumers have caught up",
             )
@@ -77,35 +77,35 @@ def run(report: Report, chance: random.Random) -> None:
             caught_up = False
         codes += [worker.end() for worker in consumers] + [server.end()]
     report.check("all end when asked to", codes, all(code == 0 for code in codes))
-    lost = sum(len(confirmed - _delivered(report, i)) for i in range(CONSUMERS))
+    lost = sum(len(confirmed - delivered(report, i)) for i in range(CONSUMERS))
     report.facts.update({"confirmed": len(confirmed), "connections cut": cuts})
     report.facts["restart to next confirm, median s"] = round(sorted(restarts)[len(restarts) // 2], 3)
     report.check("messages flowed", len(confirmed), len(confirmed) > report.kills)
     report.check("every confirmed message is delivered to both queues", f"{lost} lost", caught_up and lost == 0)
     wrong = sum(b"wrong bytes" in worker.log.read_bytes() for worker in consumers)
     report.check("no wrong byte", f"{wrong} consumers saw one", wrong == 0)
-    disordered = sum(_disordered(report, i) for i in range(CONSUMERS))
+    disordered = sum(disordered_runs(report, i) for i in range(CONSUMERS))
     report.check("order per publisher, first deliveries", f"{disordered} runs out of order", disordered == 0)
 
 
-def _publisher_log(report: Report, i: int) -> Path:
+def publisher_log(report: Report, i: int) -> Path:
     return report.directory / f"publisher{i}.log"
 
 
-def _size(report: Report) -> int:
+def logged_bytes(report: Report) -> int:
     return sum(path.stat().st_size for path in report.directory.glob("publisher*.log"))
 
 
-def _delivered(report: Report, i: int) -> set[int]:
-    return set(_keys(report.directory / f"consumer{i}.log"))
+def delivered(report: Report, i: int) -> set[int]:
+    return set(keys_of(report.directory / f"consumer{i}.log"))
 
 
-def _keys(log: Path) -> Iterator[int]:
+def keys_of(log: Path) -> Iterator[int]:
     """Producer and sequence packed into one number, to save memory: there are millions."""
     return (producer << 48 | sequence for producer, sequence, _ in record.entries(log))
 
 
-def _disordered(report: Report, i: int) -> int:
+def disordered_runs(report: Report, i: int) -> int:
     """How many producers' first deliveries to one consumer are not in ascending order."""
     firsts = (list(dict.fromkeys(sequences)) for sequences in record.runs(report.directory / f"consumer{i}.log"))
     return sum(first != sorted(first) for first in firsts)

@@ -47,7 +47,13 @@ class _Base(Requests):
         reconnect: bool = True,
         keepalive_s: float = DEFAULT_S,
     ) -> None:
-        self._options: dict[str, Any] = {"token": token, "tls": tls}
+        self._options: dict[str, Any] = {
+            "token": token,
+            "tls": tls,
+            "timeout": timeout,
+            "reconnect": reconnect,
+            "keepalive_s": keepalive_s,
+        }
         self.timeout = timeout  #: seconds that an answer may take
         self._staged = {}
         self._dialogue = Dialogue(token=token, name=name)
@@ -77,7 +83,7 @@ class _Base(Requests):
         return self._link.closed
 
     def subscribe(self, queue: str = "", **options: Any) -> Subscriber:
-        """A consumer of a queue, over a connection of its own."""
+        """A consumer of a queue, over a connection of its own; with the client's options where no others are given."""
         from penstock.broker.client.subscriber import Subscriber
 
         return Subscriber(self._link.host, self._link.port, queue=queue, **{**self._options, **options})

@@ -17,10 +17,12 @@ import time
 
 from penstock._core.broker import open_timer, set_timer
 from penstock.broker.client.dialogue import Dialogue
-from penstock.broker.liveness import DEFAULT_S, Liveness
+from penstock.broker.liveness import DEFAULT_S, PROBES, Liveness
 from penstock.errors import ClosedError, ProtocolError, RefusedError
 
 RETRY_S = (0.02, 2.0)  # the first pause before connecting again, and the longest
+ATTEMPT_S = 5.0  # for one attempt to connect: a machine that is gone answers nothing, and nothing else ends it
+FAREWELL_S = 2.0  # how long a broker may take to close after the last line
 
 
 class Link:
@@ -48,6 +50,7 @@ class Link:
         self._connecting = False
         self._shaking = False
         self._retry_at = 0.0
+        self._attempt_until = 0.0
         self._look_at = 0.0  # when the peer's silence is looked at next
         self._pause = RETRY_S[0]
         self._error: Exception | None = None
@@ -97,6 +100,8 @@ class Link:
         at = 0.0
         if self._socket is None:
             at = self._retry_at if self.dialogue.refused is None else 0.0
+        elif self._connecting or self._shaking:
+            at = self._attempt_until
         elif self._liveness is not None and self._keepalive_s:
             at = self._look_at
         if at != self._timer_at:
@@ -107,7 +112,7 @@ class Link:
         """ConnectionError when the broker's machine is gone without a word."""
         now = time.monotonic()
         if self._keepalive_s and self._liveness is not None and now >= self._look_at:
-            self._look_at = now + self._keepalive_s / 3
+            self._look_at = now + self._keepalive_s / PROBES
             if self._liveness.silent():
                 raise ConnectionError(f"nothing was heard of the broker for {self._keepalive_s:g} s")
 
@@ -132,10 +137,8 @@ class Link:
         try:
             if self._socket is None:
                 self._connect()
-            elif self._connecting:
-                self._connected()
-            elif self._shaking:
-                self._handshake()
+            elif self._connecting or self._shaking:
+                self._go_on_connecting()
             else:
                 try:
                     self._send()
@@ -162,6 +165,7 @@ class Link:
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connecting = True
+        self._attempt_until = now + min(ATTEMPT_S, self._give_up_s)
         self._mask = select.EPOLLOUT
         self._poll.register(self._socket, self._mask)
         code = self._socket.connect_ex(address)
@@ -169,6 +173,17 @@ class Link:
             raise OSError(code, os.strerror(code))
         if code == 0:
             self._connected()
+
+    def _go_on_connecting(self) -> None:
+        try:
+            if self._connecting:
+                self._connected()
+            else:
+                self._handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            pass
+        if (self._connecting or self._shaking) and time.monotonic() >= self._attempt_until:
+            raise TimeoutError("connecting was not answered")
 
     def _connected(self) -> None:
         assert self._socket is not None
@@ -186,6 +201,7 @@ class Link:
             self._poll.register(self._socket, select.EPOLLIN)
             self._mask = select.EPOLLIN
             self._shaking = True
+            self._attempt_until = time.monotonic() + self._give_up_s
             self._handshake()
         else:
             self._introduce()
@@ -200,7 +216,7 @@ class Link:
         self.connections += 1
         assert self._socket is not None
         self._liveness = Liveness(self._socket, self._keepalive_s)
-        self._look_at = time.monotonic() + self._keepalive_s / 3
+        self._look_at = time.monotonic() + self._keepalive_s / PROBES
         self.dialogue.connected()
         self._send()
 
@@ -295,14 +311,35 @@ class Link:
         return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
 
     def finish(self, farewell: bytes) -> None:
-        """Send what is pending and a last line if the socket takes it now, then close."""
+        """Send what is pending and a last line, and close when the broker has: FAREWELL_S at most."""
         if not self.closed and os.getpid() == self._pid and self._lock.acquire(timeout=0.1):
             try:
-                self.dialogue.tell(farewell)
-                self.send()
+                if self.dialogue.ready:
+                    self.dialogue.tell(farewell)
+                    self._read_to_the_end(time.monotonic() + FAREWELL_S)
+            except OSError:
+                pass  # the broker has closed, or is gone
             finally:
                 self._lock.release()
         self.close()
+
+    def _read_to_the_end(self, deadline: float) -> None:
+        """Send all of it and drop what still comes, until the broker closes.
+
+        A socket that is closed with something unread in it is reset by the kernel, which throws away what was sent and
+        not received yet: acknowledgements would be lost.
+        """
+        sock, poll = self._socket, select.poll()
+        assert sock is not None
+        while (left_s := deadline - time.monotonic()) > 0:
+            self._send()
+            poll.register(sock, select.POLLIN | (select.POLLOUT if self.dialogue.outgoing() is not None else 0))
+            with contextlib.suppress(BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                while sock.recv(262_144):
+                    if time.monotonic() >= deadline:
+                        return
+                return
+            poll.poll(left_s * 1e3)
 
     def close(self) -> None:
         """Give everything back."""

@@ -2,7 +2,8 @@
 
 args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"), ``username`` and ``password``
 (null), ``tls`` (null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null;
-{"topic", "payload", "qos", "retain"}), ``qos`` (1).
+{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is not there or goes away is waited for, told as a
+failure each time.
 MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
@@ -14,16 +15,20 @@ from __future__ import annotations
 import functools
 import queue
 import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.durable import Forwarder
+from penstock.gateway.errors import StepFailed
 from penstock.gateway.module import Module, Outlet, options
 
 COMMON = {"host": "127.0.0.1", "port": 1883, "client_id": None, "username": None, "password": None, "tls": None,
           "keepalive_s": 60, "will": None, "qos": 1}  # fmt: skip
 MAX_WAITING = 65536
+_TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
 
 
 class _Mqtt(Module):
@@ -34,6 +39,11 @@ class _Mqtt(Module):
     @classmethod
     def _checked(cls, args: Any, **more: Any) -> Any:
         given = options(args, **COMMON, **more)
+        for topic in given.get("topics", ()):
+            if not isinstance(topic, str) or not _TOPICS.fullmatch(topic):
+                raise ValueError(f"topics: {topic!r} is no filter of topics: + is one level, # the last ones")
+        if isinstance(given["tls"], str) and not Path(given["tls"]).is_file():
+            raise ValueError(f"tls: there is no file {given['tls']!r}")
         if given["qos"] not in (0, 1):
             raise ValueError(f"qos is 0 or 1, not {given['qos']!r}")
         return given
@@ -52,9 +62,25 @@ class _Mqtt(Module):
             client.tls_set(ca_certs=c["tls"] if isinstance(c["tls"], str) else None)
         if c["will"] is not None:
             client.will_set(**c["will"])
+        client.on_connect, client.on_disconnect = self._connected, self._disconnected
+        client.on_connect_fail = lambda *_: self._tell(f"cannot be reached: {sys.exc_info()[1]}")
         client.reconnect_delay_set(1, 30)
         client.connect_async(c["host"], c["port"], c["keepalive_s"])
         return client
+
+    def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
+        if reason.is_failure:
+            self._tell(f"refused the connection: {reason}")
+
+    def _disconnected(self, _: Any, __: Any, ___: Any, reason: Any, ____: Any) -> None:
+        if reason.is_failure:
+            self._tell(f"is gone: {reason}")
+
+    def _tell(self, what: str) -> None:
+        """A failure, after which the client tries again by itself."""
+        if self.on_failure is not None:
+            c = self.configuration
+            self.on_failure(StepFailed(f"{c['host']}:{c['port']} {what}", "run"))
 
     def kill(self) -> None:
         """Leave the server now: another one may take the session over."""
@@ -82,7 +108,7 @@ class MqttIn(_Mqtt):
         self.durable = configuration["qos"] == 1 and not configuration["clean"]
         self._inbox: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._client = self._connect(configuration["clean"], manual_ack=True)
-        self._client.on_connect = self._subscribe
+        self._client.on_subscribe = self._subscribed
         self._client.on_message = lambda _, __, message: self._inbox.put(message)
         self._forwarder = Forwarder(self.name, lambda: self, self._forward, functools.partial(self.broker.mark, self))
 
@@ -91,11 +117,15 @@ class MqttIn(_Mqtt):
         self._client.loop_start()
         self._forwarder.start()
 
-    def _subscribe(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
+    def _connected(self, client: Any, _: Any, __: Any, reason: Any, ___: Any) -> None:
+        super()._connected(client, _, __, reason, ___)
         if not reason.is_failure:
             client.subscribe([(topic, self.configuration["qos"]) for topic in self.configuration["topics"]])
-        elif self.on_failure is not None:
-            self.on_failure(ConnectionError(f"{self.configuration['host']} refused the connection: {reason}"))
+
+    def _subscribed(self, _: Any, __: Any, ___: Any, reasons: Any, ____: Any) -> None:
+        for topic, reason in zip(self.configuration["topics"], reasons, strict=False):
+            if reason.is_failure:
+                self._tell(f"refused the topic {topic!r}: {reason}")
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """What has come."""

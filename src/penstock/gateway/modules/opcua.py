@@ -81,7 +81,10 @@ class OpcUaIn(Source):
         try:
             names = {client.get_node(node): name for name, node in c["nodes"].items()}
             subscription = await client.create_subscription(c["period_s"] * 1000, _Changes(self, names))
-            await subscription.subscribe_data_change(list(names))
+            watched = await subscription.subscribe_data_change(list(names))
+            for name, found in zip(c["nodes"], watched, strict=True):
+                if not isinstance(found, int):
+                    raise LookupError(f"{c['url']} refuses the node {name} ({c['nodes'][name]}): {found.name}")
             looks = 0
             while not self.stopping.is_set():
                 await asyncio.sleep(LOOK_S)

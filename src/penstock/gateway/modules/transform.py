@@ -1,10 +1,12 @@
-"""Transform: sets properties and content by templates, without code.
+"""Transform: sets properties and content by assignments and templates, without code.
 
-args: ``where`` ({}: a filter as links have it; what it does not let through passes unchanged), ``set`` ({"name":
+args: ``where`` ({}: a filter as links have it; what it does not let through passes unchanged), ``assign`` ([]: as
+[".fahrenheit = .celsius * 1.8 + 32", "properties.alarm = .celsius > 30"]: expressions as filters have them, assigned to
+fields of the content, a JSON object, or to properties, where null takes the property away), ``set`` ({"name":
 "template"}), ``content`` (null: unchanged; else a template, or an object of templates that becomes JSON), ``drop`` ([]:
 properties to leave out). In a template ``{NAME}`` stands for a property, ``{content}`` for the content as text,
 ``{size}``, ``{source}``, and ``{json.a.b}`` for a value of the JSON content; what is not there is "-". A template of an
-object that is one ``{json...}`` alone keeps its kind (number, list).
+object that is one ``{json...}`` alone keeps its kind (number, list). All of them see the message as it came.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
+from penstock.filter import Subject, compile_assignment
 from penstock.gateway.configuration import link_filter
 from penstock.gateway.module import Module, Outlet, options
 from penstock.gateway.place import Place
@@ -27,7 +30,12 @@ class Transform(Module):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        given = options(args, where={}, set={}, content=None, drop=[])
+        given = options(args, where={}, assign=[], set={}, content=None, drop=[])
+        if not all(isinstance(text, str) for text in given["assign"]):
+            raise ValueError("assign is a list of texts such as '.fahrenheit = .celsius * 1.8 + 32'")
+        assigned = [compile_assignment(text) for text in given["assign"]]
+        if given["content"] is not None and any(not path[0] for path, _ in assigned):
+            raise ValueError("content replaces the content, to whose fields assign assigns: give one of them")
         templates = [*given["set"].values(), *(given["content"].values() if isinstance(given["content"], dict) else ())]
         if not all(isinstance(text, str) for text in templates) or not isinstance(given["content"], str | dict | None):
             raise ValueError("templates are texts")
@@ -37,6 +45,8 @@ class Transform(Module):
         """Prepare the filter."""
         super().create(broker, configuration)
         where = configuration["where"]
+        self._assigned = [compile_assignment(text) for text in configuration["assign"]]
+        self._to_fields = any(not path[0] for path, _ in self._assigned)
         self._accepts = None if where.empty else where.compile()
 
     def receive(self, message: GatewayMessage) -> None:
@@ -47,12 +57,46 @@ class Transform(Module):
         c, values = self.configuration, _Values(message)
         properties = {name: text for name, text in message.properties.items() if name not in c["drop"]}
         properties.update({name: values.filled(template) for name, template in c["set"].items()})
-        if c["content"] is None:
+        content = self._assign(message, properties) if self._assigned else None
+        if content is not None:
+            self.publish(content, properties)
+        elif c["content"] is None:
             self.publish(message.with_properties(properties))
         elif isinstance(c["content"], str):
             self.publish(values.filled(c["content"]).encode(), properties)
         else:
             self.publish(json.dumps({k: values.typed(t) for k, t in c["content"].items()}).encode(), properties)
+
+
+    def _assign(self, message: GatewayMessage, properties: dict[str, str]) -> bytes | None:
+        """Assign to properties, and to the fields of the content, where that is asked for."""
+        subject = Subject(message)
+        found = [(path, evaluate(subject)) for path, evaluate in self._assigned]
+        if not self._to_fields:
+            for (_, name), value in found:
+                _set_property(properties, name, value)
+            return None
+        content = json.loads(bytes(message))
+        for (first, *path), value in found:
+            if first:
+                _set_property(properties, path[0], value)
+            else:
+                _set_field(content, path, value)
+        return json.dumps(content, allow_nan=False).encode()
+
+
+def _set_property(properties: dict[str, str], name: str, value: Any) -> None:
+    properties.pop(name, None)
+    if value is not None:
+        properties[name] = value if isinstance(value, str) else json.dumps(value)
+
+
+def _set_field(content: Any, path: list[str], value: Any) -> None:
+    for name in path[:-1]:
+        content = content.setdefault(name, {}) if isinstance(content, dict) else None
+    if not isinstance(content, dict):
+        raise ValueError(f"{'.'.join(['', *path])} cannot be assigned to: the content is no JSON object there")
+    content[path[-1]] = value
 
 
 class _Values:

@@ -10,6 +10,7 @@ automatic checkpoint is off, since a torn one keeps the table from opening; ``ch
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,8 @@ def open_table(where: Store, version: int | None = None) -> DeltaTable:
     except TableNotFoundError:
         raise InvalidArgument(f"{where.uri} is not a lake: it has no {LOG}{_version_1_hint(where)}") from None
     except Exception as error:  # deltalake raises many classes of its own for damaged tables
+        if where.path is None and isinstance(error, OSError):
+            raise _no_answer(where, error) from error
         if version is not None:
             raise InvalidArgument(f"{where.uri} cannot be opened at version {version}: {_first_line(error)}") from None
         text = f"the log of {where.uri} cannot be read: {_first_line(error)}; run: penstock lake verify {where.uri}"
@@ -57,7 +60,17 @@ def exists(where: Store) -> bool:
     """Whether there is a table."""
     from deltalake import DeltaTable
 
-    return bool(DeltaTable.is_deltatable(where.uri, dict(where.options) or None))
+    try:
+        return bool(DeltaTable.is_deltatable(where.uri, dict(where.options) or None))
+    except OSError as error:
+        raise _no_answer(where, error) from error
+
+
+def _no_answer(where: Store, error: OSError) -> StateError:
+    """The object store could not be asked. deltalake gives a line for each layer, the cause last, in colours."""
+    lines = (re.sub(r"\x1b\[[0-9;]*m|\u21b3", "", line).strip() for line in str(error).splitlines())
+    causes = [line for line in lines if line][-3:]
+    return StateError(f"{where.uri} cannot be reached: {' / '.join(causes)[:500]}")
 
 
 def has_version_1(where: Store) -> bool:

@@ -163,15 +163,18 @@ def _log_problems(where: Store) -> Iterator[str]:
         text = (path / LOG / entry_name(version)).read_text(errors="replace")
         if not text.strip():
             yield (
-                f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Its rows are missing; "
-                "archive again, which takes them from the journal where it still has them"
+                f"{LOG}/{entry_name(version)} is empty: a power cut took version {version}. Rows that it archived "
+                "are missing; archive again, which takes them from the journal where it still has them"
             )
             continue
         try:
             for line in text.splitlines():
                 json.loads(line)
         except ValueError:
-            yield f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read"
+            torn = f"{LOG}/{entry_name(version)} is torn: version {version} cannot be read"
+            # The last entry was not confirmed yet when a power cut tore it: the journal still has its rows.
+            way = f". Take it away (rm {path / LOG / entry_name(version)}) and archive again, which takes its rows anew"
+            yield torn + (way if version == known[-1] else "")
     for match in checkpoints:
         try:
             pyarrow.parquet.read_metadata(path / LOG / match[0])

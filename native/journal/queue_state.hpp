@@ -7,7 +7,8 @@
 // Between floor and cursor every position is done (or was never this queue's) unless it has an entry. Memory is
 // bounded by what is outstanding, never by the backlog.
 //
-// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one.
+// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one,
+// and until when a message waits that somebody has put off for long.
 // delta() gives what changed since the last call, snapshot() all of it; apply() takes either, in the order written, and
 // changes nothing where it was applied before. A change of epoch (seek, purge) voids what older epochs said.
 #pragma once
@@ -22,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-namespace penstock::broker {
+namespace penstock::journal {
 
 using Run = std::pair<std::int64_t, std::int64_t>;  // closed
 
@@ -49,8 +50,11 @@ class QueueState {
    public:
     explicit QueueState(std::int64_t start) : floor_(start), cursor_(start) {}
 
-    // A message found while looking forward. False: it was done before a restart. Else `deliveries` counts this one.
-    bool deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries);
+    // A message found while looking forward. False: it was done before a restart, or waits: until the time it was put
+    // off to before the restart, or to be buried (due at once) where it was delivered `most` times (0: no limit). Else
+    // `deliveries` counts this one.
+    bool deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries,
+                 std::int64_t now_ns = 0, std::uint32_t most = 0);
     // The same, but it is to wait until due_ns (delayed) or counts as done at once.
     bool hold(std::int64_t position, std::int64_t due_ns);
     void pass(std::int64_t position);
@@ -63,13 +67,21 @@ class QueueState {
     // ends at one that was read covers only what was read before it; a message delivered again may be on its way while
     // the range is, so it counts only where it is the first or last one, or where the range is known to be `exact`.
     std::size_t acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact = false);
+    // The same for messages one by one, in any order and whoever holds them.
+    std::size_t acknowledge_each(const std::vector<std::int64_t> &positions);
     // Undoes what was acknowledged or looked past and could not be stored: it waits again.
     void put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns);
     // One that waits does so until later.
     bool postpone(std::int64_t position, std::int64_t due_ns);
-    bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns);
+    // `lasting`: it waits until then after a restart too.
+    bool return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns, bool lasting = false);
+    // It never reached anyone: due again now, and this delivery does not count.
+    bool take_back(std::int64_t position, std::int64_t now_ns);
+    // Its consumer is still at it.
+    bool extend(std::int64_t position, std::int64_t deadline_ns);
     std::size_t drop_consumer(std::uint32_t consumer, std::int64_t now_ns, bool delivered);
-    std::size_t expire(std::int64_t now_ns);
+    // No deadline is later than `latest_ns`: not after the clock was set back, nor one of a time-out made shorter.
+    std::size_t expire(std::int64_t now_ns, std::int64_t latest_ns = INT64_MAX);
     // The next that are due, in order of due time and position; they stay until redeliver or acknowledge.
     std::vector<Waiting> due(std::int64_t now_ns, std::size_t most) const;
     bool redeliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries);
@@ -79,6 +91,8 @@ class QueueState {
 
     // Whether a message at or past the cursor is still to be delivered.
     bool open(std::int64_t position) const { return position >= cursor_ && !done_before_.holds(position); }
+    std::uint32_t deliveries(std::int64_t position) const;  // so far, as is known
+    std::vector<Run> runs() const;  // what is done above the floor
     std::int64_t floor() const { return floor_; }
     std::int64_t cursor() const { return cursor_; }
     std::size_t outstanding() const { return live_; }
@@ -92,16 +106,22 @@ class QueueState {
     bool changed() const { return changed_; }
     std::string delta();
     std::string snapshot() const;
+    std::string done_record(std::int64_t position) const;  // says that one more is done; nothing is changed here
     bool apply(std::string_view record);  // false: not a record of this kind
+    // The notes of which a journal's queues were made before: done (first, last), tries (position, n), cursor, due time
+    // (position, time), seek. Unknown kinds say nothing.
+    void apply_note(int kind, std::int64_t first, std::int64_t second);
     void recovered();                     // after the last apply()
 
    private:
+    static constexpr std::int64_t most_deliveries = (1 << 29) - 1;
     enum class Place : std::uint8_t { done, in_flight, waiting };
     struct Entry {
         std::int64_t position;
         std::int64_t time_ns;  // deadline, or when due
         std::uint32_t consumer;
-        std::uint32_t deliveries : 30;
+        std::uint32_t deliveries : 29;
+        std::uint32_t lasting : 1;  // its due time outlives a restart
         std::uint32_t place : 2;
     };
 
@@ -110,8 +130,13 @@ class QueueState {
     void add(const Entry &entry);
     void finish(Entry &entry);
     void leave_place(Entry &entry);
+    bool is_done(const Entry &entry) const { return entry.place == static_cast<std::uint8_t>(Place::done); }
+    Entry *in_flight_at(std::int64_t position);
     void wait(Entry &entry, std::int64_t due_ns);
+    void clamp(std::int64_t latest_ns);
     void settle_floor();
+    void note_count_before(std::int64_t position, std::int64_t count);
+    bool is_done_before(std::int64_t position) const { return position < floor_ || done_before_.holds(position); }
     void note_deadline(std::int64_t deadline_ns, std::int64_t position);
     bool expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns);
     void tidy();
@@ -132,10 +157,12 @@ class QueueState {
     Runs done_before_;
     std::int64_t delivered_before_ = 0;
     std::map<std::int64_t, std::uint32_t> counts_before_;
+    std::map<std::int64_t, std::int64_t> due_before_;
     // Since the last delta().
     std::vector<Run> acked_;
     std::map<std::int64_t, std::uint32_t> counts_;
+    std::map<std::int64_t, std::int64_t> waits_;
     bool changed_ = false, was_reset_ = false;
 };
 
-}  // namespace penstock::broker
+}  // namespace penstock::journal

@@ -1,11 +1,12 @@
-#include "broker/queue_state.hpp"
+#include "journal/queue_state.hpp"
 
 #include <algorithm>
 #include <cstring>
 
-namespace penstock::broker {
+namespace penstock::journal {
 
 void Runs::add(std::int64_t first, std::int64_t last) {
+    last = std::min(last, INT64_MAX - 1);  // a file may say anything
     if (first > last) return;
     auto at = runs_.upper_bound(first);
     if (at != runs_.begin()) {
@@ -59,16 +60,24 @@ void QueueState::add(const Entry &entry) {
 }
 
 bool QueueState::deliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns,
-                         std::uint32_t &deliveries) {
+                         std::uint32_t &deliveries, std::int64_t now_ns, std::uint32_t most) {
     if (position < cursor_) return false;
     if (done_before_.holds(position)) {
         pass(position);
         return false;
     }
-    Entry entry{position, deadline_ns, consumer, 1, static_cast<std::uint8_t>(Place::in_flight)};
+    Entry entry{position, deadline_ns, consumer, 1, 0, static_cast<std::uint8_t>(Place::in_flight)};
     if (position < delivered_before_) {
-        auto found = counts_before_.find(position);
-        entry.deliveries = (found == counts_before_.end() ? 1 : found->second) + 1;
+        const std::uint32_t before = this->deliveries(position);
+        auto put_off = due_before_.find(position);
+        const bool waits = put_off != due_before_.end() && put_off->second > now_ns;
+        if (waits || (most && before >= most)) {
+            const std::int64_t due_ns = waits ? put_off->second : now_ns;
+            waiting_.emplace(due_ns, position);
+            add({position, due_ns, 0, before, waits, static_cast<std::uint8_t>(Place::waiting)});
+            return false;
+        }
+        entry.deliveries = before + 1;
     }
     note_deadline(deadline_ns, position);
     ++held_[consumer];
@@ -84,7 +93,7 @@ bool QueueState::hold(std::int64_t position, std::int64_t due_ns) {
         pass(position);
         return false;
     }
-    add({position, due_ns, 0, 0, static_cast<std::uint8_t>(Place::waiting)});
+    add({position, due_ns, 0, 0, 0, static_cast<std::uint8_t>(Place::waiting)});
     waiting_.emplace(due_ns, position);
     return true;
 }
@@ -108,6 +117,7 @@ void QueueState::finish(Entry &entry) {
     entry.place = static_cast<std::uint8_t>(Place::done);
     --live_;
     counts_.erase(entry.position);
+    waits_.erase(entry.position);
 }
 
 std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, std::int64_t last, bool exact) {
@@ -140,8 +150,34 @@ std::size_t QueueState::acknowledge(std::uint32_t consumer, std::int64_t first, 
     return count;
 }
 
+// Neighbours, that is those with nothing but done ones between, become one run.
+std::size_t QueueState::acknowledge_each(const std::vector<std::int64_t> &positions) {
+    std::size_t count = 0, at = 0, previous = 0;
+    std::int64_t first = 0, last = -1;
+    for (const std::int64_t position : positions) {
+        ++at;
+        if (at >= entries_.size() || entries_[at].position != position) at = find(position);
+        if (at == entries_.size() || entries_[at].position != position || is_done(entries_[at])) continue;
+        finish(entries_[at]);
+        bool neighbour = count && at > previous;
+        for (std::size_t i = previous + 1; neighbour && i < at; ++i) neighbour = is_done(entries_[i]);
+        if (count && !neighbour) acked_.emplace_back(first, last);
+        if (!neighbour) first = position;
+        last = position;
+        previous = at;
+        ++count;
+    }
+    if (!count) return 0;
+    acked_.emplace_back(first, last);
+    changed_ = true;
+    settle_floor();
+    tidy();
+    return count;
+}
+
 void QueueState::wait(Entry &entry, std::int64_t due_ns) {
     leave_place(entry);
+    entry.lasting = 0;
     entry.place = static_cast<std::uint8_t>(Place::waiting);
     entry.time_ns = due_ns;
     entry.consumer = 0;
@@ -151,7 +187,7 @@ void QueueState::wait(Entry &entry, std::int64_t due_ns) {
 void QueueState::put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns) {
     if (live(position) || position >= cursor_) return;
     const std::size_t at = find(position);
-    const Entry entry{position, due_ns, 0, deliveries, static_cast<std::uint8_t>(Place::waiting)};
+    const Entry entry{position, due_ns, 0, deliveries, 0, static_cast<std::uint8_t>(Place::waiting)};
     if (at < entries_.size() && entries_[at].position == position) entries_[at] = entry;
     else entries_.insert(entries_.begin() + static_cast<std::ptrdiff_t>(at), entry);
     ++live_;
@@ -167,11 +203,36 @@ bool QueueState::postpone(std::int64_t position, std::int64_t due_ns) {
     return true;
 }
 
-bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns) {
+QueueState::Entry *QueueState::in_flight_at(std::int64_t position) {
     Entry *entry = live(position);
-    if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight)) return false;
-    if (consumer != 0 && entry->consumer != consumer) return false;
+    return entry && entry->place == static_cast<std::uint8_t>(Place::in_flight) ? entry : nullptr;
+}
+
+bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, std::int64_t due_ns, bool lasting) {
+    Entry *entry = in_flight_at(position);
+    if (!entry || (consumer != 0 && entry->consumer != consumer)) return false;
     wait(*entry, due_ns);
+    if (lasting) {
+        entry->lasting = 1;
+        waits_[position] = due_ns;
+        changed_ = true;
+    }
+    return true;
+}
+
+bool QueueState::take_back(std::int64_t position, std::int64_t now_ns) {
+    Entry *entry = in_flight_at(position);
+    if (!entry) return false;
+    if (entry->deliveries > 0) entry->deliveries = entry->deliveries - 1;
+    wait(*entry, now_ns);
+    return true;
+}
+
+bool QueueState::extend(std::int64_t position, std::int64_t deadline_ns) {
+    Entry *entry = in_flight_at(position);
+    if (!entry) return false;
+    entry->time_ns = deadline_ns;
+    note_deadline(deadline_ns, position);
     return true;
 }
 
@@ -195,14 +256,28 @@ void QueueState::note_deadline(std::int64_t deadline_ns, std::int64_t position) 
 }
 
 bool QueueState::expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns) {
-    Entry *entry = live(position);
-    if (!entry || entry->place != static_cast<std::uint8_t>(Place::in_flight) || entry->time_ns != deadline_ns) return false;
+    Entry *entry = in_flight_at(position);
+    if (!entry || entry->time_ns != deadline_ns) return false;
     wait(*entry, now_ns);
     return true;
 }
 
-std::size_t QueueState::expire(std::int64_t now_ns) {
+void QueueState::clamp(std::int64_t latest_ns) {
+    const bool late = (!deadlines_.empty() && deadlines_.back().first > latest_ns) ||
+                      (!early_deadlines_.empty() && early_deadlines_.rbegin()->first > latest_ns);
+    if (!late) return;
+    deadlines_.clear();
+    early_deadlines_.clear();
+    for (Entry &entry : entries_) {
+        if (entry.place != static_cast<std::uint8_t>(Place::in_flight) || entry.time_ns == INT64_MAX) continue;
+        entry.time_ns = std::min(entry.time_ns, latest_ns);
+        note_deadline(entry.time_ns, entry.position);
+    }
+}
+
+std::size_t QueueState::expire(std::int64_t now_ns, std::int64_t latest_ns) {
     std::size_t count = 0;
+    if (latest_ns != INT64_MAX) clamp(latest_ns);
     while (!deadlines_.empty() && deadlines_.front().first <= now_ns) {
         const auto [deadline, position] = deadlines_.front();
         deadlines_.pop_front();
@@ -257,7 +332,10 @@ void QueueState::settle_floor() {
         done_before_.drop_below(cursor_);
         if (entries_.empty()) floor_ = cursor_ = done_before_.skip(cursor_);
     }
-    if (cursor_ > delivered_before_ && !counts_before_.empty()) counts_before_.clear();
+    if (cursor_ > delivered_before_) {
+        counts_before_.clear();
+        due_before_.clear();
+    }
     while (!deadlines_.empty() && deadlines_.front().second < floor_) deadlines_.pop_front();
     while (!early_deadlines_.empty() && early_deadlines_.begin()->second < floor_)
         early_deadlines_.erase(early_deadlines_.begin());
@@ -282,14 +360,39 @@ void QueueState::reset(std::int64_t start) {
     early_deadlines_.clear();
     done_before_.clear();
     counts_before_.clear();
+    due_before_.clear();
     delivered_before_ = 0;
     acked_.clear();
     counts_.clear();
+    waits_.clear();
     changed_ = was_reset_ = true;
 }
 
-// Records: u8 kind (1 delta, 2 whole), 7 bytes zero, u64 epoch, i64 floor, i64 delivered (positions below it were
-// delivered once at least), u32 runs, u32 counts, then runs (i64 first, i64 last), then counts (i64 position, i64 n).
+std::uint32_t QueueState::deliveries(std::int64_t position) const {
+    const std::size_t at = find(position);
+    if (at < entries_.size() && entries_[at].position == position && !is_done(entries_[at])) return entries_[at].deliveries;
+    if (position < cursor_ || position >= delivered_before_) return 0;
+    auto found = counts_before_.find(position);
+    return found == counts_before_.end() ? 1 : found->second;
+}
+
+std::vector<Run> QueueState::runs() const {
+    std::vector<Run> runs;
+    std::int64_t from = floor_;
+    for (const Entry &entry : entries_) {
+        if (is_done(entry)) continue;
+        if (entry.position > from) runs.emplace_back(from, entry.position - 1);
+        from = entry.position + 1;
+    }
+    if (cursor_ > from) runs.emplace_back(from, cursor_ - 1);
+    for (const auto &[first, last] : done_before_.all())
+        if (last >= cursor_) runs.emplace_back(std::max(first, cursor_), last);
+    return runs;
+}
+
+// Records: u8 kind (1 delta, 2 whole), 3 bytes zero, u32 waits, u64 epoch, i64 floor, i64 delivered (positions below it
+// were delivered once at least), u32 runs, u32 counts, then runs (i64 first, i64 last), then counts (i64 position,
+// i64 n), then waits (i64 position, i64 due).
 namespace {
 
 constexpr char kind_delta = 1, kind_whole = 2;
@@ -297,9 +400,17 @@ constexpr std::size_t head_bytes = 8 + 8 + 8 + 8 + 8;
 
 void put(std::string &out, std::int64_t value) { out.append(reinterpret_cast<const char *>(&value), 8); }
 
+void put_pairs(std::string &out, const auto &pairs) {
+    for (const auto &[first, second] : pairs) {
+        put(out, first);
+        put(out, second);
+    }
+}
+
 void put_head(std::string &out, char kind, std::uint64_t epoch, std::int64_t floor, std::int64_t delivered,
-              std::size_t runs, std::size_t counts) {
-    out.append(1, kind).append(7, 0);
+              std::size_t runs, std::size_t counts, std::size_t waits) {
+    const auto late = static_cast<std::uint32_t>(waits);
+    out.append(1, kind).append(3, 0).append(reinterpret_cast<const char *>(&late), 4);
     put(out, static_cast<std::int64_t>(epoch));
     put(out, floor);
     put(out, delivered);
@@ -313,55 +424,56 @@ std::string QueueState::delta() {
     std::string out;
     std::erase_if(acked_, [this](const Run &run) { return run.second < floor_; });  // the floor says it
     put_head(out, was_reset_ ? kind_whole : kind_delta, epoch_, floor_, std::max(cursor_, delivered_before_), acked_.size(),
-             counts_.size());
-    for (const auto &[first, last] : acked_) {
-        put(out, first);
-        put(out, last);
-    }
-    for (const auto &[position, count] : counts_) {
-        put(out, position);
-        put(out, count);
-    }
+             counts_.size(), waits_.size());
+    put_pairs(out, acked_);
+    put_pairs(out, counts_);
+    put_pairs(out, waits_);
     acked_.clear();
     counts_.clear();
+    waits_.clear();
     changed_ = was_reset_ = false;
     return out;
 }
 
 std::string QueueState::snapshot() const {
-    std::vector<Run> runs;
+    const std::vector<Run> done = runs();
     std::vector<std::pair<std::int64_t, std::uint32_t>> counts;
-    std::int64_t from = floor_;
+    std::vector<std::pair<std::int64_t, std::int64_t>> waits;
     for (const Entry &entry : entries_) {
-        if (entry.place == static_cast<std::uint8_t>(Place::done)) continue;
-        if (entry.position > from) runs.emplace_back(from, entry.position - 1);
-        from = entry.position + 1;
+        if (is_done(entry)) continue;
         if (entry.deliveries > 1) counts.emplace_back(entry.position, entry.deliveries);
+        if (entry.lasting) waits.emplace_back(entry.position, entry.time_ns);
     }
-    if (cursor_ > from) runs.emplace_back(from, cursor_ - 1);
-    for (const auto &[first, last] : done_before_.all()) runs.emplace_back(first, last);
     for (const auto &[position, count] : counts_before_)
         if (position >= cursor_) counts.emplace_back(position, count);
+    for (const auto &[position, due_ns] : due_before_)
+        if (position >= cursor_) waits.emplace_back(position, due_ns);
     std::string out;
-    put_head(out, kind_whole, epoch_, floor_, std::max(cursor_, delivered_before_), runs.size(), counts.size());
-    for (const auto &[first, last] : runs) {
-        put(out, first);
-        put(out, last);
-    }
-    for (const auto &[position, count] : counts) {
-        put(out, position);
-        put(out, count);
-    }
+    put_head(out, kind_whole, epoch_, floor_, std::max(cursor_, delivered_before_), done.size(), counts.size(),
+             waits.size());
+    put_pairs(out, done);
+    put_pairs(out, counts);
+    put_pairs(out, waits);
+    return out;
+}
+
+std::string QueueState::done_record(std::int64_t position) const {
+    std::string out;
+    put_head(out, was_reset_ ? kind_whole : kind_delta, epoch_, floor_, std::max(cursor_, delivered_before_), 1, 0, 0);
+    put(out, position);
+    put(out, position);
     return out;
 }
 
 bool QueueState::apply(std::string_view record) {
     if (record.size() < head_bytes || (record[0] != kind_delta && record[0] != kind_whole)) return false;
     std::int64_t numbers[3];
-    std::uint32_t sizes[2];
+    std::uint32_t sizes[2], waits;
+    std::memcpy(&waits, record.data() + 4, sizeof waits);
     std::memcpy(numbers, record.data() + 8, sizeof numbers);
     std::memcpy(sizes, record.data() + 32, sizeof sizes);
-    if (record.size() != head_bytes + 16 * (std::size_t{sizes[0]} + sizes[1])) return false;
+    const std::size_t runs = sizes[0], counts = runs + sizes[1];
+    if (record.size() != head_bytes + 16 * (counts + waits)) return false;
     const auto epoch = static_cast<std::uint64_t>(numbers[0]);
     if (epoch < epoch_) return true;
     if (epoch > epoch_) {
@@ -372,13 +484,30 @@ bool QueueState::apply(std::string_view record) {
     floor_ = std::max(floor_, numbers[1]);
     delivered_before_ = std::max(delivered_before_, numbers[2]);
     const char *at = record.data() + head_bytes;
-    for (std::uint32_t i = 0; i < sizes[0] + sizes[1]; ++i, at += 16) {
+    for (std::size_t i = 0; i < counts + waits; ++i, at += 16) {
         std::int64_t pair[2];
         std::memcpy(pair, at, sizeof pair);
-        if (i < sizes[0]) done_before_.add(pair[0], pair[1]);
-        else counts_before_[pair[0]] = std::max(counts_before_[pair[0]], static_cast<std::uint32_t>(pair[1]));
+        if (i < runs) done_before_.add(pair[0], pair[1]);
+        else if (i < counts) note_count_before(pair[0], pair[1]);
+        else due_before_[pair[0]] = pair[1];
     }
     return true;
+}
+
+void QueueState::note_count_before(std::int64_t position, std::int64_t count) {
+    std::uint32_t &kept = counts_before_[position];
+    kept = std::max(kept, static_cast<std::uint32_t>(std::clamp<std::int64_t>(count, 0, most_deliveries)));
+}
+
+void QueueState::apply_note(int kind, std::int64_t first, std::int64_t second) {
+    enum { done = 1, tries, cursor, waiting, seek = 6 };
+    if (kind == done) done_before_.add(first, second);
+    if (kind == waiting) due_before_[first] = second;
+    if (kind == cursor) delivered_before_ = std::max(delivered_before_, first);
+    if (kind == seek) reset(first);
+    if (kind != tries) return;
+    note_count_before(first, second);
+    delivered_before_ = std::max(delivered_before_, std::min(first, INT64_MAX - 1) + 1);
 }
 
 void QueueState::recovered() {
@@ -387,6 +516,9 @@ void QueueState::recovered() {
     changed_ = was_reset_ = false;
     acked_.clear();
     counts_.clear();
+    waits_.clear();
+    std::erase_if(counts_before_, [this](const auto &item) { return is_done_before(item.first); });
+    std::erase_if(due_before_, [this](const auto &item) { return is_done_before(item.first); });
 }
 
-}  // namespace penstock::broker
+}  // namespace penstock::journal

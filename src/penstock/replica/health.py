@@ -1,0 +1,118 @@
+"""Whether a cluster is fit to keep a broker's log: its servers, its quorum, how far its replicas are, what it syncs.
+
+What only an administrator may ask a server (``sync_interval``) is read from its monitoring port, where one is given.
+"""
+
+from __future__ import annotations
+
+import urllib.request
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+from penstock.errors import InvalidArgument, PenstockError
+from penstock.replica.client import Connection
+from penstock.replica.protocol import fields_of
+from penstock.replica.stream import MAX_BLOCK_BYTES, JetStream, Target
+
+LEAST_VERSION = (2, 11)
+LAG_BLOCKS = 1000
+ASK_S = 5.0
+MAX_ANSWER = 1 << 20
+
+
+class Finding(NamedTuple):
+    """``verdict`` is ok, note or bad."""
+
+    verdict: str
+    text: str
+    remedy: str = ""
+
+
+def look(target: Target, monitors: Iterable[str] = ()) -> Iterator[Finding]:
+    """Everything that there is to say about the cluster."""
+    for server in target.servers:
+        yield from _server(server, target)
+    yield from _stream(target)
+    asked = False
+    for monitor in monitors:
+        asked = True
+        yield from _syncing(monitor)
+    if not asked:
+        remedy = "give --store-monitor http://HOST:8222 of each node"
+        yield Finding("note", "whether the nodes sync every message was not asked", remedy)
+
+
+def _server(server: tuple[str, int], target: Target) -> Iterator[Finding]:
+    name = f"{server[0]}:{server[1]}"
+    try:
+        connection = Connection(server, target.access, ASK_S)
+    except (OSError, PenstockError) as error:
+        yield Finding("bad", f"{name} does not answer: {error}", "start it; two of three are needed to store anything")
+        return
+    connection.close()
+    version = str(connection.info.get("version", ""))
+    parts = [int(part) if part.isdigit() else 0 for part in version.split(".")[:2]]
+    if tuple(parts) < LEAST_VERSION:
+        yield Finding("bad", f"{name} is nats-server {version}", "2.11 or newer is needed")
+    else:
+        yield Finding("ok", f"{name} is nats-server {version}")
+    if not connection.info.get("jetstream"):
+        yield Finding("bad", f"{name} has no JetStream", "jetstream { store_dir: ..., sync_interval: always }")
+    if connection.max_payload < MAX_BLOCK_BYTES:
+        text = f"{name} takes {connection.max_payload} bytes in one message: larger commits are cut in pieces"
+        yield Finding("note", text, "max_payload: 8MB")
+
+
+def _stream(target: Target) -> Iterator[Finding]:
+    blocks = JetStream(target, answer_s=ASK_S)
+    try:
+        found = blocks.describe()
+    except (OSError, PenstockError) as error:
+        yield Finding("bad", f"{error}", "nothing can be stored while there is no quorum, or no stream")
+        return
+    finally:
+        blocks.close()
+    settings, cluster = _fields(found, "config"), _fields(found, "cluster")
+    replicas = [one for one in cluster.get("replicas") or [] if isinstance(one, dict)]
+    behind = [f"{one.get('name')} ({one.get('lag', 0)} blocks)" for one in replicas if _lags(one)]
+    state = _fields(found, "state")
+    leader = cluster.get("leader")
+    text = f"{blocks.name}: {state.get('messages')} blocks, {state.get('bytes')} bytes, {leader or 'nobody'} leads"
+    yield Finding("ok" if leader else "bad", text)
+    if settings.get("num_replicas", 1) < 3:
+        yield Finding("note", f"{blocks.name} has {settings.get('num_replicas', 1)} copy", "three survive a machine")
+    if settings.get("storage") != "file":
+        yield Finding("bad", f"{blocks.name} is kept in memory", "make it anew with storage: file")
+    if state.get("num_deleted"):
+        text = f"{blocks.name} has lost {state['num_deleted']} blocks: it can be opened only where they are still there"
+        yield Finding("bad", text, "start the broker on its own directory with --seed and the name of a new stream")
+    if behind:
+        yield Finding("note", f"behind or away: {', '.join(behind)}", "one more must not be lost until they are back")
+
+
+def _lags(replica: dict[str, Any]) -> bool:
+    lag = replica.get("lag", 0)
+    return bool(replica.get("offline")) or not replica.get("current") or (isinstance(lag, int) and lag > LAG_BLOCKS)
+
+
+def _fields(found: dict[str, Any], name: str) -> dict[str, Any]:
+    part = found.get(name)
+    return part if isinstance(part, dict) else {}
+
+
+def _syncing(monitor: str) -> Iterator[Finding]:
+    if urlsplit(monitor).scheme not in ("http", "https"):
+        raise InvalidArgument(f"{monitor!r} is not http://HOST:PORT of a node's monitoring port")
+    try:
+        with urllib.request.urlopen(f"{monitor.rstrip('/')}/jsz", timeout=ASK_S) as answer:  # noqa: S310 - http, above
+            settings = _fields(fields_of(answer.read(MAX_ANSWER), "answer"), "config")
+    except (OSError, PenstockError) as error:
+        yield Finding("note", f"{monitor} does not tell: {error}", "http: HOST:8222 in the node's configuration")
+        return
+    if settings.get("sync_always"):
+        yield Finding("ok", f"{monitor}: every message is synced")
+    else:
+        seconds = settings.get("sync_interval", 0) / 1e9
+        text = f"{monitor}: synced every {seconds:g} s: a power cut of most nodes loses what was confirmed"
+        yield Finding("bad", text, "jetstream { sync_interval: always }")

@@ -1,0 +1,187 @@
+"""The replicated broker: nodes of its cluster, whoever leads it, and the broker itself are killed under load.
+
+Faults: a node or the stream's leader is killed, all nodes are killed, a node is stopped for a while (as if it were cut
+off), the broker is killed and finds its directory as it was, gone or damaged. Bits of a node's files are not turned
+over: nats-server drops what it cannot read, and when that node leads, the others drop it too (docs/rooms/replica.md).
+Promises: every confirmed message is delivered to every queue, in order, and stands in the log exactly once; clients
+reconnect by themselves; the stream and the directory are the same log in the end.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.journal import Journal
+from penstock.replica import JetStream, Replica
+from penstock.replica.cluster import Cluster, Node
+from penstock.replica.refill import BOOT_NAME
+from penstock.torture import record
+from penstock.torture.broker import CONSUMERS, delivered, disordered_runs, keys_of, logged_bytes, publisher_log
+from penstock.torture.crew import Crew, Worker, grown, wait_until
+from penstock.torture.report import Report
+from penstock.torture.soak import free_port
+
+PUBLISHERS = 2
+GOES_ON_S = 180.0  # after a fault: elections, refilling
+FAULTS = (
+    "node", "leader", "stopped node", "stopped leader", "all nodes",
+    "broker", "broker", "broker without its directory", "broker with a damaged directory",
+)  # fmt: skip
+
+
+class Scene:
+    """The cluster, the broker and what may be done to them."""
+
+    def __init__(self, report: Report, cluster: Cluster, broker: Worker, chance: random.Random) -> None:
+        self.directory = report.directory / "broker"
+        self.cluster = cluster
+        self.broker = broker
+        self.chance = chance
+        self.blocks: JetStream = cluster.connect()
+
+    def leader(self) -> Node:
+        """Who leads the stream at the moment; any node where nobody says."""
+        try:
+            name = self.blocks.describe().get("cluster", {}).get("leader")
+        except (PenstockError, OSError):
+            name = None
+        found = [node for node in self.cluster.nodes if node.name == name]
+        return found[0] if found else self.chance.choice(self.cluster.nodes)
+
+    def strike(self, fault: str) -> None:
+        """Do it, and start again what was ended."""
+        if fault.startswith("broker"):
+            self.broker.kill()
+            if fault == "broker without its directory":
+                shutil.rmtree(self.directory)
+            elif fault == "broker with a damaged directory":
+                self._damage()
+            self.broker.start()
+            return
+        nodes = [self.leader() if "leader" in fault else self.chance.choice(self.cluster.nodes)]
+        nodes = self.cluster.nodes if fault == "all nodes" else nodes
+        if fault.startswith("stopped"):
+            nodes[0].signal(signal.SIGSTOP)
+            time.sleep(self.chance.uniform(0, 4))
+            nodes[0].signal(signal.SIGCONT)
+            return
+        for node in nodes:
+            node.kill()
+        time.sleep(self.chance.uniform(0, 1))
+        for node in nodes:
+            node.start()
+
+    def _damage(self) -> None:
+        """As after a power cut: nothing was synced, so anything may be missing."""
+        (self.directory / BOOT_NAME).unlink(missing_ok=True)
+        logs = sorted(self.directory.glob("*.log"))
+        self._flip(logs)
+        if logs and self.chance.random() < 0.5:
+            os.truncate(logs[-1], self.chance.randrange(logs[-1].stat().st_size + 1))
+
+    def _flip(self, files: list[Path]) -> None:
+        files = [path for path in files if path.stat().st_size]
+        if files:
+            path = self.chance.choice(files)
+            with path.open("r+b") as file:
+                at = self.chance.randrange(path.stat().st_size)
+                file.seek(at)
+                byte = file.read(1)[0] ^ 1 << self.chance.randrange(8)
+                file.seek(at)
+                file.write(bytes([byte]))
+
+
+def run(report: Report, chance: random.Random) -> None:
+    port = free_port()
+    pauses: dict[str, list[float]] = collections.defaultdict(list)
+    with Cluster(report.directory / "nodes") as cluster, Crew(report.directory) as crew:
+        cluster.connect().close()
+        place = str(report.directory / "broker")
+        command = [sys.executable, "-m", "penstock", "broker", place, str(port), "--store", cluster.address]
+        scene = Scene(report, cluster, crew.add_command("server", command), chance)
+        address = f"broker://127.0.0.1:{port}/torture"
+        consumers = [
+            crew.add(
+                f"consumer{i}", "consume", address, "--options", {"queue": f"torture{i}", "timeout": GOES_ON_S},
+                "--log", report.directory / f"consumer{i}.log",
+            )
+            for i in range(CONSUMERS)
+        ]  # fmt: skip
+        publishers = [
+            crew.add(
+                f"publisher{i}", "publish", address, "--producer", i + 1, "--ready", CONSUMERS, "--rate", 500,
+                "--options", {"timeout": GOES_ON_S}, "--log", publisher_log(report, i),
+            )
+            for i in range(PUBLISHERS)
+        ]  # fmt: skip
+        for i in range(PUBLISHERS):
+            log = publisher_log(report, i)
+            wait_until(lambda log=log: grown(log, record.ENTRY.size), 60, f"{log.name} begins")  # type: ignore[misc]
+        for _ in range(report.kills):
+            time.sleep(chance.uniform(0, 0.5))
+            fault = chance.choice(FAULTS)
+            size, began = logged_bytes(report), time.monotonic()
+            scene.strike(fault)
+            size = max(size, logged_bytes(report))
+            wait_until(lambda size=size: logged_bytes(report) > size, GOES_ON_S, f"publishing goes on after {fault}")  # type: ignore[misc]
+            pauses[fault].append(time.monotonic() - began)
+        codes = [worker.end() for worker in publishers]
+        confirmed = {key for i in range(PUBLISHERS) for key in keys_of(publisher_log(report, i))}
+        caught_up = True
+        try:
+            wait_until(
+                lambda: all(confirmed <= delivered(report, i) for i in range(CONSUMERS)),
+                GOES_ON_S,
+                "the consumers have caught up",
+            )
+        except TimeoutError:
+            caught_up = False
+        codes += [worker.end() for worker in consumers] + [scene.broker.end()]
+        here, there = _log(Path(place)), _refilled(report.directory / "other", cluster)
+        scene.blocks.close()
+    report.check("all end when asked to", codes, all(code == 0 for code in codes))
+    lost = sum(len(confirmed - delivered(report, i)) for i in range(CONSUMERS))
+    report.check("messages flowed", len(confirmed), len(confirmed) > report.kills)
+    report.check("every confirmed message is delivered to both queues", f"{lost} lost", caught_up and lost == 0)
+    disordered = sum(disordered_runs(report, i) for i in range(CONSUMERS))
+    report.check("order per publisher, first deliveries", f"{disordered} runs out of order", disordered == 0)
+    twice = len(here) - len(set(here))
+    report.check("each message is in the log once", f"{twice} twice, {len(here)} in all", twice == 0)
+    absent = len(confirmed - set(here))
+    report.check("every confirmed message is in the log", f"{absent} not", absent == 0)
+    report.check("another machine has the same log", f"{len(there)} messages", here == there)
+    for fault, seconds in sorted(pauses.items()):
+        worst = f"{sorted(seconds)[len(seconds) // 2]:.1f} s in the median, {max(seconds):.1f} s at most"
+        report.facts[f"{fault}, {len(seconds)} times, to the next confirm"] = worst
+
+
+def _log(directory: Path) -> list[int]:
+    """Producer and sequence of each message, in the order of the log."""
+    with Journal(directory, mode="read") as journal:
+        found: list[int] = []
+        start = journal.first
+        while start < journal.frontier:
+            batch = journal.read_many(start, 4096)
+            for message in batch:
+                producer, sequence = record.look(bytes(message)) or (0, 0)
+                found.append(producer << 48 | sequence)
+            start += len(batch)
+        return found
+
+
+def _refilled(directory: Path, cluster: Cluster) -> list[int]:
+    """The same from the stream alone."""
+    blocks = cluster.connect()
+    try:
+        Journal(directory, disk=Replica(directory, blocks).disk()).close()
+    finally:
+        blocks.close()
+    return _log(directory)
