@@ -270,14 +270,14 @@ struct Channel {
 
     // The publisher goes past a held slot: who releases it gives the hint, unless it was released just now.
     void pass_by(std::uint32_t s) {
-        slots[s].skipped.store(1);
+        slots[s].skipped.fetch_or(1);
         if (!is_held(s)) hint_free(s);
     }
 
     // The ring does not name the slot's message any more. Who wants it finds it by next_kept, and gives the hint when it lets
     // it go; where nobody does, or has just done so, the hint is given here.
     void keep(std::uint32_t s) {
-        slots[s].skipped.store(1);
+        slots[s].skipped.fetch_or(1);
         std::uint64_t state = slots[s].state.load();
         bool wanted = kind_of(state) == slot_live && (slots[s].flags.load() & message_reliable) &&
                       is_wanted(sequence_of(state), slots[s].vchan.load());
