@@ -169,11 +169,12 @@ class Buffer(Module):
         self._tell_gone(gone)
 
     def _tell_gone(self, gone: int) -> None:
+        """Tell of messages that have gone. Where nobody counts any more, because this module was given up when the
+        gateway ended, the next start finds and tells them."""
         if gone:
-            self._account(gone)
-            if self.on_failure is not None:
-                told = f"{gone} messages were dropped: the buffer is full, or they were old"
-                self.on_failure(MessageFailed(told, gone))
+            told = f"{gone} messages were dropped: the buffer is full, or they were old"
+            if self.on_failure is None or self.on_failure(MessageFailed(told, gone)) is not False:
+                self._account(gone)
 
     def _ordinal_at(self, position: int) -> int:
         """The number in its topic of this link's first message at a position or after it, or of the next one."""

@@ -151,12 +151,13 @@ class Keeper:
         with contextlib.suppress(AttributeError):  # a class with slots of its own
             module.on_failure = functools.partial(self._failed_outside, kept, module)
 
-    def _failed_outside(self, kept: Kept, module: Any, error: BaseException) -> None:
-        """A thread or a process of the module failed; called on a thread of the module's."""
+    def _failed_outside(self, kept: Kept, module: Any, error: BaseException) -> bool:
+        """A thread or a process of the module failed; called on a thread of the module's. False: nobody counts it,
+        the module is no part of the gateway any more."""
         try:
             worker = self._broker.worker_of(module)
         except BrokerError:
-            return
+            return False
         if isinstance(error, MessageFailed):
             if error.lost:
                 worker.lose_stored(error.lost)
@@ -168,6 +169,7 @@ class Keeper:
             step = "process" if hasattr(module, "unhandled") else "run"
             step = error.step if isinstance(error, StepFailed) else step
             worker.post(lambda: self._handle_outside(kept, worker, module, step, error))
+        return True
 
     def _note(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
         """Counted and told; nothing is made anew."""
