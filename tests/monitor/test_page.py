@@ -287,7 +287,9 @@ def test_a_thousand_handles_on_one_screen(service: Service, browser: Browser, na
             running.do(f"open shm publisher {where}", f"add {where}/publisher matched 10")
             running.do(*(f"open shm {kind} {where}" for kind in ("subscriber", "callback", "fifo", "channel")))
         bad = f"{name}/e/199"
-        running.do(f"state {bad}/subscriber stuck in receive")
+        running.do(f"state {bad}/callback stuck in receive")
+        for number in range(60):  # one trouble, seen by many
+            running.do(f"state {name}/{'abcde'[number % 5]}/{number}/subscriber stuck in receive")
         browser.open(service.url)
         show(browser, "overview")
         browser.until("return Number(document.getElementById('sum-handles').textContent.replace(',', '')) >= 1000")
@@ -369,6 +371,25 @@ def test_plots_zoom_hide_and_have_a_logarithmic_axis(
     browser.run("document.getElementById('zoom-out').click()")
     browser.until("return document.getElementById('zoom-out').hidden")
     assert [entry for entry in browser.log() if entry.get("level") == "SEVERE"] == []
+
+
+def test_an_address_with_a_percent_sign_typed_by_hand(service: Service, browser: Browser) -> None:
+    browser.open(service.url)
+    show(browser, "channel=shm:/100% done")
+    assert browser.run("return document.getElementById('channel-name').textContent") == "shm:/100% done"
+
+
+def test_what_is_chosen_while_the_page_is_frozen_is_drawn(
+    service: Service, browser: Browser, plant: Handles, name: str
+) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    show(browser, "overview")
+    browser.run("document.getElementById('pause').click()")
+    browser.until(f"return document.querySelector('button.channel[data-where=\"shm:{name}\"]')")
+    browser.run(f"document.querySelector('button.channel[data-where=\"shm:{name}\"]').click()")
+    browser.until("return document.querySelectorAll('.node').length === 3")
+    browser.run("document.getElementById('pause').click()")
 
 
 def test_the_console_is_silent(service: Service, browser: Browser) -> None:

@@ -438,3 +438,23 @@ def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Ha
         if attribute.key == "name"
     }
     assert points["penstock.matched", name] == 42
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b'"x"', b"{"])
+def test_an_action_whose_body_is_no_object_is_refused(body: bytes) -> None:
+    with Service(every_s=0.2, allow_actions=True) as acting:
+        acting.start()
+        request = urllib.request.Request(
+            acting.url + "api/actions/purge", data=body, headers={"X-Penstock-Action": "1"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=30)
+        with caught.value as error:
+            assert error.code == 400
+
+
+def test_a_collector_is_an_http_address(service: Service) -> None:
+    from penstock.monitor.otlp import exporting
+
+    with pytest.raises(InvalidArgument, match="http://"), exporting(service.watcher, "nonsense"):
+        pass

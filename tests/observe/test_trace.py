@@ -22,7 +22,6 @@ def test_without_opentelemetry_nothing_is_loaded_or_added() -> None:
 
 def test_the_context_travels_through_a_journal(tmp_path: Path) -> None:
     pytest.importorskip("opentelemetry.sdk.trace")
-    from opentelemetry import propagate  # noqa: F401 - what a program with OpenTelemetry has loaded
     from opentelemetry import trace as otel
     from opentelemetry.sdk.trace import TracerProvider
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock import __version__
+from penstock.errors import InvalidArgument
 from penstock.observe.watcher import Look, Watcher
 
 __all__ = ["exporting"]
@@ -22,6 +23,8 @@ _GAUGES = ("depth", "lag", "in_flight", "memory_bytes")
 @contextlib.contextmanager
 def exporting(watcher: Watcher, endpoint: str, every_s: float = 10.0) -> Iterator[None]:
     """Export to ``endpoint`` (such as ``http://127.0.0.1:4318``) until the context ends, which exports once more."""
+    if not endpoint.startswith(("http://", "https://")):
+        raise InvalidArgument(f"{endpoint!r} is no collector's address: it begins with http:// or https://")
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader

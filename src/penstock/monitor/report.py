@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.observe.rates import flow
-from penstock.observe.topology import graph, inside_gateway, place_of
+from penstock.observe.topology import graph, place_of
 from penstock.observe.watcher import Look, State, summary
 
 __all__ = ["Changes", "handle_record", "state_record"]
@@ -24,7 +24,7 @@ def handle_record(look: Look) -> dict[str, Any]:
         "dropped_count": block.dropped_count, "lost": block.lost, "expired": ledger.expired,
         "in_flight": block.in_flight, "redelivered": ledger.redelivered, "errors": block.errors,
         "depth": block.depth, "capacity": block.capacity, "peers": block.peers, "memory_bytes": block.memory_bytes,
-        "lag": block.lag, "last_s": block.last_ns / 1e9 if block.last_ns else None, "internal": inside_gateway(look),
+        "lag": block.lag, "last_s": block.last_ns / 1e9 if block.last_ns else None, "internal": block.inside_gateway,
         "latency_us": block.latency_ns / 1e3 if block.latency_ns else None,
         "latency_p50_us": latency.p50_ns / 1e3 if latency else None,
         "latency_p99_us": latency.p99_ns / 1e3 if latency else None,

@@ -34,7 +34,7 @@ from starlette.types import Message as MessageType
 
 from penstock import __version__
 from penstock.address import is_loopback
-from penstock.errors import PenstockError
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.monitor import actions, metrics, tail
 from penstock.monitor.grafana import dashboard
 from penstock.monitor.report import Changes, state_record
@@ -246,6 +246,8 @@ class _Api:
             if body is None:
                 return JSONResponse({"error": f"a body has at most {MAX_BODY_BYTES} bytes"}, 413)
             arguments = json.loads(body or b"{}")
+            if not isinstance(arguments, dict):
+                raise InvalidArgument('the body is an object such as {"queue": "jobs", "pid": 4711}')
             done = await asyncio.to_thread(actions.act, request.path_params["name"], arguments)
         except (PenstockError, OSError, ValueError) as error:
             return JSONResponse({"error": str(error)}, 400)

@@ -50,7 +50,7 @@ class Service:
         if certificate is None and not insecure and not is_loopback(host):
             raise InvalidArgument(
                 f"{host} is not loopback: without TLS the token and all that is shown could be read on the way; "
-                "give a certificate and its key, or say insecure"
+                "give a certificate and its key (--tls-certificate, --tls-key), or say insecure=True (--insecure)"
             )
         self._tls = certificate is not None
         self.token = token or (None if is_loopback(host) else secrets.token_urlsafe(18))

@@ -20,6 +20,8 @@ __all__ = ["Block", "Key", "live", "matching"]
 
 Key = tuple[int, int, int]
 
+_GATEWAY_BUS = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -93,6 +95,11 @@ class Block:
     def address(self) -> str:
         """The address that ``penstock sub`` takes for this handle; empty if there is none."""
         return address_of(self.room, self.name)
+
+    @property
+    def inside_gateway(self) -> bool:
+        """Whether it is of the bus inside a gateway, which the gateway's modules and links already show."""
+        return self.room == "bus" and _GATEWAY_BUS.match(self.name) is not None
 
     @property
     def idle_s(self) -> float | None:

@@ -7,7 +7,6 @@ a bridge are edges.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ from penstock.observe.snapshot import Key
 from penstock.observe.watcher import Look, State
 from penstock.system import Process
 
-__all__ = ["graph", "inside_gateway", "place_of"]
+__all__ = ["graph", "place_of"]
 
 #: What one drawing holds, and how many users of one kind a channel has before they share one node.
 MAX_NODES = 60
@@ -30,9 +29,6 @@ _TROUBLE = {word: rank for rank, word in enumerate(_WORST_FIRST[:4])}
 #: Kinds that are the channel itself, not a user of it.
 PLACES = ("bus", "channel", "journal", "writer", "broker", "gateway")
 ARROW, SOURCE = "->", "<-"
-
-#: The bus inside a gateway: the gateway's modules already show what flows there.
-_INTERNAL = re.compile(r"gateway-[0-9a-f]{12}$|[0-9a-f]{12}/")
 
 
 @dataclass(slots=True)
@@ -205,15 +201,10 @@ def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, 
         block = look.block
         if block.pid in owners and (
             (block.kind in PRODUCERS and (block.pid, block.address.partition("?")[0]) in reached)
-            or inside_gateway(look)
+            or block.inside_gateway
         ):
             used.add(block.key)
     return used
-
-
-def inside_gateway(look: Look) -> bool:
-    """Whether the block is of the bus inside a gateway, which the gateway's modules already show."""
-    return look.block.room == "bus" and _INTERNAL.match(look.block.name) is not None
 
 
 def _link_end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:

@@ -1,6 +1,6 @@
 """OpenTelemetry trace context in message properties, when the user has OpenTelemetry loaded.
 
-OpenTelemetry is never imported by ``inject``: a program that has not imported it pays one lookup in ``sys.modules``,
+``inject`` does nothing in a program that has not imported OpenTelemetry, which pays for two lookups in ``sys.modules``;
 one that has pays for its own propagator.
 """
 
@@ -15,8 +15,9 @@ __all__ = ["extract", "following", "inject"]
 
 def inject(properties: MutableMapping[str, str]) -> None:
     """Add ``traceparent`` (and what else the propagator writes) of the current span to ``properties``."""
-    propagate = sys.modules.get("opentelemetry.propagate")
-    if propagate is not None:
+    if "opentelemetry.propagate" in sys.modules or "opentelemetry.trace" in sys.modules:
+        from opentelemetry import propagate
+
         propagate.inject(properties)
 
 

@@ -173,6 +173,8 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
         values[name] = values.get(name, 0.0) + value
 
     for look in state.looks:
+        if look.block.inside_gateway:
+            continue
         block, where = look.block, look.block.address or f"{look.block.room}:{look.block.name}"
         role = "in" if block.kind == "publisher" else "out"
         add(f"rate/{role}/{where}", look.rate.messages_hz)

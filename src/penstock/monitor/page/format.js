@@ -20,7 +20,7 @@ export const bytes = count => { const [value, prefix] = scaled(count, 1000); ret
 export const count = number => Math.round(number).toLocaleString("en-US");
 export const micros = us => us < 1000 ? `${digits(us)} µs` : us < 1e6 ? `${digits(us / 1000)} ms` : `${digits(us / 1e6)} s`;
 export const short = value => { const [part, prefix] = scaled(value, 1000); return digits(part) + prefix; };
-export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seconds < 7200 ? `${Math.round(seconds / 60)} min` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
+export const span = seconds => seconds < 120 ? `${Math.round(seconds)} s` : seconds < 600 ? `${+(seconds / 60).toFixed(1)} min` : seconds < 3600 ? `${Math.round(seconds / 60)} min` : seconds < 36000 ? `${+(seconds / 3600).toFixed(1)} h` : seconds < 172800 ? `${Math.round(seconds / 3600)} h` : `${Math.round(seconds / 86400)} days`;
 export const UNITS = { hz: rate, us: micros, count: value => Math.abs(value) < 10000 ? digits(value) : short(value), megabytes: value => bytes(value * 1e6), bytes: value => bytes(value) + "/s" };
 
 // The middle of a long name goes: its beginning says which reach, its end which channel.

@@ -99,7 +99,7 @@ function line({ passes, back }) {
 
 function build(graph, holder) {
   const { columns, routes } = layers(graph), room = Math.max(240, holder.clientWidth - 4);
-  const { width, height } = place(columns, room);
+  const { width: wide, height } = place(columns, room), width = wide + (routes.some(route => route.back) ? 52 : 0);  // lines back go around
   const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "publishers, channels and subscribers" });
   drawn.nodes.clear(); drawn.edges.clear();
   for (const route of routes) {

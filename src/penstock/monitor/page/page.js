@@ -19,7 +19,7 @@ function reason(handle) {
 }
 
 function showHead(state) {
-  const words = [...view.handles.values()].map(handle => handle.health), word = worst(words);
+  const words = [...view.handles.values()].filter(handle => !handle.internal).map(handle => handle.health), word = worst(words);
   const many = words.filter(found => TROUBLES.includes(found)).length;
   one("status").className = `pill ${word}`;
   text(one("status"), many ? `${WORDS[word]}: ${many} in trouble` : WORDS[word]);
@@ -42,12 +42,16 @@ function showSums(state) {
 function showTrouble(state) {
   const troubled = [...view.handles.values()].filter(handle => TROUBLES.includes(handle.health) && !handle.internal)
     .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.lost - a.lost || a.where.localeCompare(b.where));
+  // Many of one kind in one process are most likely one trouble: after the first five they come last.
+  const alike = new Map(), late = new Set();
+  for (const handle of troubled) { const kind = `${handle.pid} ${handle.kind} ${handle.health}`, many = (alike.get(kind) ?? 0) + 1; alike.set(kind, many); if (many > 5) late.add(handle.key); }
+  troubled.sort((a, b) => late.has(a.key) - late.has(b.key));
   one("stuck").classList.toggle("none", !troubled.length);
-  text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${troubled.length > MOST_TROUBLES ? `, the worst ${MOST_TROUBLES} are listed` : ""}` : "nothing is losing, stuck or late");
+  text(one("stuck-note"), troubled.length ? `${count(troubled.length)} of ${count(view.handles.size)} handles${troubled.length > MOST_TROUBLES ? `, ${MOST_TROUBLES} are listed, all of them under Handles` : ""}` : "nothing is losing, stuck or late");
   reconcile(one("stuck-list"), troubled.slice(0, MOST_TROUBLES), handle => handle.key, makeTrouble, (line, handle) => {
     const [pill, link, who, why, help] = line.children;
     pill.className = `pill ${handle.health}`; text(pill, WORDS[handle.health]);
-    text(link, handle.where); link.href = channelLink(bare(handle));
+    text(link, handle.where); link.href = handle.address ? channelLink(bare(handle)) : handle.kind === "queue" ? "#queues" : "#handles";
     text(who, `${handle.kind} in ${handle.program} (${handle.pid})`); text(why, handle.reasons.join("; "));
     const actions = helpful(handle, state.actions ?? []);
     reconcile(help, actions, action => action, action => button(action, () => act(action, view.handles.get(handle.key))), () => {});
@@ -63,7 +67,7 @@ function makeTrouble(handle) {
 // The actions that help this handle; everything else is explained on the channel's page, to which its name leads.
 function helpful(handle, allowed) {
   if (handle.room !== "broker" || handle.kind !== "queue") return [];
-  return (handle.state === "paused" ? ["resume"] : ["purge"]).filter(action => allowed.includes(action));
+  return handle.state === "paused" && allowed.includes("resume") ? ["resume"] : [];
 }
 
 function button(label, pressed) {
@@ -100,8 +104,9 @@ const GROUPS = {
 
 function showChannels() {
   const wanted = one("search").value.trim().toLowerCase(), groups = new Map(), all = channels();
-  const fits = channel => !wanted || `${channel.where} ${channel.room} ${[...channel.programs].join(" ")} ${[...channel.pids].join(" ")} ${channel.health}`.toLowerCase().includes(wanted);
+  const fits = channel => wanted.split(/\s+/).every(word => `${channel.where} ${channel.room} ${[...channel.programs].join(" ")} ${[...channel.pids].join(" ")} ${channel.health}`.toLowerCase().includes(word));
   const fitting = all.filter(fits);
+  one("channel-none").hidden = fitting.length > 0 || !wanted;
   text(one("channel-count"), wanted ? `${count(fitting.length)} of ${count(all.length)}` : count(all.length));
   for (const channel of fitting) for (const group of GROUPS[one("group-by").value](channel)) {
     if (!groups.has(group)) groups.set(group, []);
@@ -140,10 +145,13 @@ function makeChannel(channel) {
   return row;
 }
 
-function chooseChannel(where) {
+async function chooseChannel(where) {
   view.chosen = where;
-  one("show-all").hidden = !where; one("channel-link").hidden = !where; one("channel-link").href = channelLink(where);
-  listen();  // the server draws up the graph of what is chosen
+  const hasPage = [...view.handles.values()].some(handle => handle.address && bare(handle) === where);
+  one("show-all").hidden = !where; one("channel-link").hidden = !hasPage; one("channel-link").href = channelLink(where);
+  // The server draws up the graph of what is chosen; while the page is frozen, nothing else of the answer is shown.
+  if (view.paused) view.state.graph = (await (await fetch(`/api/state?chosen=${encodeURIComponent(where)}`)).json()).graph;
+  else listen();
   show();
 }
 
@@ -168,7 +176,8 @@ function showLedger() {
   reconcile(one("ledger-table").tBodies[0], rows.slice(0, MOST_ROWS), h => h.key, h => {
     const row = element("tr"), where = cell("where", h.where), link = element("a", "", h.where), last = element("td");
     row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
-    link.href = channelLink(bare(h)); where.title = h.where; where.append(link);
+    if (h.address) link.href = channelLink(bare(h));
+    where.title = h.where; where.append(link);
     last.append(element("span", "pill"), element("span"));
     row.append(where, ...COLUMNS.map(([, kind]) => cell(kind)), last);
     return row;
@@ -259,12 +268,15 @@ function show() {
 }
 
 function navigate() {
-  const [name, rest] = decodeURIComponent(location.hash.slice(1)).split(/=(.*)/s);
+  // Typed by hand, a % may stand for itself.
+  const hash = location.hash.slice(1).replace(/(%[0-9a-f]{2})+/gi, found => { try { return decodeURIComponent(found); } catch { return found; } });
+  const [name, rest] = hash.split(/=(.*)/s);
   const before = view.name;
   view.name = name in VIEWS ? name : "overview"; view.channel = rest ?? "";
   for (const part of document.querySelectorAll(".view")) part.hidden = part.dataset.view !== view.name;
   for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.getAttribute("href") === `#${view.name}`);
   if (before === "channel") leaveChannel();
+  if (before === "tail" && view.name !== "tail" && tail.source) tail.end("ended: another view was opened");
   if (view.name === "channel") one("channel-plots").onclick = () => { one("plots-filter").value = view.channel; };
   window.scrollTo(0, 0);
   show();
@@ -343,6 +355,7 @@ for (const head of document.querySelectorAll("th[data-sort]")) head.addEventList
 });
 for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).addEventListener("input", show);
 for (const id of ["internals", "group-by"]) one(id).addEventListener("change", show);
+one("graph").addEventListener("keydown", event => { const node = event.key === "Enter" && nodeUnder(event.target); if (node) chooseChannel(node.id === view.chosen ? "" : node.id); });
 one("show-all").addEventListener("click", () => chooseChannel(""));
 window.addEventListener("resize", () => requestAnimationFrame(show));
 window.addEventListener("hashchange", navigate);
@@ -358,5 +371,5 @@ one("graph").addEventListener("pointermove", event => {
 one("graph").addEventListener("pointerleave", () => { one("tip").hidden = true; });
 one("graph").addEventListener("click", event => { const node = nodeUnder(event.target); if (node) chooseChannel(node.id === view.chosen ? "" : node.id); });
 
-new Tail({ form: one("tail-form"), start: one("tail-start"), note: one("tail-note"), list: one("tail-list"), address: () => one("tail-address").value, filter: () => one("tail-filter").value });
+const tail = new Tail({ form: one("tail-form"), start: one("tail-start"), note: one("tail-note"), list: one("tail-list"), address: () => one("tail-address").value, filter: () => one("tail-filter").value });
 begin();
