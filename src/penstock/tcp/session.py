@@ -163,11 +163,11 @@ class Session:
             if agreement.extended:
                 self.clock_offset_ns = agreement.peer_clock_ns - time.time_ns()
             self.connections += 1
+            self._connected_at = time.monotonic()
+            self._set_state(SessionState.CONNECTED)  # first: whoever has read a message finds its session connected
             serial = self._subscriber.attach(self, connection, agreement, fresh)
             self._sockets[serial] = connection
             self._current_serial = serial
-            self._connected_at = time.monotonic()
-            self._set_state(SessionState.CONNECTED)
             self._executor.watch(connection.fileno(), HANG_UP, lambda: self._on_hang_up(serial))
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
