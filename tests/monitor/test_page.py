@@ -268,8 +268,9 @@ def test_light_and_dark_wide_and_narrow(service: Service, browser: Browser, plan
 
 
 def test_empty(browser: Browser) -> None:
-    with Service(every_s=0.5) as empty:
-        empty.watcher._source = list
+    nothing = Service(every_s=0.5)
+    nothing.watcher._source = list  # before it looks for the first time
+    with nothing as empty:
         empty.start()
         browser.open(empty.url)
         browser.until("return document.body.dataset.looked")

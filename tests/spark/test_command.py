@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
 
 import pytest
 from tests.spark.journals import extend, make
@@ -160,30 +160,26 @@ def seen(pid):
     return [(block.delivered, block.lag) for block in live() if block.pid == pid and block.room == "spark"]
 
 
-def test_ctrl_c_inside_a_call_to_the_jvm_prints_nothing(spark, capfd, caplog):
-    """PySpark's handler calls the JVM again from inside the call, and py4j prints two stack traces."""
-    main = threading.get_ident()
+def test_after_ctrl_c_py4j_logs_nothing(caplog):
+    """A call to the JVM that is cut off ends in stack traces, by py4j's own loggers and by the root."""
 
-    def interrupt():
-        while "send_command" not in str(traceback.extract_stack(sys._current_frames()[main])):
-            time.sleep(0.001)
-        os.kill(os.getpid(), signal.SIGINT)
+    def log_all(text):
+        for name in ("", "py4j.clientserver", "py4j.java_gateway"):
+            logger = logging.getLogger(name)
+            for path in ("/lib/py4j/clientserver.py", "/lib/other/module.py"):
+                logger.handle(logger.makeRecord(name, logging.ERROR, path, 1, text, (), None))
 
     quiet = threading.Event()
-    before = signal.signal(signal.SIGINT, pyspark_handler(spark))
-    try:
-        with pytest.raises(KeyboardInterrupt), command._interruptible(quiet, ignored=False):
-            thread = threading.Thread(target=interrupt)
-            thread.start()
-            while True:
-                spark._jvm.java.lang.Thread.sleep(1000)
-        thread.join()
-        assert quiet.is_set()
-        assert [record for record in caplog.records if "py4j" in record.pathname] == []
-        assert "Traceback" not in "".join(capfd.readouterr())
-        assert spark.range(3).count() == 3
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt), command._interruptible(quiet, ignored=False):
+        log_all("before")
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(60)
+        finally:
+            log_all("after")
+    assert quiet.is_set() and [record.message for record in caplog.records].count("before") == 6
+    after = [record.pathname for record in caplog.records if record.message == "after"]
+    assert after == ["/lib/other/module.py"] * 3
 
 
 def test_what_an_interrupted_run_has_done_counts(capsys):
@@ -194,18 +190,6 @@ def test_what_an_interrupted_run_has_done_counts(capsys):
         progress.show(500, 600, 0)
         raise KeyboardInterrupt
     assert "1,500 rows" in capsys.readouterr().err
-
-
-def pyspark_handler(spark):
-    """What a ``SparkContext`` installs when it starts."""
-
-    def handler(number, frame):
-        try:
-            spark.sparkContext.cancelAllJobs()
-        finally:
-            raise KeyboardInterrupt
-
-    return handler
 
 
 @pytest.mark.spark

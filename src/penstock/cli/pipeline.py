@@ -219,6 +219,9 @@ def _load(spark: SparkSession, source: str, options: dict[str, str]) -> DataFram
     return spark.read.format("penstock").options(**options).load(source)
 
 
+PY4J_LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "py4j.finalizer", "py4j.signals")
+
+
 @contextmanager
 def _session(master: str) -> Iterator[SparkSession]:
     from penstock.spark import session
@@ -255,14 +258,17 @@ def _interruptible(quiet: threading.Event, *, ignored: bool) -> Iterator[None]:
     def wanted(record: logging.LogRecord) -> bool:
         return not quiet.is_set() or Path(record.pathname).parent.name != "py4j"
 
-    root = logging.getLogger()  # py4j logs to it directly
-    root.addFilter(wanted)
+    # By loggers of its own and, in places, by the root; a logger's filter is asked for what is logged to it directly.
+    loggers = [logging.getLogger(name) for name in ("", "py4j", *PY4J_LOGGERS)]
+    for logger in loggers:
+        logger.addFilter(wanted)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else interrupted)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        root.removeFilter(wanted)
+        for logger in loggers:
+            logger.removeFilter(wanted)
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
