@@ -1147,3 +1147,19 @@ def test_names_that_could_be_outputs_are_refused(gateway: Gateway) -> None:
         parse({"modules": modules[1:], "links": [{"source": "sorter.", "sink": "sorter"}]})
     with pytest.raises(ConfigurationError, match=r"modules\[0\].stuck_after_s: .* above 0"):
         parse({"modules": [{**modules[1], "stuck_after_s": 0}], "links": []})
+
+
+class RefusesTogether(RefusesMany):
+    """As slow as on a busy machine: what is to be tried again has all come when it is next read."""
+
+    def receive_many(self, messages: Any) -> None:
+        time.sleep(0.2)
+        super().receive_many(messages)
+
+
+def test_one_that_always_fails_keeps_no_other_from_a_process(gateway: Gateway, tmp_path: Path) -> None:
+    add_refusing(gateway, AGAIN, tmp_path / "well", "RefusesTogether")
+    say(gateway, "a", *[b"bad %d" % n for n in range(3)], b"1")
+    eventually(lambda: b"1" in gateway.module("out").got)
+    (tmp_path / "well").touch()
+    eventually(lambda: len(set(gateway.module("out").got)) == 4)

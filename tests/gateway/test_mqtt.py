@@ -37,11 +37,17 @@ class Broker:
     def start(self) -> None:
         command = [str(MOSQUITTO), "-c", str(self._file)]
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        eventually(self.listens)
+        eventually(self.answers)
 
-    def listens(self) -> bool:
+    def answers(self) -> bool:
+        """Whether it greets a client. One that only listens has not begun its work, and forgets a SIGTERM that comes
+        before that."""
         with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+            if probe.connect_ex(("127.0.0.1", self.port)):
+                return False
+            probe.settimeout(60)
+            probe.sendall(b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00")
+            return probe.recv(4) == b"\x20\x02\x00\x00"
 
     def stop(self) -> None:
         self.process.terminate()

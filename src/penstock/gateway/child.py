@@ -81,6 +81,7 @@ class Child:
         self.connection = connection
         self.kind = kind
         self.name = name
+        self.alone = 0  # so many more messages are handed over one by one
         self.exit_on_failure = exit_on_failure
         self.slot_bytes = max_message_bytes + carriage.FRAME_HEAD_SIZE
         self.unframer = carriage.Unframer()
@@ -176,7 +177,12 @@ class Child:
         messages = self.unframer.messages(batch, self.skipped)
         del batch  # its slots are free again
         if hasattr(self.module, "receive_many"):
-            self.receive_all([messages], self.module.receive_many, len(messages))
+            # After a failure one by one: messages that are tried again may come together every time, and one that
+            # always fails would then keep all others from being handled.
+            alone = min(self.alone, len(messages))
+            self.receive_all([[message] for message in messages[:alone]], self.module.receive_many, 1)
+            if alone < len(messages):
+                self.receive_all([messages[alone:]], self.module.receive_many, len(messages) - alone)
         else:
             self.receive_all(messages, self.module.receive, 1)
         return True
@@ -186,11 +192,13 @@ class Child:
         handled, count = self.handled, self.handled[0]
         for what in all_:
             handled[1] = count + 1  # in hand from here on
+            self.alone = max(0, self.alone - step)
             try:
                 result = receive(what)
                 if result is not None:
                     self.finish(result)
             except Exception as error:
+                self.alone = BATCH
                 reason = f"{type(error).__name__}: {error}"
                 self.failed(control.Reply(control.Status.ERROR, count, step, reason, control.Step.RECEIVE))
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
