@@ -123,7 +123,9 @@ def test_a_mark_is_lost_with_what_it_waits_for(gateway: Gateway) -> None:
     b.gate.clear()
     say(gateway, "a", b"1", b"2")
     mark = marked(gateway, "a")
-    threading.Timer(0.05, b.gate.set).start()
+    ending = gateway.broker.worker_of(b).ending
+    # Once the removal has begun: before it, b would handle both.
+    threading.Thread(target=lambda: ending.wait(60) and b.gate.set()).start()
     gateway.remove_module("b", drain=False, timeout=60)
     assert not mark.handled()
     assert mark.lost
