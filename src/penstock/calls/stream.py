@@ -596,8 +596,7 @@ def open_server(
     """A server's lane at ``tcp://HOST:PORT`` (or ``tcp:///PATH``). Off loopback it wants a token or certificates."""
     _check(handshake_timeout=handshake_timeout, max_clients=max_clients, max_message_bytes=max_message_bytes)
     _check(**({} if keepalive is None else {"keepalive": keepalive}))
-    # type: ignore[union-attr]
-    asks_who_comes = token is not None or (tls is not None and _tls(tls).verify_mode is ssl.CERT_REQUIRED)
+    asks_who_comes = token is not None or (tls is not None and _tls(tls).verify_mode is ssl.CERT_REQUIRED)  # type: ignore[union-attr]
     if not (address.name or insecure or is_loopback(address.host) or asks_who_comes):
         raise RefusedError(
             f"{address.host} can be reached from other machines: give the server a token=, a tls= context that asks "
