@@ -1,4 +1,4 @@
-"""Why nothing arrives: what a journal can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what its journal knows about it. Only reads."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What is kept of an address: of its topic, or where it names none, of all."""
+    """What is stored for an address: for its topic, or for all if it names none."""
     from penstock.journal.commands import info
     from penstock.journal.layout import MARKER_NAME
 
