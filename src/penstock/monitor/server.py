@@ -40,7 +40,6 @@ from penstock.monitor.grafana import dashboard
 from penstock.monitor.report import Changes, state_record
 from penstock.observe.explain import explain
 from penstock.observe.latency import BOUNDS_NS
-from penstock.observe.topology import place_of
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
@@ -225,7 +224,7 @@ class _Api:
         latencies = [
             look.block.latency_counts
             for look in self._watcher.state.looks
-            if place_of(look).partition("?")[0] == address and look.block.latency_counts
+            if look.block.channel == address and look.block.latency_counts
         ]
         counts = [sum(column) for column in zip(*latencies, strict=True)] if latencies else []
         record: dict[str, Any] = {"address": address, "latency": _distribution(counts)}
