@@ -45,7 +45,7 @@ from penstock.observe.watcher import Watcher
 __all__ = ["Settings", "application"]
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("channel", "format", "graph", "page", "plots", "tail")
+SCRIPTS = ("channel", "choices", "format", "graph", "page", "plots", "tail")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css"),
@@ -193,15 +193,15 @@ class _Api:
         return JSONResponse(self._watcher.history.series(names or None, last))
 
     async def events(self, request: Request) -> Response:
-        """One event per look: what changed of the state, and the newest sample of every series."""
+        """One event per look: what changed of the state, and the newest sample of every series; in between, beats."""
 
         async def stream() -> AsyncIterator[str]:
             seen = 0
             changes = Changes()
             while not self._ending() and not await request.is_disconnected():
                 state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
-                if state.time_ns == seen:
-                    yield ": nothing new\n\n"
+                if state.time_ns == seen:  # the page takes silence for a connection that was lost
+                    yield "event: beat\ndata: 1\n\n"
                     continue
                 seen = state.time_ns
                 record = {**changes.of(self._record(request)), "sample": self._watcher.history.series(None, 1)}
