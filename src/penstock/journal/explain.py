@@ -1,4 +1,4 @@
-"""Why nothing arrives: what a journal can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what its journal knows about it. Only reads."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def end_of(directory: str) -> int | None:
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What is kept of an address: of its topic, or where it names none, of all."""
+    """What is stored for an address: for its topic, or for all if it names none."""
     from penstock.journal.commands import info
     from penstock.journal.layout import MARKER_NAME
 
