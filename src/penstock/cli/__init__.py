@@ -76,6 +76,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("foxglove", "foxglove", "Channels or a recording in Foxglove.", LOOK, extra="foxglove", works_unheard=True),
     Entry("record", "record", "Record addresses into a journal.", KEEP, works_unheard=True),
     Entry("play", "play", "Play a recording back.", KEEP, works_unheard=True),
+    Entry("replay", "replay", "Replay a recording into a gateway, the same way every time.", KEEP),
     Entry("sql", "sql", "Ask a recording or journal by SQL.", KEEP, extra="sql"),
     Entry("export", "export", "Turn a recording into MCAP, Parquet, CSV or JSON lines.", KEEP),
     Entry("import", "imports", "Turn an MCAP file into a recording.", KEEP, extra="mcap"),
