@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -330,13 +331,10 @@ def random_case(chance: random.Random, folder: Path) -> tuple[Path, Path]:
     modules.append(module("echo", HERE + "Echo"))
     names = [one["name"] for one in modules]
     pairs = {(f"shm:/{chance.choice('xyz')}", chance.choice(names)) for _ in range(5)}
-    pairs |= {(one, other) for one, other in zip(names, names[1:], strict=False) if chance.random() < 0.7}
+    pairs |= {(one, other) for one, other in itertools.pairwise(names) if chance.random() < 0.7}
     pairs |= {(chance.choice(names), "tcp://127.0.0.1:1")}
-    links = [
-        link(source, sink, **({"delivery": "at_least_once", "max_tries": 2} if chance.random() < 0.3 else {}),
-             **({"filter": {"rate_per_s": 5}} if chance.random() < 0.2 else {}))  # fmt: skip
-        for source, sink in sorted(pairs)
-    ]
+    extras: list[dict[str, Any]] = [{"delivery": "at_least_once", "max_tries": 2}, {"filter": {"rate_per_s": 5}}, {}, {}]
+    links = [link(source, sink, **chance.choice(extras)) for source, sink in sorted(pairs)]
     return recording(folder / "rec", messages), gateway_file(folder, modules, links)
 
 
@@ -353,7 +351,7 @@ def test_any_recording_into_any_gateway_gives_the_same_twice(
     assert first_difference(folder / "one", folder / "two") == (None, len(rows))
 
 
-class busy_threads:  # noqa: N801
+class busy_threads:
     """Two threads that take the interpreter away as often as they can."""
 
     def __enter__(self) -> None:
