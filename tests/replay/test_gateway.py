@@ -131,7 +131,7 @@ def run(folder: Path, script: Path, file: Path, mapping: list[str] | None = None
     target = GatewayTarget(file, inputs)
     with Script(script) as opened, Output(folder) as output:
         sources = target.sources(opened.topics, opened.story.addresses, mapping)
-        replay(target, opened.inputs(sources), opened.times_ns, on_published=output.published, on_left=output.left,
+        replay(target, opened.inputs(sources), opened.times_ns(sources), on_published=output.published, on_left=output.left,
                **options)  # fmt: skip
     with Script(folder) as stored:
         return [
@@ -153,7 +153,7 @@ def test_messages_come_with_their_recorded_times_ordinals_and_properties(tmp_pat
     file = gateway_file(tmp_path, [module("sees", HERE + "Sees")], [link("shm:/in", "sees")])
     target = GatewayTarget(file)
     with Script(script, start="1s") as opened:
-        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns)
+        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
     first, second = BEGIN_NS + SECOND_NS, BEGIN_NS + round(2.5 * SECOND_NS)
     assert seen == [
         ("shm:/in", 2, first, first, b"a", {"k": "v"}),
@@ -282,8 +282,8 @@ def test_no_thread_outlives_a_replay(tmp_path: Path) -> None:
     modules = [module("tick", READY + "Timer", {"period_s": 0.5}), module("window", READY + "Window")]
     target = GatewayTarget(gateway_file(tmp_path, modules, [link("shm:/in", "window")]))
     with Script(script) as opened:
-        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns, enough=lambda: True)
-        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns)
+        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]), enough=lambda: True)
+        replay(target, opened.inputs({"in": "shm:/in"}), opened.times_ns(["in"]))
     for thread in set(threading.enumerate()) - before:
         thread.join(60)
         assert not thread.is_alive()

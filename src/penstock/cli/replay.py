@@ -138,7 +138,7 @@ def _run(
         report = run_once(
             place,
             script.inputs(sources),
-            script.times_ns,
+            script.times_ns(sources),
             on_published=stored.published,
             on_left=stored.left,
             seed=seed,
@@ -197,7 +197,7 @@ def _judge(
     from penstock.replay import first_break, shrink
     from penstock.replay.rule import MAX_INPUTS
 
-    times_ns = script.times_ns
+    times_ns = script.times_ns(sources)
     found = first_break(place, script.inputs(sources), times_ns, rule, seed=seed)
     if found is None:
         if as_json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -50,10 +50,9 @@ class Script:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    @property
-    def times_ns(self) -> tuple[int, int]:
-        """The first and the last moment of what is replayed."""
-        first, last = self.story.span_ns or time_range(self._journals)
+    def times_ns(self, topics: Iterable[str]) -> tuple[int, int]:
+        """The first and the last moment of what is replayed of these topics."""
+        first, last = self.story.span_ns or time_range(self._journals, set(topics))
         first = first if self._span.begin_ns is None else self._span.begin_ns
         return first, max(first, last if self._span.end_ns is None else min(last, self._span.end_ns))
 
