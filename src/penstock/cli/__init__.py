@@ -67,6 +67,7 @@ COMMANDS: tuple[Entry, ...] = (
     Entry("ls", "ls", "Every channel, queue, publisher and subscriber on this machine.", LOOK),
     Entry("top", "top", "A live table of what flows.", LOOK),
     Entry("why", "why", "Explain why nothing arrives at an address.", LOOK),
+    Entry("autopsy", "autopsy", "What a killed process last published, held and never read.", LOOK),
     Entry("info", "info", "Everything known about one address.", LOOK),
     Entry("schema", "schema", "What messages are made of, where a typed publisher has said it.", LOOK),
     Entry("hz", "rates", "Messages per second, without disturbing the publisher.", LOOK, "hz_app"),
