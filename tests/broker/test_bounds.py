@@ -122,6 +122,30 @@ def test_many_topics_of_one_connection_cost_no_more_than_of_many(
     assert told == [f"t{number}" for number in range(50)]
 
 
+def test_patterns_with_wildcards_have_a_bound(serve: Callable[..., Server]) -> None:
+    """Each new topic is compared with each of them; names without are looked up, so there may be thousands."""
+    server = serve()
+    many = [f"a.*.{number}" for number in range(257)]
+    names = [f"b.{number}" for number in range(5000)]
+    wire = Wire(server.port).hello()
+
+    def declared(topics: list[str]) -> str:
+        return wire.send(f"QUEUE q topics={','.join(topics)}\n".encode()).line()
+
+    with Client(port=server.port) as client, RangeClient(port=server.port) as bulk:
+        with pytest.raises(RefusedError, match="at most 256 patterns with wildcards"):
+            bulk.fetch(1, topics=many)
+        assert declared(many) == "ERR limit at most 256 patterns with wildcards stand together"
+        assert declared([*names, *many[:256]]) == "OK"
+        assert declared([f"c.*.{number}" for number in range(257)]).startswith("ERR limit ")
+        for topic in ("b.4999", "b.5000", "a.x.255", "a.x.256", "b", "b.4999.x"):
+            client.publish(topic, topic.encode())
+        assert [item.data for item in bulk.fetch(1, topics=[*names, "a.*.255"])] == [b"b.4999", b"a.x.255"]
+        with client.subscribe("q") as consumer:
+            assert [bytes(consumer.receive(timeout=LONG)) for _ in range(2)] == [b"b.4999", b"a.x.255"]
+    wire.close()
+
+
 def test_rows_of_names_are_remembered_up_to_a_bound(
     serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
