@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument
 
 app = typer.Typer()
 
-PORT = 8765
+PORT = 8766  # the monitor has 8765
 
 
 @app.command()
