@@ -1,8 +1,8 @@
 """How the messages of one schema are shown: in an encoding that the viewer reads, with its schema.
 
-JSON objects and protobuf go as they are, once they are seen to be of their type. An ``Image`` becomes a
-``foxglove.RawImage`` or a ``foxglove.PointCloud``. All else becomes a JSON object: what is none is its field ``value``,
-and a message that holds rows has them in ``rows``.
+JSON objects and protobuf go as they are, after a check that they match their type. An ``Image`` becomes a
+``foxglove.RawImage`` or a ``foxglove.PointCloud``. Everything else becomes a JSON object: a value that is no object
+becomes its field ``value``, and the rows of a message with many become ``rows``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from penstock.types.shape import holds_rows, json_schema, shape_of
 
 __all__ = ["Presentation", "is_image", "presentation_of"]
 
+
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """``convert`` makes what is sent of a message; ``ValueError`` where the message is not of its schema."""
+    """``convert`` makes the bytes that are sent; ``ValueError`` if the message does not match its schema."""
 
     encoding: str
     schema: foxglove.Schema | None
@@ -35,8 +36,8 @@ class Presentation:
 
 
 def presentation_of(text: str | None, sample: Any = None) -> Presentation:
-    """By the schema as it travels, and of an image by one of its messages too. What nobody described, or nothing here
-    reads, is shown as JSON or text where it is that, else as base64."""
+    """The presentation for a schema, of images for one of their messages too. Messages without a schema, or with an
+    unknown one, are shown as JSON or text if they are that, else as base64."""
     if not text:
         return _UNDESCRIBED
     try:
