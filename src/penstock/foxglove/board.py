@@ -83,8 +83,10 @@ class Board:
         self._viewers: dict[int, int] = {}  # by the channel's id
 
     def show(self, source: str, name: str, schema: str | None, sample: Any = None) -> Shown | None:
-        """Announce the topic to viewers, again if its schema has changed. ``sample`` is one of its messages. None: there
-        are too many topics."""
+        """Announce the topic to viewers, again if its schema has changed. ``sample`` is one of its messages.
+
+        None: there are too many topics.
+        """
         with self._lock:
             there = self._shown.get(source)
             if there is not None and there.schema == schema:

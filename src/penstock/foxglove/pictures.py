@@ -1,7 +1,7 @@
 """An ``Image`` as the viewer knows it: ``foxglove.RawImage``, or ``foxglove.PointCloud`` where it is named as a cloud.
 
-What is made of it is protobuf. Its last field has a number that the viewer passes over, and holds what describes the
-image here: so ``original`` gives the very message back.
+What is made of it is protobuf, with the image's own description in a field that viewers skip
+(``penstock.foxglove.original``): so the very message can be made of it again.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from foxglove.messages import (
     Vector3,
 )
 
-from penstock.types.image import Image, decode, describe
+from penstock.foxglove.original import description_field
+from penstock.types.image import Image, decode
 
-__all__ = ["Kind", "kind_of", "original", "picture_of"]
+__all__ = ["Kind", "kind_of", "picture_of"]
 
 SECOND_NS = 1_000_000_000
 #: By the channels and type of an image that has no name of an encoding.
@@ -43,8 +44,6 @@ NUMBERS = {
     "|u1": "Uint8", "|i1": "Int8", "<u2": "Uint16", "<i2": "Int16", "<u4": "Uint32", "<i4": "Int32", "<f4": "Float32",
     "<f8": "Float64",
 }  # fmt: skip
-DATA_FIELD = 6  # of both protobuf messages
-DESCRIPTION_FIELD = 7001  # of our own
 
 
 class Kind(enum.Enum):
@@ -82,7 +81,7 @@ def picture_of(message: Any, kind: Kind | None = None) -> tuple[Kind, bytes]:
         raise ValueError(f"{image.encoding or 'this'} is no {kind.name.lower()}, as the first of its topic was")
     at = Timestamp(*divmod(message.timestamp_ns, SECOND_NS))
     made = _raw_image(image, at) if found is Kind.PICTURE else _point_cloud(image, at)
-    return found, made + _field(DESCRIPTION_FIELD, describe(image))
+    return found, made + description_field(image)
 
 
 def _raw_image(image: Any, at: Timestamp) -> bytes:
@@ -118,52 +117,3 @@ def _point_cloud(image: Any, at: Timestamp) -> bytes:
 
 def _fields(encoding: str) -> tuple[str, ...]:
     return CLOUDS.get(encoding.rstrip("0123456789"), ())
-
-
-# --- the way back
-
-
-def _varint(number: int) -> bytes:
-    made = bytearray()
-    while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*made, number])
-
-
-def _field(number: int, data: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def original(body: bytes) -> bytes:
-    """The message that ``picture_of`` made this of; ``ValueError`` where it was not made there."""
-    parts: dict[int, memoryview] = {}
-    view = memoryview(body)
-    place = 0
-    while place < len(view):
-        tag, place = _read_varint(view, place)
-        if tag & 7 == 2:
-            size, place = _read_varint(view, place)
-            parts[tag >> 3] = view[place : place + size]
-            place += size
-        elif tag & 7 == 0:
-            _, place = _read_varint(view, place)
-        elif tag & 7 in (1, 5):
-            place += 8 if tag & 7 == 1 else 4
-        else:
-            raise ValueError("this is no picture")
-    found = bytes(parts.get(DATA_FIELD, b"")) + bytes(parts.get(DESCRIPTION_FIELD, b""))
-    decode(found)  # the description fits the data
-    return found
-
-
-def _read_varint(view: memoryview, place: int) -> tuple[int, int]:
-    number = shift = 0
-    while True:
-        if place >= len(view) or shift > 63:
-            raise ValueError("this is no picture")
-        byte = view[place]
-        number |= (byte & 0x7F) << shift
-        shift, place = shift + 7, place + 1
-        if byte < 0x80:
-            return number, place

@@ -39,8 +39,8 @@ def _misfit(value: Any, node: Any, names: Mapping[str, Any], path: str, depth: i
         [{**node, "type": one} for one in kind] if isinstance(kind, list) else []
     )  # fmt: skip
     if choices:
-        said = [_misfit(value, one, names, path, depth + 1) for one in choices]
-        return said[0] if all(said) else ""
+        misfits = [_misfit(value, one, names, path, depth + 1) for one in choices]
+        return misfits[0] if all(misfits) else ""
     if kind is not None and not _is_of(value, kind):
         return f"{_where(path)} is {_shown(value)}, not {kind}"
     if ("const" in node and value != node["const"]) or ("enum" in node and value not in node["enum"]):
