@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import penstock
 from penstock import _core
 from penstock.address import without_secrets
-from penstock.carry import MOST, MOST_BYTES, in_parts
+from penstock.carry import in_parts
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
 from penstock.recording.feed import Direct, feed_of
@@ -337,12 +337,10 @@ class Recorder:
 
     def _store(self, tape: Tape, pairs: list[Pair]) -> None:
         """In commits of a bounded size."""
-        begin = size = 0
-        for place, (_, entry) in enumerate(pairs):
-            size += len(memoryview(entry.data))
-            if place + 1 == len(pairs) or place + 1 - begin >= MOST or size >= MOST_BYTES:
-                self._store_together(tape, pairs[begin : place + 1])
-                begin, size = place + 1, 0
+        begin = 0
+        for piece in tape.pieces([entry for _, entry in pairs]):
+            self._store_together(tape, pairs[begin : begin + len(piece)])
+            begin += len(piece)
 
     def _store_together(self, tape: Tape, pairs: list[Pair]) -> None:
         """All as one; where one of them is not for a journal (too long, say), each on its own."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.address import without_secrets
+from penstock.carry import MOST, MOST_BYTES
 from penstock.errors import InvalidArgument
 from penstock.journal import Entry, Journal
 from penstock.recording.story import STORY
@@ -67,6 +68,18 @@ class Tape:
             self._head_segment()
             self._journal.commit(entries)
             self._bytes += size
+
+    def pieces(self, entries: list[Entry]) -> Iterator[list[Entry]]:
+        """What to commit at a time. Where old segments go by size, a commit that fills one would go all at once."""
+        most_bytes = MOST_BYTES if self.plan.max_bytes is None else min(MOST_BYTES, self._journal.segment_bytes)
+        begin = size = 0
+        for at, entry in enumerate(entries):
+            if at - begin >= MOST or (size and size + len(memoryview(entry.data)) > most_bytes):
+                yield entries[begin:at]
+                begin, size = at, 0
+            size += len(memoryview(entry.data))
+        if entries:
+            yield entries[begin:]
 
     def describe(self, topic: str, schema: str | None) -> None:
         """What the topic's messages are made of, in this part and in those that follow."""
