@@ -92,14 +92,15 @@ class Player:
     def _forward(self, group: list[tuple[str, Message]]) -> None:
         """Runs of messages for one place are a batch each: who reads two places sees the order of the recording."""
         for _, run in itertools.groupby(group, lambda pair: self._place(pair[0])):
-            pairs = [(self._publishers[name], message) for name, message in run]
+            pairs = []
+            for name, message in run:
+                pairs.append((self._publishers[name], message))
+                self.counts[name] += 1  # before it is sent: a Ctrl-C that comes meanwhile is raised when it is stored
             publisher = pairs[0][0]
             if isinstance(publisher, JournalPublisher):
                 publisher.forward_together(pairs)  # type: ignore[arg-type]
             else:
                 publisher.forward([message for _, message in pairs])
-        for name, _ in group:
-            self.counts[name] += 1
 
     def _place(self, name: str) -> Any:
         publisher = self._publishers[name]
