@@ -84,8 +84,6 @@ class Connection:
         self.liveness = Liveness(self.socket, limits.keepalive_s)
         self.look_at = self.opened + limits.keepalive_s / PROBES
         self.unacknowledged = False  # messages are in flight that count as acknowledged when the peer's TCP has them
-        self.unfinished_bytes = 0  # bytes received of an incomplete command
-        self.unfinished_since = 0.0
         self.busy = False  # a long command can continue now
         self.cut = False  # its turn ended before all received input was handled
         self.paused_until = 0.0

@@ -19,7 +19,7 @@ class Books:
         self._last: Ledger | None = None  # the last values, once closed
 
     def count(self, messages: int, size: int, dropped: int = 0, since_ns: int | None = None) -> None:
-        """``messages`` were stored or delivered; ``dropped`` were removed by retention before they were read."""
+        """``messages`` were stored or delivered now; ``dropped`` were removed by retention before they were read."""
         with self._lock:
             if self._last is not None:  # closed meanwhile: too late to count
                 gone = {"gap": self._last.dropped.get("gap", 0) + dropped} if dropped else {}
@@ -37,13 +37,14 @@ class Books:
                 self._counters.drop("gap", dropped)
             if since_ns is not None:
                 self._counters.measure(since_ns)
+            elif messages:
+                self._counters.set("last_ns", time.time_ns())
 
-    def stored(self, messages: int, size: int) -> None:
-        """``count`` for stored messages, with their time."""
-        self.count(messages, size)
+    def reach(self, position: int) -> None:
+        """Record where a reader continues, so that the monitor can compute its lag."""
         with self._lock:
             if self._last is None:
-                self._counters.set("last_ns", time.time_ns())
+                self._counters.set("position", position)
 
     @property
     def ledger(self) -> Ledger:

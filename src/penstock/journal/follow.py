@@ -44,6 +44,7 @@ class Follower(Subscriber):
         self.position = start
         self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
         self._books = Books(Counters("journal", "subscriber", self._place))
+        self._books.reach(start)
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False
@@ -95,8 +96,11 @@ class Follower(Subscriber):
 
     def _take(self, most: int) -> Batch:
         self._check_open()
-        batch, self.position, skipped = self._journal.read_counted(self.position, most, None, self._filter)
+        before = self.position
+        batch, self.position, skipped = self._journal.read_counted(before, most, None, self._filter)
         count = len(batch)
+        if self.position != before:
+            self._books.reach(self.position)
         # Only for a follower that has caught up is the age of a message its latency.
         since_ns = batch[0].stored_ns if count and self._waited else None
         self._waited = self._waited and not count
@@ -120,6 +124,8 @@ class Follower(Subscriber):
             batch, following, skipped = self._journal.read_counted(self.position, 1, None, self._filter)
             if len(batch):
                 return True
+            if following != self.position:
+                self._books.reach(following)
             self.position = following
             if skipped:
                 self._books.count(0, 0, skipped)
@@ -208,7 +214,7 @@ class JournalPublisher(Publisher):
         """
         self._check_open()
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key, timestamp_ns)[1]
-        self._books.stored(1, total_bytes((data,)))
+        self._books.count(1, total_bytes((data,)))
         return ordinal
 
     def publish_many(
@@ -226,7 +232,7 @@ class JournalPublisher(Publisher):
             self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
         else:
             self._journal.append_many(self.topic, items)
-        self._books.stored(len(items), total_bytes(items))
+        self._books.count(len(items), total_bytes(items))
         return len(items)
 
     def forward(self, batch: Iterable[Message]) -> int:
@@ -245,7 +251,7 @@ class JournalPublisher(Publisher):
         for publisher, message in pairs:
             by_publisher.setdefault(publisher, []).append(message.size)
         for publisher, sizes in by_publisher.items():
-            publisher._books.stored(len(sizes), sum(sizes))
+            publisher._books.count(len(sizes), sum(sizes))
         return len(pairs)
 
     def reserve(self, size: int) -> Draft:
