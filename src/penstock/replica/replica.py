@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from penstock.errors import InvalidArgument, RefusedError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
+from penstock.journal import layout
 from penstock.replica.appender import PAUSE_S, Appender, FencedError
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
 from penstock.replica.refill import Refilled, refill
+from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
+from penstock.replica.writers import Writers
 
 log = logging.getLogger("penstock.replica")
 OPEN_S = 60.0  # how long opening waits for a quorum
 OPENINGS = 20  # tries, where others open the stream at the same time
+T = TypeVar("T")
 
 
 class Replica:
@@ -49,30 +55,57 @@ class Replica:
             raise self.fault
         deadline = time.monotonic() + OPEN_S
         for _ in range(OPENINGS):
-            history, directory = self._refill(deadline)
-            if directory.copied:
-                log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
-            epoch, writer = _epoch(history.last) + 1, secrets.randbits(64)
-            self._appender = Appender(self.blocks, history.bounds.last, writer, pause=self._pause)
             try:
-                self._appender.append(epoch_block(directory, epoch, writer))
-                return ReplicatedDisk(self._appender, directory, epoch, writer)
+                return self._open(deadline)
             except FencedError:
                 log.info("%s: somebody else has appended to it meanwhile: reading it again", self.blocks.name)
         raise RefusedError(f"{self.blocks.name} is opened by others all the time")
 
-    def _refill(self, deadline: float) -> tuple[History, Refilled]:
+    def _open(self, deadline: float) -> ReplicatedDisk:
+        """Once. FencedError: somebody else has appended to the stream."""
+        try:
+            history, directory = self._patiently(deadline, self._refill)
+        except CorruptionError as error:
+            self._patiently(deadline, partial(self._restore, error))
+            history, directory = self._patiently(deadline, self._refill)
+            with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):  # retention does it later
+                self.blocks.purge(history.segments[0].begin)
+        if directory.copied:
+            log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
+        writers = Writers(self.directory)
+        epoch = max(_epoch(history.last), writers.epoch) + 1
+        writer = writers.begin(epoch)
+        missing = history.bounds.missing
+        self._appender = Appender(self.blocks, history.bounds.last, writer, missing=missing, pause=self._pause)
+        self._appender.append(epoch_block(directory, epoch, writer))
+        writers.note_led()
+        return ReplicatedDisk(self._appender, directory, epoch, writer)
+
+    def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """From the beginning again, where the cluster is choosing a leader or has no quorum at the moment."""
         while True:
             try:
-                history = History(self.blocks, self.blocks.bounds())
-                if history.last is not None and history.last.epoch == 0:
-                    raise InvalidArgument(f"{self.blocks.name} was not filled to its end: fill another one")
-                return history, refill(self.directory, history)
+                return act()
             except (UnansweredError, ConnectionError):
                 if time.monotonic() >= deadline:
                     raise
                 self._pause()
+
+    def _refill(self) -> tuple[History, Refilled]:
+        history = History(self.blocks, self.blocks.bounds())
+        if history.last is not None and history.last.epoch == 0:
+            raise InvalidArgument(f"{self.blocks.name} was not filled to its end: fill another one")
+        return history, refill(self.directory, history)
+
+    def _restore(self, damage: CorruptionError) -> None:
+        """Put back what the stream has lost, where this directory has it; else ``damage`` is raised."""
+        if not (self.directory / layout.MARKER_NAME).exists():
+            raise damage
+        try:
+            count = restore(self.directory, self.blocks, Writers(self.directory), pause=self._pause)
+        except (CorruptionError, InvalidArgument) as error:
+            raise CorruptionError(f"{damage}. It cannot be restored: {error}", damage.place) from None
+        log.warning("%s; restored from %s: %d segments", damage, self.directory, count)
 
     def close(self) -> None:
         """Let go of the connection."""
