@@ -132,19 +132,15 @@ class Model:
             self.kill(number)
         blocks = self.stream.blocks
         for _ in range(self.chance.choice([1, 1, 3])):
-            fate, at = self.chance.random(), self.chance.choice([*blocks] or [0])
-            if fate < 0.3 and at:
-                data = bytearray(blocks[at])
-                data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
-                blocks[at] = bytes(data)
-            elif fate < 0.8:
+            fate, at = self.chance.random(), self.chance.choice([*blocks] or [1])
+            if fate < 0.8:
                 for lost in range(at, at + self.chance.choice([1, 2, 20])):
                     blocks.pop(lost, None)
             else:
                 self.stream.last = max(self.stream.first, at)
                 for lost in [found for found in blocks if found > self.stream.last]:
                     del blocks[lost]
-        self.start(self.leader)
+        self.start(self.leader, trouble=0.02)
 
     def step(self) -> None:
         number = self.chance.randrange(3)

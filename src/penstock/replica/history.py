@@ -46,7 +46,7 @@ class History:
         self.segments: list[Segment] = []  # in order, without those that a later one replaced
         if bounds.last >= max(1, bounds.first):
             self.end, self.last = self._last()
-            self.segments = _kept(self._walk())
+            self.segments = kept_segments(self._walk())
         elif bounds.last:
             raise CorruptionError(f"{blocks.name} has no block any more; its last one was {bounds.last}", blocks.name)
 
@@ -55,7 +55,7 @@ class History:
 
     def read(self, sequence: int) -> Block:
         """One block, checked."""
-        data = self.blocks.read(sequence)
+        data = next((data for _, data in self.blocks.read_range(sequence, sequence)), None)  # which is patient
         if data is None:
             raise CorruptionError(f"{self._place(sequence)} is missing", self._place(sequence))
         return decode(data, self._place(sequence))
@@ -117,6 +117,9 @@ class History:
             yield block
         if lost and (following is None or position < following):
             raise lost[0]
+        if following is not None and position < following:
+            place = f"the segment before block {segment.end + 1} of {self.blocks.name}"
+            raise CorruptionError(f"{place} ends at position {position - 1}, the next one begins at {following}", place)
 
     def _decoded(self, segment: Segment, lost: list[CorruptionError]) -> Iterator[tuple[int, Block]]:
         """The blocks that may be a segment's; those that are missing or damaged are added to ``lost``."""
@@ -168,7 +171,7 @@ def _follows(before: Block, block: Block) -> bool:
     return before.more and same and block.offset == before.offset + len(before.data)
 
 
-def _kept(found: list[Segment]) -> list[Segment]:
+def kept_segments(found: list[Segment]) -> list[Segment]:
     """Without those that a later one replaced: a segment begins where what is valid ended."""
     kept: list[Segment] = []
     for segment in found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
 from penstock.journal import layout
-from penstock.replica.appender import PAUSE_S, Appender, FencedError
+from penstock.replica.appender import PAUSE_S, Appender, FencedError, LostBlocksError
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
@@ -59,17 +60,25 @@ class Replica:
                 return self._open(deadline)
             except FencedError:
                 log.info("%s: somebody else has appended to it meanwhile: reading it again", self.blocks.name)
+            except LostBlocksError as error:
+                log.warning("%s meanwhile: reading it again", error.strerror)
         raise RefusedError(f"{self.blocks.name} is opened by others all the time")
 
     def _open(self, deadline: float) -> ReplicatedDisk:
         """Once. FencedError: somebody else has appended to the stream."""
         try:
             history, directory = self._patiently(deadline, self._refill)
+            lost = history.bounds.missing
+            damage = CorruptionError(f"{self.blocks.name} has lost {lost} blocks", self.blocks.name) if lost else None
+            fatal = False
         except CorruptionError as error:
-            self._patiently(deadline, partial(self._restore, error))
+            damage, fatal = error, True
+        if damage is not None:
+            restored = self._patiently(deadline, partial(self._restore, damage, fatal))
             history, directory = self._patiently(deadline, self._refill)
-            with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):  # retention does it later
-                self.blocks.purge(history.segments[0].begin)
+            if restored:
+                with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):  # retention does it later
+                    self.blocks.purge(history.segments[0].begin)
         if directory.copied:
             log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
         writers = Writers(self.directory)
@@ -93,23 +102,40 @@ class Replica:
 
     def _refill(self) -> tuple[History, Refilled]:
         history = History(self.blocks, self.blocks.bounds())
+        led = Writers(self.directory).epoch > 0
         if history.last is not None and history.last.epoch == 0:
-            raise InvalidArgument(f"{self.blocks.name} was not filled to its end: fill another one")
+            text = f"{self.blocks.name} was not filled to its end: fill another one"
+            raise CorruptionError(text) if led else InvalidArgument(text)
+        if history.last is not None and led and not history.segments and _has_segments(self.directory):
+            raise CorruptionError(f"{self.blocks.name} has lost all of its segments", self.blocks.name)
         return history, refill(self.directory, history)
 
-    def _restore(self, damage: CorruptionError) -> None:
-        """Put back what the stream has lost, where this directory has it; else ``damage`` is raised."""
+    def _restore(self, damage: CorruptionError, fatal: bool) -> bool:
+        """Put back what the stream has lost, where this directory has it; whether something was.
+
+        Where it has not, ``damage`` is raised, unless the stream could be opened with it (``fatal`` is False).
+        """
         if not (self.directory / layout.MARKER_NAME).exists():
             raise damage
+        writers = Writers(self.directory)
         try:
-            count = restore(self.directory, self.blocks, Writers(self.directory), pause=self._pause)
+            count = restore(self.directory, self.blocks, writers, whole=not fatal, pause=self._pause)
         except (CorruptionError, InvalidArgument) as error:
-            raise CorruptionError(f"{damage}. It cannot be restored: {error}", damage.place) from None
-        log.warning("%s; restored from %s: %d segments", damage, self.directory, count)
+            if fatal:
+                raise CorruptionError(f"{damage}. It cannot be restored: {error}", damage.place) from None
+            log.warning("%s. It cannot be restored: %s", damage, error)
+            return False
+        if count:
+            log.warning("%s. Restored from %s: %d segments", damage, self.directory, count)
+        return count > 0
 
     def close(self) -> None:
         """Let go of the connection."""
         self.blocks.close()
+
+
+def _has_segments(directory: Path) -> bool:
+    return bool(layout.latest_segments(os.listdir(directory)))
 
 
 def _epoch(last: Block | None) -> int:

@@ -11,7 +11,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock._core import journal as native
@@ -20,7 +20,7 @@ from penstock.journal import Journal, layout
 from penstock.journal.disk import read_all, read_part
 from penstock.replica.appender import PAUSE_S, Appender
 from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
-from penstock.replica.history import Chains
+from penstock.replica.history import Chains, Segment, kept_segments
 from penstock.replica.refill import same_boot
 from penstock.replica.stream import Blocks, Bounds
 from penstock.replica.writers import Writers
@@ -43,36 +43,43 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
 
 
 def restore(
-    directory: Path, blocks: Blocks, writers: Writers, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)
+    directory: Path,
+    blocks: Blocks,
+    writers: Writers,
+    *,
+    whole: bool,
+    pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
 ) -> int:
     """Append the first segment that the stream does not have whole, and those after it; gives how many.
 
+    ``whole``: the stream may have all of them; else the last one is appended in any case.
     CorruptionError: what the stream has lost is not in the directory, or that cannot be known; nothing is appended.
     """
     bounds = blocks.bounds()
+    survey = Survey(directory, blocks, bounds)
+    elsewhere = f"{directory} is not where {blocks.name} was written last: what is lost may be in another directory"
+    if not writers.were_last(survey.epoch, survey.writer):
+        raise CorruptionError(elsewhere, blocks.name)
     with Journal(directory, refuse_damage=True) as journal:
-        segments = layout.latest_segments(os.listdir(directory))
-        ends = [following for following, _ in segments[1:]] + [journal.frontier]
-        survey = Survey(directory, blocks, bounds)
         if survey.uuids - {journal.uuid.bytes}:
             raise CorruptionError(f"{blocks.name} has blocks of another journal than {directory}", blocks.name)
-        behind = survey.next > journal.frontier and not same_boot(directory)  # nothing there is synced
-        if behind or not writers.were_last(survey.epoch, survey.writer):
-            text = f"{directory} is not where {blocks.name} was written last: what is lost may be in another directory"
-            raise CorruptionError(text, blocks.name)
-        kept, link = 0, 0
-        for name, following in zip(segments[:-1], ends, strict=False):  # the last one is copied in any case
-            begin = survey.find(name, len(_whole(directory / layout.segment_name(*name), following)))
-            if not begin:
-                break
-            kept, link = kept + 1, begin
-        if not survey.reaches_back(link):
-            kept, link = 0, 0
+        if survey.next > journal.frontier and not same_boot(directory):  # nothing there is synced
+            raise CorruptionError(elsewhere, blocks.name)
+        segments = layout.latest_segments(os.listdir(directory))
+        ends = [following for following, _ in segments[1:]] + [journal.frontier]
+        sizes = {
+            name: len(_whole(directory / layout.segment_name(*name), following))
+            for name, following in zip(segments, ends, strict=True)
+        }
+        kept = len(segments) if whole else len(segments) - 1
+        while kept and not (link := survey.find(segments[:kept], sizes)):
+            kept -= 1
+        if kept == len(segments):
+            return 0
         epoch = max(survey.epoch, writers.epoch) + 1
         writer = writers.begin(epoch)
-        _copy(
-            directory, journal, segments[kept:], Appender(blocks, bounds.last, writer, pause=pause), writer, link, epoch
-        )
+        appender = Appender(blocks, bounds.last, writer, missing=bounds.missing, pause=pause)
+        _copy(directory, journal, segments[kept:], appender, writer, link if kept else 0, epoch)
         writers.note_led()
     return len(segments) - kept
 
@@ -108,7 +115,7 @@ class Survey:
     def _compare(self, sequence: int, block: Block) -> None:
         begin = block.begin_sequence(sequence)
         if block.begins:
-            self._begins[sequence] = block
+            self._begins[sequence] = replace(block, data=b"")
             self._same[sequence] = 0
         elif self._same.get(begin) != block.offset:
             return
@@ -123,22 +130,25 @@ class Survey:
         if here == data:
             self._same[begin] = block.offset + len(data)
 
-    def find(self, segment: tuple[int, int], size: int) -> int:
-        """Where a segment begins that is on the stream as it is in the directory; 0: nowhere."""
-        found = [
-            begin
-            for begin, block in self._begins.items()
-            if (block.segment, block.revision) == segment and self._same[begin] == size
-        ]
-        return max(found, default=0)
+    def find(self, segments: list[tuple[int, int]], sizes: dict[tuple[int, int], int]) -> int:
+        """Where the last of these segments begins, if the stream has all of them as the directory has; else 0."""
+        for begin in sorted(self._begins, reverse=True):
+            if (self._begins[begin].segment, self._begins[begin].revision) == segments[-1]:
+                found = kept_segments(self._path(begin))
+                whole = all(self._same[each.begin] == sizes.get(each.name) for each in found)
+                if whole and [each.name for each in found] == segments:
+                    return begin
+        return 0
 
-    def reaches_back(self, begin: int) -> bool:
-        """Whether each segment from this one back to the oldest can be found from the one after it."""
+    def _path(self, begin: int) -> list[Segment]:
+        """The segments that are found from this one back to the oldest; nothing where one of them is missing."""
+        found: list[Segment] = []
         while begin >= max(1, self.bounds.first):
             if begin not in self._begins:
-                return False
+                return []
+            found.append(Segment(begin, begin, self._begins[begin]))
             begin = self._begins[begin].link
-        return True
+        return found[::-1]
 
 
 def _copy(

@@ -287,6 +287,10 @@ class JetStream:
             if expected == first + most:
                 return
 
+    def step_down(self, preferred: str) -> None:
+        """Ask the leader of the stream to let the node of that name lead."""
+        self._ask(f"STREAM.LEADER.STEPDOWN.{self.target.stream}", {"placement": {"preferred": preferred}})
+
     def purge(self, below: int) -> None:
         """Whole blocks, on all replicas."""
         self._ask(f"STREAM.PURGE.{self.target.stream}", {"seq": below})
