@@ -11,11 +11,10 @@ import pytest
 
 from penstock.broker import Client, Server
 from penstock.errors import PenstockError
-from penstock.journal import Journal
 from penstock.replica import appender
 
 from .conftest import until
-from .fake_blocks import FakeBlocks, FakeStream
+from .fake_blocks import FakeStream
 from .test_model import contents
 from .test_refill import lose, opened
 
