@@ -7,7 +7,6 @@ oldest goes, counted as lost and told. Several links may share a directory.
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 import threading
@@ -49,6 +48,7 @@ class Buffer(Module):
             "retain_queues": True,
         }
         self._forwarder: Forwarder | None = None
+        self._backlog_at_end: int | None = None
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Open the journal and find the place in it."""
@@ -96,8 +96,7 @@ class Buffer(Module):
 
     def start(self) -> None:
         """Begin to forward."""
-        mark = functools.partial(self.broker.mark, self)
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, mark, BATCH)
+        self._forwarder = Forwarder(self, lambda: self, self._forward, BATCH)
         untold, self._untold = self._untold, 0
         self._tell_gone(untold)
         self._forwarder.start()
@@ -124,9 +123,11 @@ class Buffer(Module):
         self.receive_many([message])
 
     @property
-    def stored(self) -> int:
-        """Messages that are stored and not handled, where that is known: those on their way."""
-        return self._forwarder.in_flight if self._forwarder is not None else 0
+    def backlog(self) -> int:  # type: ignore[override]  # counted when somebody asks
+        """Messages that are stored and not handled, those on their way to the sink included."""
+        if self._backlog_at_end is not None:
+            return self._backlog_at_end
+        return max(0, self._following() - 1 - self._accounted - self._untold)
 
     # ---- the queue, for the forwarder
 
@@ -206,8 +207,7 @@ class Buffer(Module):
         self.broker.publish(self, carriage.arrived(data))
 
     def stop(self) -> None:
-        """Forward no more. What is stored stays stored: nobody waits for the sink."""
-        self.kill()
+        """Forward no more, and wait for what the sink has in hand. What it fails at stays stored."""
         if self._forwarder is not None:
             self._forwarder.stop()
             with self._counting:  # what is in hand comes again only if it is still stored
@@ -222,6 +222,8 @@ class Buffer(Module):
 
     def destroy(self) -> None:
         """Close the journal."""
+        self.kill()
         self.stop()
         self._queue.flush()
+        self._backlog_at_end = self.backlog
         self._publisher.close()

@@ -47,3 +47,9 @@ class DrainError(PenstockError, TimeoutError):
     has not come back from one call in all that time."""
 
     hung = False
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line: the kind of error and its text. What the gateway says itself needs no kind."""
+    told = str(error) if isinstance(error, ModuleError) else f"{type(error).__name__}: {error}"
+    return " ".join(told.split())

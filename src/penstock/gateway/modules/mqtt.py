@@ -2,8 +2,7 @@
 
 args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"), ``username`` and ``password``
 (null), ``tls`` (null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null;
-{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is not there or goes away is waited for, told as a
-failure each time.
+{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is gone is waited for, told as a failure each time.
 MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
@@ -12,7 +11,7 @@ a message is handled when the server has confirmed it; one that it has not is a 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import queue
 import re
 import sys
@@ -53,9 +52,8 @@ class _Mqtt(Module):
         from paho.mqtt.enums import CallbackAPIVersion
 
         c = self.configuration
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2, c["client_id"] or f"penstock-{self.name}", clean_session=clean, **more
-        )
+        name = c["client_id"] or f"penstock-{self.name}"
+        client = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=clean, **more)
         if c["username"] is not None:
             client.username_pw_set(c["username"], c["password"])
         if c["tls"] is not None and c["tls"] is not False:
@@ -102,15 +100,20 @@ class MqttIn(_Mqtt):
         """Check args."""
         return cls._checked(args, topics=["#"], clean=False)
 
+    @classmethod
+    def durable_with(cls, configuration: Any) -> bool:
+        """As its args say."""
+        return configuration["qos"] == 1 and not configuration["clean"]
+
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare the connection."""
         super().create(broker, configuration)
-        self.durable = configuration["qos"] == 1 and not configuration["clean"]
+        self.durable = self.durable_with(configuration)
         self._inbox: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._client = self._connect(configuration["clean"], manual_ack=True)
         self._client.on_subscribe = self._subscribed
         self._client.on_message = lambda _, __, message: self._inbox.put(message)
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, functools.partial(self.broker.mark, self))
+        self._forwarder = Forwarder(self, lambda: self, self._forward)
 
     def start(self) -> None:
         """Connect and read."""
@@ -129,13 +132,10 @@ class MqttIn(_Mqtt):
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """What has come."""
-        found = []
-        try:
-            found.append(self._inbox.get(timeout=timeout))
+        found: list[Any] = []
+        with contextlib.suppress(queue.Empty):
             while len(found) < most:
-                found.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
+                found.append(self._inbox.get(not found, timeout))
         return found
 
     def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
