@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,6 +23,7 @@ from penstock.gateway import (
     LinkOptions,
     ModuleError,
     QueueOptions,
+    carriage,
 )
 from penstock.gateway.admin import Admin, ask
 from penstock.gateway.broker import Ending
@@ -292,8 +296,8 @@ def test_what_a_buffer_holds_is_shown_wherever_counts_are(tmp_path: Path) -> Non
     admin.close()
     assert {one["module"]: one["backlog"] for one in found["modules"]} == {"a": 0, name: 20, "uplink": 0}
     gateway.broker.count_links()
-    (lag,) = (block["lag"] for block in counters_read() if block["kind"] == "module" and block["name"] == name)
-    assert lag == 20
+    (block,) = (one for one in counters_read() if one["kind"] == "module" and one["name"] == name)
+    assert (block["lag"], block["state"]) == (20, "20 stored on disk")
     assert gateway.destroy(60)
     assert {row["module"]: row["backlog"] for row in map(_row, gateway.modules())} == {"a": 0, name: 20, "uplink": 0}
     assert _kept(gateway.modules()) == 20, "what the uplink had in hand is part of the backlog"
@@ -387,3 +391,32 @@ def test_the_end_does_not_wait_for_a_sink_with_a_buffered_and_a_plain_link(tmp_p
     assert gateway.destroy(None)
     assert uplink.got == [b"good"]
     assert _kept(gateway.modules()) == 1
+
+
+def test_a_full_disk_stops_the_source_and_has_room_again_when_the_sink_is_back(
+    gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = tmp_path / "store", carriage.send
+
+    def send(publisher: Any, messages: Sequence[GatewayMessage]) -> None:
+        if sum(file.stat().st_size for file in store.iterdir() if file.suffix == ".log") > 300_000:
+            raise OSError(errno.ENOSPC, "nothing of it is stored")
+        real(publisher, messages)
+
+    monkeypatch.setattr(carriage, "send", send)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(total=300_000))
+    gateway.add_module("a", Collector)
+    gateway.add_module("uplink", Fails, queue=QueueOptions(depth=4))
+    told: list[tuple[str, Any]] = []
+    gateway.add_event_callback(Event.MODULE_FAILED, lambda _, __, context, ___: told.append(context[1:]))
+    options = LinkOptions(delivery=ALO, backoff_s=0.01, max_backoff_s=0.02)
+    gateway.add_link("a", "uplink", None, options, buffer=f"journal:{store}")
+    gateway.start()
+    uplink = gateway.module("uplink")
+    contents = [b"bad %06d" % n + bytes(1000) for n in range(1000)]
+    saying = threading.Thread(target=say, args=(gateway, "a", *contents))
+    saying.start()
+    eventually(lambda: any(step == "receive" and "nothing of it is stored" in str(why) for step, why in told))
+    uplink.well.set()
+    saying.join()
+    eventually(lambda: {*uplink.got} == {*contents})

@@ -558,7 +558,7 @@ class ModuleBroker(Router):
             durable = [worker for worker in self._workers.values() if worker.is_durable]
         for worker in durable:
             with contextlib.suppress(ValueError):  # its counters were closed meanwhile
-                worker.counters.set("lag", worker.backlog)
+                worker.count_backlog()
 
     def modules(self) -> list[ModuleInfo]:
         """Every module attached, in order of adding."""

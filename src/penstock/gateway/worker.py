@@ -204,6 +204,7 @@ class Worker:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ident = 0  # of the thread
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
+        self._backlog_told = 0
         self._throttle = Throttle(log)
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
@@ -393,6 +394,14 @@ class Worker:
         """Messages that the module keeps on disk and that were not handled yet."""
         known = getattr(self.module, "backlog", 0)
         return known if isinstance(known, int) else 0  # a module's class may mean something else by the name
+
+    def count_backlog(self) -> None:
+        """Bring what the monitor is told of it up to now."""
+        backlog, before = self.backlog, self._backlog_told
+        self.counters.set("lag", backlog)
+        if backlog != before and not self.stuck and self.life is Life.RUNNING:  # else its state says that
+            self.counters.state(f"{backlog} stored on disk" if backlog else "")
+            self._backlog_told = backlog
 
     @property
     def lost_at_end(self) -> int:
