@@ -114,6 +114,7 @@ class Dialogue:
         self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self.ready = False
         self.version = VERSION
+        self.times = False  # whether the broker takes times of publishers; one of an older version does not
         self.journal = ""
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
@@ -124,7 +125,7 @@ class Dialogue:
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # of the first outgoing piece
         self._stored = 0  # publishes that the broker has confirmed
-        self._closing = ""
+        self.farewell = ""  #: why the broker has closed the last connection, until it answers something
         self._renewed: set[bytes] = set()
 
     # --- asking
@@ -149,11 +150,13 @@ class Dialogue:
         if self.ready:
             self._outgoing.append(data + b"\n")
 
-    def publish(self, topic: str, items: Any, options: str = "", properties: Properties = b"") -> Pending:
-        """Messages to one topic; settled when all of them are on disk."""
+    def publish(
+        self, topic: str, items: Any, options: str = "", properties: Properties = b"", times: Any = None
+    ) -> Pending:
+        """Messages to one topic; settled when all of them are on disk. ``times``: signed 64-bit numbers, one each."""
         head = self._heads.get(topic) or self._head_of(topic)
         tail = f" {options}".encode() if options else b""
-        data = publish_lines(head, items, tail, self.max_message_bytes, properties)
+        data = publish_lines(head, items, tail, self.max_message_bytes, properties, times)
         count = len(items)
         return self._add(Pending(data, count, publishes=True))
 
@@ -224,7 +227,6 @@ class Dialogue:
         self.scanner = Scanner("deliveries", max(self.max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self._outgoing.clear()
         self._sent = 0
-        self._closing = ""
         self.ready = False
         self._outgoing.append(" ".join(parts).encode() + b"\n")
 
@@ -319,6 +321,7 @@ class Dialogue:
     def _head(self) -> Pending:
         if not self._waiting or not self.ready:
             raise ProtocolError("the broker answered what was not asked")
+        self.farewell = ""
         return self._waiting[0]
 
     def _answer(self, verb: str, rest: str, batch: Batch | None) -> None:
@@ -375,7 +378,7 @@ class Dialogue:
     def _error(self, rest: str) -> None:
         code, _, text = rest.partition(" ")
         if code == "closing":
-            self._closing = text
+            self.farewell = text
             if not self.ready and self.version > 1 and "speaks version 1:" in text:
                 self.version = 1  # an older broker: the next connection greets it as it wants
             elif not self.ready:
@@ -429,6 +432,7 @@ class Dialogue:
         self.journal = fields.get("journal", "")
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
+        self.times = "times" in fields
         self.ready = True
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}
