@@ -633,7 +633,7 @@ class Worker:
         if options.max_tries is not None and tries >= options.max_tries:
             self._give_up(message, error, tries)
         else:
-            heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), number, tries, message))
+            heapq.heappush(self.aside, Aside(time.monotonic() + backoff_s(options, tries), number, tries, message))
 
     def _take_back(self) -> None:
         while self.given_back:
@@ -686,7 +686,7 @@ class Worker:
                 self._give_up(message, failed, tries)
                 return
             self.busy_since = None
-            self._wait_for_try(_backoff(options, tries), [message])
+            self._wait_for_try(backoff_s(options, tries), [message])
             if message.id in self.lets_go:
                 self.leave(1)
                 return
@@ -723,7 +723,7 @@ class Worker:
             if not left:
                 return
             self.busy_since = None
-            self._wait_for_try(_backoff(self.joints[left[0].id].options, tries), left)
+            self._wait_for_try(backoff_s(self.joints[left[0].id].options, tries), left)
             tried_again = [message for message in left if message.id not in self.lets_go]
             self.leave(len(left) - len(tried_again))
             left = tried_again
@@ -859,7 +859,7 @@ def _keeps(output: Output, joint: Joint) -> bool:
     return joint.options.delivery is Delivery.AT_LEAST_ONCE and output.worker.is_durable
 
 
-def _backoff(options: LinkOptions, tries: int) -> float:
+def backoff_s(options: LinkOptions, tries: int) -> float:
     return min(options.backoff_s * 2.0 ** min(tries - 1, 64), options.max_backoff_s)
 
 

@@ -1,12 +1,12 @@
 """What is read of a recording: its messages in the order of the journals, of some topics, within a span of time.
 
-Within a topic times never go back (the journal holds them up); from one topic to another they do, by as much as an
-address held back: a broker's backlog beside a live channel, or what a pre-buffer stored address by address.
+The recorder stores messages in the order of their times, as far as it can know it (``penstock.recording.merge``): from
+one topic to another times go back where a publisher's clock is wrong, or a backlog was too long to be waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +61,10 @@ def _first_time_ns(journals: list[Journal]) -> int:
     return time_range(journals)[0]
 
 
-def time_range(journals: list[Journal]) -> tuple[int, int]:
-    """The least and the greatest time of all messages; 0 and 0 where there are none."""
+def time_range(journals: list[Journal], names: Container[str] | None = None) -> tuple[int, int]:
+    """The least and the greatest time of all messages, or of these topics; 0 and 0 where there are none."""
     topics = [topic for journal in journals for topic in journal.info().topics if topic.name != STORY]
+    topics = [topic for topic in topics if names is None or topic.name in names]
     least = min((topic.least_time_ns for topic in topics if topic.least_time_ns is not None), default=0)
     return least, max((topic.greatest_time_ns for topic in topics if topic.greatest_time_ns is not None), default=least)
 

@@ -8,7 +8,6 @@ output ``dropped``, for who is linked to it, and is counted as filtered by this 
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -33,7 +32,7 @@ class Deduplicate(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Pass it on unless it is known. It is known only once it was passed on, so that a failure is tried again."""
-        key, now_s = self._key(message), time.monotonic()
+        key, now_s = self._key(message), self.clock.now()
         if key is None:
             self.publish(message)
             return
