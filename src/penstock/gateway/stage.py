@@ -416,7 +416,7 @@ class Stage:
 class _Handled:
     """A mark of what was handled."""
 
-    lost = False
+    lost = stalled = False
 
     def handled(self) -> bool:
         return True
