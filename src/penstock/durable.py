@@ -199,10 +199,16 @@ class DurablePublisher(Publisher):
         *,
         properties: Mapping[str, str] | None = None,
         timestamp_ns: int | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Keep a copy of ``data``, on its way to the live flow; gives its ordinal."""
+        """Keep a copy of ``data``, on its way to the live flow; gives its ordinal.
+
+        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
+        """
         if self._closed or self._failure is not None:
             self._check_usable()
+        if timeout is not None:
+            check_timeout(timeout)
         if self._wait:
             ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
             self._committed.set()
@@ -215,9 +221,10 @@ class DurablePublisher(Publisher):
             self._wake()
         return ordinal
 
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Keep each of them, in order; gives how many."""
+    def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
+        """Keep each of them, in order; gives how many. ``timeout`` as in ``publish``."""
         self._check_usable()
+        check_timeout(timeout)
         items = batch if isinstance(batch, list | tuple) else list(batch)
         if self._wait:
             self.journal.append_many(self.topic, items)

@@ -1,6 +1,6 @@
 """The subscriber. ``read``, ``read_newest``, ``read_many``, ``find``, ``wait``, ``fileno`` and ``close`` are native.
 
-Rules: one thread at a time; messages may be released by any. A message holds its slot until released or collected;
+Rules: any thread; each message goes to one. A message holds its slot until released or collected;
 so many at once as ``max_active_messages``, or while slots are free. At that limit a read waits for one: ``read(0)``
 gives None and the message stays unread; a read that has waited in vain warns once and says who holds what.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger, Overflow
+from penstock.channel import Function, Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.history import wants_past
 from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema
@@ -100,10 +100,10 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         """A reference that does not hold the slot."""
         return WeakReference(self, message)
 
-    def on_message(self, function: Callable[..., Any] | None) -> None:
+    def on_message(self, function: Function) -> Function:
         """What ``process_all`` calls with (message) or (subscriber, message); None unsets it, inside itself too."""
         self._takes_subscriber = callable(function) and _takes_two(function)
-        super().on_message(function)
+        return super().on_message(function)
 
     def _call(self, function: Callable[..., Any], message: Message) -> None:
         if self._takes_subscriber:

@@ -4,7 +4,7 @@
 ``flush`` waits for all of them, and an error of one is raised by the next call. A queue's name makes that queue before
 the first message, so that it misses none.
 
-One thread at a time; ``close`` and ``ledger`` by any thread.
+Threads that use one publisher take turns; ``close`` and ``ledger`` by any thread.
 """
 
 from __future__ import annotations
@@ -100,13 +100,20 @@ class Publisher(channel.Publisher):
         with self._turn:
             return self._client.schema(self.topic)[1] or None
 
-    def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
-        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
+    def publish(
+        self, data: Buffer, *, properties: Mapping[str, str] | None = None, timeout: float | None = None
+    ) -> int | None:
+        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``.
+
+        ``timeout`` bounds the wait for the broker's answer to this call, where it is less than the publisher was opened
+        with. Without an answer nobody knows whether what was sent is stored.
+        """
         encoded = words.encode_properties(properties)
+        deadline = Deadline(timeout)
         with self._turn:
             self._check()
             self._send([data], encoded)
-            self._settle(self._unconfirmed)
+            self._settle(self._unconfirmed, deadline)
         return None
 
     def publish_many(
@@ -114,26 +121,30 @@ class Publisher(channel.Publisher):
         batch: Iterable[Buffer],
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
-        return self._publish_all(batch, encode_many(properties))
+        """Publish each of them, in order; gives how many were published. Properties: of all, or of each.
+
+        ``timeout`` is for all of them together, as in ``publish``.
+        """
+        return self._publish_all(batch, encode_many(properties), Deadline(timeout))
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the properties they have; gives how many were published."""
         if isinstance(batch, list):  # which brings its bytes alone
             return self.publish_many(batch, properties=[message.properties for message in batch])
-        return self._publish_all(batch, None)
+        return self._publish_all(batch, None, Deadline(None))
 
-    def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
+    def _publish_all(self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline) -> int:
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
         if isinstance(properties, list) and len(properties) != len(items):
             raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
         with self._turn:
             self._check()
-            self._send_all(items, properties)
+            self._send_all(items, properties, deadline)
         return len(items)
 
-    def _send_all(self, items: Any, properties: Properties) -> None:
+    def _send_all(self, items: Any, properties: Properties, deadline: Deadline) -> None:
         if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
             if len(items):
                 self._send(items, properties)
@@ -141,8 +152,8 @@ class Publisher(channel.Publisher):
             for begin in range(0, len(items), CHUNK):
                 part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
                 self._send(items[begin : begin + CHUNK], part)
-                self._settle(max(self._unconfirmed, 4 * CHUNK))
-        self._settle(self._unconfirmed)
+                self._settle(max(self._unconfirmed, 4 * CHUNK), deadline)
+        self._settle(self._unconfirmed, deadline)
 
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
@@ -158,18 +169,18 @@ class Publisher(channel.Publisher):
         self._counters.add("bytes", total_bytes(items))
         self._client._link.send()
 
-    def _settle(self, most: int) -> None:
+    def _settle(self, most: int, deadline: Deadline | None = None) -> None:
         """Wait until at most so many messages are under way."""
         while self._count > most:
-            self._collect(self._under_way.popleft())
+            self._collect(self._under_way.popleft(), deadline)
         while self._under_way and self._under_way[0].done:
             self._collect(self._under_way.popleft())
 
-    def _collect(self, pending: Pending) -> None:
+    def _collect(self, pending: Pending, deadline: Deadline | None = None) -> None:
         count = pending.count
         self._count -= count
         try:
-            span = self._client._finish(pending)
+            span = self._client._finish(pending, deadline)
         except words.Refusal:
             self._counters.drop("refused", count)
             raise
