@@ -107,9 +107,41 @@ void drop_names(const std::vector<Names> &gone) {
     }
 }
 
+// A reader's turn, for which it waits no longer than it would wait for a message. Where it has none, it gives nothing:
+// whoever has it reads.
+class ReadingTurn {
+   public:
+    ReadingTurn(Inlet &core, std::int64_t deadline) : core_(core), deadline_(deadline) { take(); }
+    ~ReadingTurn() { give(); }
+    ReadingTurn(const ReadingTurn &) = delete;
+    bool held() const { return held_; }
+    bool take() {
+        held_ = core_.try_lock();
+        while (!held_) {
+            {
+                GilReleased free;
+                held_ = core_.lock_for_a_moment(deadline_);
+            }
+            if (held_) break;
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (deadline_ >= 0 && monotonic_ns() >= deadline_) break;
+        }
+        return held_;
+    }
+    void give() {
+        if (held_) core_.unlock();
+        held_ = false;
+    }
+
+   private:
+    Inlet &core_;
+    const std::int64_t deadline_;
+    bool held_ = false;
+};
+
 // Connections that had been read to their end before this read began.
-void forget_ended(InletHandle &self, Turn<Inlet> &turn) {
-    if (self.ended.empty() || self.core.has_kept()) return;
+void forget_ended(InletHandle &self, ReadingTurn &turn) {
+    if (!turn.held() || self.ended.empty() || self.core.has_kept()) return;
     auto ended = std::move(self.ended);
     self.ended.clear();
     auto gone = take_names(self, [&](std::uint64_t serial, const Names &) {
@@ -120,8 +152,12 @@ void forget_ended(InletHandle &self, Turn<Inlet> &turn) {
     turn.take();
 }
 
-// Reads until there is a message: true; or the time is over: false.
-bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, Received &received) {
+// Reads until there is a message: true, and the turn is held; or the time is over: false.
+bool next_message(InletHandle &self, ReadingTurn &turn, std::int64_t deadline, Received &received) {
+    if (!turn.held()) {
+        check_usable(self);
+        return false;
+    }
     Read result = self.core.take(received);
     for (;;) {
         if (result == Read::nothing) {
@@ -150,18 +186,18 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
             case Read::interrupted:
                 turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             case Read::knocked:
                 turn.give();
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             case Read::lost: {
                 Lost lost = self.core.lost();
                 turn.give();
                 self.ended.push_back(lost.serial);
                 tell_lost(self, lost);
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             }
         }
@@ -188,7 +224,7 @@ nb::object inlet_read(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (!next_message(self, turn, deadline, received)) return nb::none();
     self.core.count(received, true);
@@ -199,7 +235,7 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received newest, received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (!next_message(self, turn, deadline, newest)) return nb::none();
     for (int more = 0; more < 100'000; ++more) {
@@ -215,7 +251,14 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
         chunk_drop(newest.chunk);
         newest = received;
     }
-    self.core.count(newest, true);
+    if (!turn.held()) {
+        GilReleased free;
+        self.core.lock();
+        self.core.count(newest, true);
+        self.core.unlock();
+    } else {
+        self.core.count(newest, true);
+    }
     return nb::steal(make_message(self, newest));
 }
 
@@ -231,7 +274,7 @@ nb::object inlet_read_many(InletHandle &self, nb::handle most_object, nb::handle
     std::vector<Envelope> entries;
     Received received;
     Names names{0, nullptr, nullptr};
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (next_message(self, turn, deadline, received)) {
         std::uint32_t session = received.session;
@@ -252,9 +295,9 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
-    if (self.core.has_kept()) return true;
+    if (turn.held() && self.core.has_kept()) return true;
     if (!next_message(self, turn, deadline, received)) return false;
     self.core.keep(received);
     return true;
