@@ -20,7 +20,7 @@ PyObject *publisher_wait_ready(PyObject *object, PyObject *arguments, PyObject *
     if (!handle) return nullptr;
     if (subscribers < 0) return raise_error("InvalidArgument", "subscribers=%lld must be 0 or more", subscribers);
     Woken woken = Woken::timeout;
-    if (deadline == 0) return PyBool_FromLong(handle->subscribers() >= subscribers);
+    if (subscribers > UINT32_MAX) subscribers = UINT32_MAX;
     if (!wait_with(self, woken, [&] { return handle->wait_subscribers(std::uint32_t(subscribers), deadline); })) return nullptr;
     return PyBool_FromLong(woken == Woken::ready);
 }

@@ -131,6 +131,10 @@ std::uint32_t Publisher::publishers() const {
 }
 
 Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns) {
+    if (deadline_ns == 0) {
+        if (subscribers() >= count) look_for_dead();
+        return subscribers() >= count ? Woken::ready : Woken::timeout;
+    }
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.slice_ns = patience_ns;

@@ -52,6 +52,7 @@ struct InletHandle {
     Inlet core;
     std::unordered_map<std::uint64_t, Names> names;  // by the connection's serial number
     std::vector<std::uint64_t> ended;                // read to their end; the reader may still be creating a message of theirs
+    std::string refused;                             // why no session is left, where a publisher has refused the last one
     PyObject *on_lost = nullptr;
 
     InletHandle(std::uint64_t max_message_size, std::size_t held, const std::string &name)
@@ -177,6 +178,7 @@ bool next_message(InletHandle &self, ReadingTurn &turn, std::int64_t deadline, R
                 fail("ClosedError", "this subscriber was closed");
             case Read::ended:
                 turn.give();
+                if (!self.refused.empty()) fail("RefusedError", self.refused.c_str());
                 fail("ClosedError", "every session of this subscriber has ended; add_session gives it a new one");
             case Read::full:
                 turn.give();
@@ -383,7 +385,8 @@ void bind_inlet(nb::module_ &module) {
                  return self.core.last_ordinal(session);
              })
         .def("finish",
-             [](InletHandle &self, bool ended) {
+             [](InletHandle &self, bool ended, const std::string &refused) {
+                 self.refused = refused;
                  GilReleased free;
                  self.core.finish(ended);
              })

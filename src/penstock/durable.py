@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from penstock import address as addresses
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
-from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.history import check_start, kept_of, start_ns
 from penstock.journal import presence
 from penstock.journal.follow import Follower
@@ -122,7 +122,7 @@ def _told(address: Address, live_options: Mapping[str, Any]) -> str:
         with addresses.room("shm").Subscriber(address.name, history=False) as looking:
             directory = looking._durable("")
     if not directory:
-        raise StateError(
+        raise RefusedError(
             f"nobody says where {address.text} is kept: its publisher is not there, or has no durable=; give "
             "durable=DIRECTORY to read what a publisher left"
         )

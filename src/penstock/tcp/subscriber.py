@@ -132,7 +132,7 @@ class Subscriber(SubscriberContract):
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
             self._sessions[session.number] = session
-            self._inlet.finish(False)  # all sessions may have ended: reading is open again
+            self._inlet.finish(False, "")  # all sessions may have ended: reading is open again
         self.executor.call_soon(session.connect)
         return session
 
@@ -189,7 +189,7 @@ class Subscriber(SubscriberContract):
         with self._lock:
             over = all(one.state is SessionState.ENDED for one in self._sessions.values())
             # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
-            self._inlet.finish(over)
+            self._inlet.finish(over, session.refused)
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""
