@@ -497,7 +497,7 @@ class Protocol(Session):
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
         if found is None or change or wanted != old:
-            self._check_dead_letters(name, wanted)
+            self._check_dead_letters(name, wanted, old)
         if found is None:
             for pattern in wanted.topics:
                 self.check_pattern(pattern)
@@ -527,29 +527,39 @@ class Protocol(Session):
             self.broker.seek(found, start)
         return found
 
-    def _check_dead_letters(self, name: str, wanted: QueueOptions) -> None:
+    def _check_dead_letters(self, name: str, wanted: QueueOptions, old: QueueOptions) -> None:
         """The broker itself uses these names later, when nobody is there to be refused.
 
-        Dead letters end up in a queue: who names one that is there for something else puts messages among those of its
-        topics, and gives it one more topic, so both rights are needed.
+        Dead letters end up in the queue that is named, and in those that are bound to them since there was a queue of
+        this name before. Who puts messages among those of others' topics, and gives a queue one more topic, needs
+        both rights.
         """
         if wanted.dead_letter:
             self.check_queue(wanted.dead_letter)
             if wanted.dead_letter == name:
                 raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
-        if not wanted.max_deliveries:
+        elif not wanted.max_deliveries:
             return
         if len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
             raise Refusal(
                 "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
             )
         target = wanted.dead_letter or f"{name}.dead"
-        self._check_no_ring(name, target)
-        there = self.broker.queues.get(target)
-        if there is None or there.wants(dead_letters.PREFIX + name):
+        if wanted.max_deliveries:
+            self._check_no_ring(name, target)
+        topic = dead_letters.PREFIX + name
+        bound = [queue.name for queue in self.broker.queues.values() if topic in queue.options.topics]
+        for found in dict.fromkeys((target, *bound)):
+            there = self.broker.queues.get(found)
+            if there is not None and not (found in bound and old.max_deliveries):  # else it is as it was
+                self._check_target(found, there.options.topics, topic)
+
+    def _check_target(self, target: str, topics: Sequence[str], letters: str) -> None:
+        """The queue may be given these dead letters."""
+        own = [topic for topic in topics if not topic.startswith("$")]
+        if letters in topics and not own:
             return
         self.check_queue(target)
-        own = [topic for topic in there.options.topics if not topic.startswith("$")]
         if not (self.rights.manage and all(self.rights.may_publish_all(topic) for topic in own)):
             raise Refusal(
                 "denied",

@@ -188,7 +188,10 @@ class Queue:
         if skipped:  # what was freed since is the next look's
             self._pass_freed(min(self._store.first, batch.positions[0] if len(batch) else following))
         deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
-        sent, counts, expired = self.state.take(batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal)
+        most = self.options.max_deliveries
+        sent, counts, expired = self.state.take(
+            batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal, most
+        )
         if expired:
             self.expire(expired)
         if sent is not None:
