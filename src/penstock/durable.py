@@ -23,7 +23,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from penstock.journal.journal import SEGMENT_BYTES, Journal
 from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
 
 if TYPE_CHECKING:
-    from penstock._core import Draft
+    from penstock._core import Batch, Draft
     from penstock.address import Address
     from penstock.channel import Buffer
 
@@ -47,6 +47,7 @@ STAGED_BYTES = 16 << 20  # who publishes faster than the disk commits by itself 
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
+KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
 MAX_NS = (1 << 63) - 1
 
 logger = logging.getLogger("penstock.durable")
@@ -303,7 +304,27 @@ class DurablePublisher(Publisher):
             batch, self._position = self.journal.read_from(self._position, BATCH)
             if not len(batch):
                 return
-            self.inner.forward(batch)
+            for part in self._portions(batch):
+                self.inner.forward(part)
+
+    def _portions(self, batch: Batch) -> Iterator[Batch]:
+        """The batch as the live flow takes it.
+
+        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots, and
+        a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
+        slowest reader has room for it; all of them wait ``KEEP_UP_S`` at most, for nobody holds the live flow up.
+        """
+        if self.scheme != "shm":
+            yield batch
+            return
+        slots = self.inner.slots
+        most = max(1, slots // 4)
+        deadline = time.monotonic() + KEEP_UP_S
+        for begin in range(0, len(batch), most):
+            part = batch[begin : begin + most]
+            while self.inner.unread + len(part) > slots - most and time.monotonic() < deadline and not self._ending:
+                time.sleep(KEEP_UP_LOOK_S)
+            yield part
 
     # --- the contract
 
