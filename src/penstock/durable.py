@@ -23,7 +23,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from penstock.journal.journal import SEGMENT_BYTES, Journal
 from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
 
 if TYPE_CHECKING:
-    from penstock._core import Batch, Draft
+    from penstock._core import Batch, Draft, Message
     from penstock.address import Address
     from penstock.channel import Buffer
 
@@ -307,11 +307,11 @@ class DurablePublisher(Publisher):
             for part in self._portions(batch):
                 self.inner.forward(part)
 
-    def _portions(self, batch: Batch) -> Iterator[Batch]:
+    def _portions(self, batch: Batch) -> Iterator[Batch | Sequence[Message]]:
         """The batch as the live flow takes it.
 
-        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots, and
-        a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
+        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots,
+        and a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
         slowest reader has room for it; all of them wait ``KEEP_UP_S`` at most, for nobody holds the live flow up.
         """
         if self.scheme != "shm":
@@ -319,10 +319,11 @@ class DurablePublisher(Publisher):
             return
         slots = self.inner.slots
         most = max(1, slots // 4)
+        room = max(slots - most, most)
         deadline = time.monotonic() + KEEP_UP_S
         for begin in range(0, len(batch), most):
             part = batch[begin : begin + most]
-            while self.inner.unread + len(part) > slots - most and time.monotonic() < deadline and not self._ending:
+            while self.inner.unread + len(part) > room and time.monotonic() < deadline and not self._ending:
                 time.sleep(KEEP_UP_LOOK_S)
             yield part
 

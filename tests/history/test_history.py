@@ -243,18 +243,17 @@ def test_a_commit_of_more_messages_than_slots_loses_none_of_a_reader_that_keeps_
 ) -> None:
     monkeypatch.setattr(durable, "KEEP_UP_S", LONG)  # however seldom the reader runs on a busy machine, it keeps up
     where = f"shm:/{unique()}"
-    with penstock.publisher(where, durable=str(tmp_path), slots=16) as publisher:
-        with penstock.subscriber(where, history=False) as subscriber:
-            publisher.publish_many([b"%d" % i for i in range(500)])  # one commit
-            found = [bytes(subscriber.receive(LONG)) for _ in range(500)]
-            assert found == [b"%d" % i for i in range(500)] and not subscriber.ledger.lost
+    publisher = penstock.publisher(where, durable=str(tmp_path), slots=16)
+    with publisher, penstock.subscriber(where, history=False) as subscriber:
+        publisher.publish_many([b"%d" % i for i in range(500)])  # one commit
+        found = [bytes(subscriber.receive(LONG)) for _ in range(500)]
+        assert found == [b"%d" % i for i in range(500)] and not subscriber.ledger.lost
 
 
 def test_a_reader_that_does_not_read_holds_no_commit_up(tmp_path: Path) -> None:
     where = f"shm:/{unique()}"
-    with penstock.publisher(where, durable=str(tmp_path), slots=16) as publisher:
-        with penstock.subscriber(where, history=False), penstock.subscriber(where, history=False) as other:
-            publisher.publish_many([b"%d" % i for i in range(500)])
-            until(lambda: publisher.last_ordinal == 500)  # type: ignore[attr-defined]
-            assert publisher.unread == 500  # type: ignore[attr-defined]
-            assert other.ledger.matched == 500
+    publisher = penstock.publisher(where, durable=str(tmp_path), slots=16)
+    with publisher, penstock.subscriber(where, history=False) as subscriber:
+        publisher.publish_many([b"%d" % i for i in range(500)])
+        until(lambda: publisher.last_ordinal == 500)
+        assert publisher.unread == 500 and subscriber.ledger.matched == 500
