@@ -74,6 +74,39 @@ class Turn {
     bool held_ = false;
 };
 
+// A turn for which its caller waits no longer than it would wait for a message, or for room. Where it has none, it does
+// nothing: whoever has it reads, or waits for room too.
+template <typename Core>
+class PatientTurn {
+   public:
+    PatientTurn(Core &core, std::int64_t deadline) : core_(core), deadline_(deadline) { take(); }
+    ~PatientTurn() { give(); }
+    PatientTurn(const PatientTurn &) = delete;
+    bool held() const { return held_; }
+    bool take() {
+        held_ = core_.try_lock();
+        while (!held_) {
+            {
+                GilReleased free;
+                held_ = core_.lock_for_a_moment(deadline_);
+            }
+            if (held_) break;
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (deadline_ >= 0 && monotonic_ns() >= deadline_) break;
+        }
+        return held_;
+    }
+    void give() {
+        if (held_) core_.unlock();
+        held_ = false;
+    }
+
+   private:
+    Core &core_;
+    const std::int64_t deadline_;
+    bool held_ = false;
+};
+
 struct Bytes {
     Py_buffer buffer{};
     const std::uint8_t *data;

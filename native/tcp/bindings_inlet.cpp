@@ -108,37 +108,7 @@ void drop_names(const std::vector<Names> &gone) {
     }
 }
 
-// A reader's turn, for which it waits no longer than it would wait for a message. Where it has none, it gives nothing:
-// whoever has it reads.
-class ReadingTurn {
-   public:
-    ReadingTurn(Inlet &core, std::int64_t deadline) : core_(core), deadline_(deadline) { take(); }
-    ~ReadingTurn() { give(); }
-    ReadingTurn(const ReadingTurn &) = delete;
-    bool held() const { return held_; }
-    bool take() {
-        held_ = core_.try_lock();
-        while (!held_) {
-            {
-                GilReleased free;
-                held_ = core_.lock_for_a_moment(deadline_);
-            }
-            if (held_) break;
-            if (PyErr_CheckSignals() != 0) throw nb::python_error();
-            if (deadline_ >= 0 && monotonic_ns() >= deadline_) break;
-        }
-        return held_;
-    }
-    void give() {
-        if (held_) core_.unlock();
-        held_ = false;
-    }
-
-   private:
-    Inlet &core_;
-    const std::int64_t deadline_;
-    bool held_ = false;
-};
+using ReadingTurn = PatientTurn<Inlet>;
 
 // Connections that had been read to their end before this read began.
 void forget_ended(InletHandle &self, ReadingTurn &turn) {

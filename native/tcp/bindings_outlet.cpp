@@ -47,12 +47,36 @@ Patience patience_of(Outlet &core, nb::handle timeout, bool wait = true) {
 
 Patience as_opened_patience(Outlet &core) { return {core.block_timeout_ns(), as_opened_deadline}; }
 
+using SendingTurn = PatientTurn<Outlet>;
+
+// Until when a call that begins now waits; negative: for ever.
+std::int64_t deadline_of(const Patience &patience) {
+    if (patience.deadline != as_opened_deadline) return patience.deadline;
+    return patience.timeout_ns <= 0 ? patience.timeout_ns : monotonic_ns() + patience.timeout_ns;
+}
+
+[[noreturn]] void fail_full(const Patience &patience) {
+    if (!patience.wait) {
+        PyErr_SetNone(PyExc_BlockingIOError);
+        throw nb::python_error();
+    }
+    PyErr_Format(PyExc_TimeoutError,
+                 "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
+                 static_cast<long long>(patience.timeout_ns / 1'000'000));
+    throw nb::python_error();
+}
+
+void check_turn(Outlet &core, const SendingTurn &turn, const Patience &patience) {
+    if (turn.held()) return;
+    check_usable(core);
+    fail_full(patience);
+}
+
 // Calls `step`, which waits without the GIL, until it is done, or an error is raised. The turn is held, but not while a
 // signal handler runs: that may publish too.
 template <typename Step>
-void send_until_done(Turn<Outlet> &turn, Step step, const Patience &patience) {
-    std::int64_t deadline = patience.deadline;
-    if (deadline == as_opened_deadline) deadline = patience.timeout_ns < 0 ? -1 : monotonic_ns() + patience.timeout_ns;
+void send_until_done(SendingTurn &turn, Step step, const Patience &patience) {
+    const std::int64_t deadline = deadline_of(patience);
     for (;;) {
         Sent sent;
         {
@@ -65,23 +89,16 @@ void send_until_done(Turn<Outlet> &turn, Step step, const Patience &patience) {
             case Sent::closed:
                 fail("ClosedError", "this publisher was closed");
             case Sent::timed_out:
-                if (!patience.wait) {
-                    PyErr_SetNone(PyExc_BlockingIOError);
-                    throw nb::python_error();
-                }
-                PyErr_Format(PyExc_TimeoutError,
-                             "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
-                             static_cast<long long>(patience.timeout_ns / 1'000'000));
-                throw nb::python_error();
+                fail_full(patience);
             case Sent::interrupted:
                 turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
-                turn.take();
+                if (!turn.take()) fail_full(patience);
         }
     }
 }
 
-std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message, bool more, const Patience &patience) {
+std::uint64_t send_one(Outlet &core, SendingTurn &turn, const Outgoing &message, bool more, const Patience &patience) {
     std::uint64_t ordinal = 0;
     switch (core.quick(message, ordinal, more)) {
         case Quick::done:
@@ -107,8 +124,10 @@ std::uint64_t outlet_publish(OutletHandle &self, nb::handle data) {
     Outgoing message;
     message.data = bytes.data;
     message.size = bytes.size;
-    Turn<Outlet> turn(core);
-    return send_one(core, turn, message, false, as_opened_patience(core));
+    const Patience patience = as_opened_patience(core);
+    SendingTurn turn(core, deadline_of(patience));
+    check_turn(core, turn, patience);
+    return send_one(core, turn, message, false, patience);
 }
 
 // key NUL value NUL ..., UTF-8.
@@ -172,7 +191,8 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.properties = reinterpret_cast<const std::uint8_t *>(encoded.data());
     message.properties_size = static_cast<std::uint32_t>(encoded.size());
     message.drops = drops;
-    Turn<Outlet> turn(core);
+    SendingTurn turn(core, deadline_of(patience));
+    check_turn(core, turn, patience);
     return send_one(core, turn, message, false, patience);
 }
 
@@ -185,7 +205,7 @@ struct FlushAtEnd {
     }
 };
 
-void send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry, const Patience &patience,
+void send_batch(Outlet &core, SendingTurn &turn, PyObject *batch, bool carry, const Patience &patience,
                 std::uint64_t &count) {
     BatchPin pin(batch);  // the GIL is released while sending: another thread could release the batch
     if (!pin.entries()) throw nb::python_error();
@@ -219,7 +239,8 @@ void send_items(Outlet &core, nb::handle batch, const Patience &patience, std::u
         Outgoing message;
         message.data = bytes.data;
         message.size = bytes.size;
-        Turn<Outlet> turn(core);
+        SendingTurn turn(core, deadline_of(patience));
+        check_turn(core, turn, patience);
         send_one(core, turn, message, true, patience);
         ++count;
     }
@@ -233,7 +254,8 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
     std::uint64_t count = 0;
     try {
         if (batch_check(batch.ptr())) {
-            Turn<Outlet> turn(core);
+            SendingTurn turn(core, deadline_of(patience));
+            check_turn(core, turn, patience);
             send_batch(core, turn, batch.ptr(), carry, patience, count);
         } else {
             send_items(core, batch, patience, count);
@@ -259,11 +281,13 @@ struct FrameDraft final : DraftOwner {
                 frame = outlet->reserve(static_cast<std::uint64_t>(size));
                 std::memcpy(frame->payload(), reinterpret_cast<Frame *>(token)->payload(), static_cast<std::size_t>(size));
             }
-            Turn<Outlet> turn(*outlet);
+            const Patience patience = as_opened_patience(*outlet);
+            SendingTurn turn(*outlet, deadline_of(patience));
+            check_turn(*outlet, turn, patience);
             auto step = [&](std::int64_t deadline) {
                 return outlet->publish_frame(frame, static_cast<std::uint64_t>(size), ordinal, deadline);
             };
-            send_until_done(turn, step, as_opened_patience(*outlet));
+            send_until_done(turn, step, patience);
         } catch (nb::python_error &error) {
             if (read_on && frame != reinterpret_cast<Frame *>(token)) outlet->drop_frame(frame);
             error.restore();

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -153,3 +154,34 @@ def test_a_look_beside_a_thread_that_waits(reach: Reach) -> None:
 
     together([wait, look, publish])
     assert found == [b"1"]
+
+
+@pytest.mark.needs("block")
+def test_a_try_beside_a_thread_that_waits_for_room(reach: Reach) -> None:
+    """It does not wait for the one that waits, and neither does an event loop."""
+    publisher, subscriber = reach.pair(reach.bounded(4, "block"))
+    publish: Any = publisher.publish
+    payload = b"x" * max(10, reach.flood_padding)
+    sent = 0
+    with pytest.raises(TimeoutError):
+        while sent < reach.flood_count:
+            publish(payload, timeout=0)
+            sent += 1
+    tried = threading.Event()
+
+    def wait() -> None:
+        publish(payload)
+
+    def look() -> None:
+        for _ in range(20):
+            with pytest.raises(TimeoutError):
+                publish(payload, timeout=0)
+            with pytest.raises(TimeoutError):
+                asyncio.run(publisher.publish_async(payload, timeout=0))  # type: ignore[call-arg]
+        tried.set()
+
+    def read() -> None:
+        assert tried.wait(LONG)
+        read_all(subscriber, sent + 1)
+
+    together([wait, look, read])
