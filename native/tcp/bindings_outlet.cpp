@@ -50,7 +50,7 @@ Patience as_opened_patience(Outlet &core) { return {core.block_timeout_ns(), as_
 using SendingTurn = PatientTurn<Outlet>;
 
 // Until when a call that begins now waits; negative: for ever.
-std::int64_t deadline_of(const Patience &patience) {
+std::int64_t end_of(const Patience &patience) {
     if (patience.deadline != as_opened_deadline) return patience.deadline;
     return patience.timeout_ns <= 0 ? patience.timeout_ns : monotonic_ns() + patience.timeout_ns;
 }
@@ -76,7 +76,7 @@ void check_turn(Outlet &core, const SendingTurn &turn, const Patience &patience)
 // signal handler runs: that may publish too.
 template <typename Step>
 void send_until_done(SendingTurn &turn, Step step, const Patience &patience) {
-    const std::int64_t deadline = deadline_of(patience);
+    const std::int64_t deadline = end_of(patience);
     for (;;) {
         Sent sent;
         {
@@ -125,7 +125,7 @@ std::uint64_t outlet_publish(OutletHandle &self, nb::handle data) {
     message.data = bytes.data;
     message.size = bytes.size;
     const Patience patience = as_opened_patience(core);
-    SendingTurn turn(core, deadline_of(patience));
+    SendingTurn turn(core, end_of(patience));
     check_turn(core, turn, patience);
     return send_one(core, turn, message, false, patience);
 }
@@ -191,7 +191,7 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.properties = reinterpret_cast<const std::uint8_t *>(encoded.data());
     message.properties_size = static_cast<std::uint32_t>(encoded.size());
     message.drops = drops;
-    SendingTurn turn(core, deadline_of(patience));
+    SendingTurn turn(core, end_of(patience));
     check_turn(core, turn, patience);
     return send_one(core, turn, message, false, patience);
 }
@@ -239,7 +239,7 @@ void send_items(Outlet &core, nb::handle batch, const Patience &patience, std::u
         Outgoing message;
         message.data = bytes.data;
         message.size = bytes.size;
-        SendingTurn turn(core, deadline_of(patience));
+        SendingTurn turn(core, end_of(patience));
         check_turn(core, turn, patience);
         send_one(core, turn, message, true, patience);
         ++count;
@@ -254,7 +254,7 @@ std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool car
     std::uint64_t count = 0;
     try {
         if (batch_check(batch.ptr())) {
-            SendingTurn turn(core, deadline_of(patience));
+            SendingTurn turn(core, end_of(patience));
             check_turn(core, turn, patience);
             send_batch(core, turn, batch.ptr(), carry, patience, count);
         } else {
@@ -282,7 +282,7 @@ struct FrameDraft final : DraftOwner {
                 std::memcpy(frame->payload(), reinterpret_cast<Frame *>(token)->payload(), static_cast<std::size_t>(size));
             }
             const Patience patience = as_opened_patience(*outlet);
-            SendingTurn turn(*outlet, deadline_of(patience));
+            SendingTurn turn(*outlet, end_of(patience));
             check_turn(*outlet, turn, patience);
             auto step = [&](std::int64_t deadline) {
                 return outlet->publish_frame(frame, static_cast<std::uint64_t>(size), ordinal, deadline);

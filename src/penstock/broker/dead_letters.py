@@ -138,7 +138,7 @@ def _read(broker: Broker, position: int) -> Message | None:
 
 def _move(broker: Broker, position: int, topic: str, properties: dict[str, str]) -> None:
     batch, *_ = broker.store.read(position, 1, 1 << 62)
-    broker.publish(batch, topic=topic, properties=encode_properties(properties))
+    broker.publish(batch, topic=topic, properties=encode_properties(properties), timestamps_ns=batch.timestamps_ns)
 
 
 def _done(broker: Broker, queue: Queue, position: int, deliveries: int) -> None:

@@ -1,9 +1,9 @@
-"""What the messages of each topic are made of, version by version, as state records.
+"""The schemas of each topic, by version, as state records.
 
-The journal keeps its own under kind 2 with the internal flag; a broker's stand in its journal under the broker's kind
-8. Both have one form: u16 bytes of the topic's name, u32 version, the name, the schema's text (UTF-8).
+The journal keeps its own under kind 2 with the internal flag; a broker's are in its journal under the broker's kind 8.
+Both have the same format: u16 bytes of the topic's name, u32 version, the name, the schema's text (UTF-8).
 
-``Schemas`` is changed by one thread at a time; looked at by any.
+One thread at a time may change ``Schemas``; any thread may read it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from penstock.journal import layout
 from penstock.journal.disk import read_all
 from penstock.types import Schema
 
-KIND = 2  # of the journal's own state records
-BROKER_KIND = 8  # of a broker's
-MAX_VERSIONS = 64  # of a topic; the oldest are forgotten first
+KIND = 2  # kind of the journal's own records
+BROKER_KIND = 8  # kind of a broker's records
+MAX_VERSIONS = 64  # versions per topic; the oldest are dropped first
 _HEAD = struct.Struct("<HI")
 
 
@@ -35,7 +35,7 @@ class Schemas:
 
     @property
     def topics(self) -> list[str]:
-        """Those whose messages are described."""
+        """The topics that have a schema."""
         return sorted(self._versions)
 
     def versions(self, topic: str) -> dict[int, str]:
@@ -43,16 +43,16 @@ class Schemas:
         return dict(self._versions.get(topic, {}))
 
     def newest(self, topic: str) -> tuple[int, str]:
-        """Version and text; 0 and nothing where none was said."""
+        """Version and text; 0 and an empty text if there is none."""
         return next(reversed(self._versions.get(topic, {0: ""}).items()))
 
     @property
     def total_bytes(self) -> int:
-        """Of all texts."""
+        """The size of all texts."""
         return sum(len(text) for versions in list(self._versions.values()) for text in versions.values())
 
     def add(self, topic: str, text: str) -> bytes:
-        """One more version; gives its record."""
+        """Add a version; returns its record."""
         name = topic.encode()
         version = self.newest(topic)[0] + 1
         record = _HEAD.pack(len(name), version) + name + text.encode()
@@ -60,13 +60,13 @@ class Schemas:
         return record
 
     def remove_newest(self, topic: str) -> None:
-        """It could not be stored."""
+        """Undo ``add``: the record could not be stored."""
         versions = self.versions(topic)
         versions.popitem()
         self._put(topic, versions)
 
     def note(self, record: bytes) -> None:
-        """What a record says; one that cannot be is passed over."""
+        """Apply a record; an invalid one is skipped."""
         if len(record) < _HEAD.size:
             return
         size, version = _HEAD.unpack_from(record)
@@ -76,14 +76,14 @@ class Schemas:
         self._put(topic, {number: versions[number] for number in sorted(versions)[-MAX_VERSIONS:]})
 
     def _put(self, topic: str, versions: dict[int, str]) -> None:
-        """A new mapping of the topic each time: who looks at the old one is not disturbed."""
+        """Replaces the topic's mapping instead of changing it, so that threads can read the old one undisturbed."""
         if versions:
             self._versions[topic] = versions
         else:
             self._versions.pop(topic, None)
 
     def records(self) -> Iterator[bytes]:
-        """All of it, for a snapshot."""
+        """The records of all versions, for a snapshot."""
         for topic, versions in list(self._versions.items()):
             name = topic.encode()
             for version, text in versions.items():
@@ -99,7 +99,7 @@ def records_in(states: Iterable[tuple[int, int, bytes]], brokers: bool = False) 
 
 
 def _is_one(record: bytes) -> bool:
-    """Whether it is a broker's: others may use that kind for what they like."""
+    """Whether it is a broker's record: other programs may use that kind for anything."""
     schemas = Schemas([record])
     try:
         return bool(schemas.topics) and bool(Schema.parse(schemas.newest(schemas.topics[0])[1]))
@@ -108,14 +108,14 @@ def _is_one(record: bytes) -> bool:
 
 
 def read_schemas(directory: Path) -> Schemas:
-    """Out of the last segment of a journal, which anybody may read: its head repeats what was said before."""
+    """Read the schemas from a journal's last segment, whose head repeats those before. Needs no lock."""
     for first, revision in reversed(layout.latest_segments(os.listdir(directory))):
         path = directory / layout.segment_name(first, revision)
         try:
             data = read_all(path)
             header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
             scan = native.scan(data, header.nonce, header.first, 2**63, header.first, header.gaps)
-        except (FileNotFoundError, PenstockError):  # just removed, or damaged: the one before it says the same or less
+        except (FileNotFoundError, PenstockError):  # just removed, or damaged: the one before it has the same or less
             continue
         return Schemas(records_in(scan["states"], brokers=True))
     return Schemas()
