@@ -31,6 +31,20 @@ class Process:
     threads: int
     command: str
 
+    @property
+    def program(self) -> str:
+        """Its short name: its script or module; for a module with commands, the command. Empty for code in the line."""
+        words = self.command.split()
+        if words[1:2] == ["-c"]:
+            return ""
+        if not words or "python" not in words[0].rpartition("/")[2]:
+            return words[0].rpartition("/")[2] if words else ""
+        module = "-m" in words
+        rest = words[words.index("-m") + 1 :] if module else [word for word in words[1:] if not word.startswith("-")]
+        if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
+            return rest[1]
+        return rest[0].rpartition("/")[2] if rest else ""
+
 
 def process(pid: int) -> Process | None:
     """What /proc says of a process; None if it has ended or may not be read."""

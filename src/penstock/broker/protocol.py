@@ -26,7 +26,7 @@ from penstock.broker import dead_letters, words
 from penstock.broker.identifiers import Identifier
 from penstock.broker.producers import Producer
 from penstock.broker.queue import BUSY, WAIT, Queue, QueueOptions
-from penstock.broker.ranges import ENTRY, topic_names, whole
+from penstock.broker.ranges import ENTRY, non_negative_int, topic_names
 from penstock.broker.rights import EVERYTHING
 from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
@@ -355,7 +355,7 @@ class Protocol(Session):
         text, newline, _ = data.partition(b"\n")
         try:
             head = json.loads(text)
-            count, topics, timed = whole(head["count"]), topic_names(head), head.get("times") is True
+            count, topics, timed = non_negative_int(head["count"]), topic_names(head), head.get("times") is True
             end = len(text) + len(newline) + count * ENTRY.size
             view = memoryview(data)
             index, body = view[len(text) + len(newline) : end], view[end:]
