@@ -526,6 +526,21 @@ def test_a_name_too_long_to_follow_has_no_page(service: Service, browser: Browse
         assert name in note and browser.run("return document.getElementById('channel-link').hidden")
 
 
+def test_what_follows_a_channel_stands_to_its_right(service: Service, browser: Browser, name: str) -> None:
+    """A channel whose publisher is elsewhere, the queue that it fills, the consumer of that."""
+    queue = f"work{name.replace('/', '-')}"
+    with Handles() as running:
+        running.do(f"open broker queue {queue}", f"open broker subscriber 127.0.0.1:1/t?queue={queue}")
+        browser.open(service.url)
+        show(browser, f"overview=broker:{queue}")
+        browser.until("return document.querySelectorAll('.node').length === 3")
+        boxes = browser.run(
+            "return Object.fromEntries([...document.querySelectorAll('.node')].map(n => [n.dataset.id, n.getBoundingClientRect().left]))"
+        )
+        consumer = f"{running.pid}|subscriber|broker://127.0.0.1:1/t?queue={queue}"
+        assert boxes["broker://127.0.0.1:1/t"] < boxes[f"queue {queue}"] < boxes[consumer]
+
+
 def test_names_that_differ_at_their_ends_are_told_apart(service: Service, browser: Browser, name: str) -> None:
     with Handles() as running:
         long = [f"{name}/{'directory/' * 9}{letter}" for letter in "ab"]

@@ -506,8 +506,7 @@ class Protocol(Session):
         if found is None or change or wanted != old:
             self._check_dead_letters(name, wanted, old)
         if found is None:
-            for pattern in wanted.topics:
-                self.check_pattern(pattern)
+            self.check_patterns(wanted.topics)
             made = self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
             dead_letters.bind(self.broker, made)
             return made
@@ -522,9 +521,7 @@ class Protocol(Session):
                 )
             if not self.may_read(found):
                 raise Refusal("denied", f"queue {name} has topics that are not yours to read")
-            for pattern in wanted.topics:
-                if pattern not in old.topics:
-                    self.check_pattern(pattern)
+            self.check_patterns([pattern for pattern in wanted.topics if pattern not in old.topics])
             self.broker.rebind(found, wanted)
         if change:
             dead_letters.bind(self.broker, found)
@@ -714,8 +711,7 @@ class Protocol(Session):
             patterns = self._topics_of(str(options["queue"]), options)
         else:
             patterns = str(options["topics"]).split(",") if "topics" in options else [">"]
-            for pattern in patterns:
-                self.check_pattern(pattern)
+            self.check_patterns(patterns)
         most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
         start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
         while self.confirms:  # what this connection has published before is in it

@@ -15,6 +15,7 @@ from penstock.broker.identifiers import Duplicate
 from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights
 from penstock.broker.words import Refusal
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 MAX_CREDIT = 65_536
+MAX_WILDCARDS = 256  # of a queue, or a FETCH: each new topic is compared with each of them
 LARGE_REPLY_BYTES = 8 << 20  # what a large answer (a function) counts as: one per turn
 
 Line = bytes | Callable[[], None]  #: an answer: its line, or a function that writes a large one into the outbox
@@ -172,6 +174,13 @@ class Session:
         words.check_queue(name)
         if not self.rights.may_use(name):
             raise Refusal("denied", f"queue {name} is not yours to use")
+
+    def check_patterns(self, patterns: Sequence[str]) -> None:
+        """Refuse topics that this connection may not read, and more wildcards than can be compared in a turn."""
+        if sum(map(is_pattern, patterns)) > MAX_WILDCARDS:
+            raise Refusal("limit", f"at most {MAX_WILDCARDS} patterns with wildcards stand together")
+        for pattern in patterns:
+            self.check_pattern(pattern)
 
     def check_pattern(self, pattern: str) -> None:
         """Refuse topics that this connection may not read."""
