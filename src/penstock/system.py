@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.secrecy import hidden
 
-__all__ = ["Process", "process", "shared_memory", "state_directory", "tree_bytes", "who"]
+__all__ = ["Process", "dying_with_parent", "process", "shared_memory", "state_directory", "tree_bytes", "who"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
+_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _COMMAND_BYTES = 16384  # at most so much of a command line is read; it can have megabytes
 
 
@@ -110,3 +114,18 @@ def _proportional_bytes(pid: int) -> int:
         pass
     found = process(pid)
     return found.resident_bytes if found else 0
+
+
+def dying_with_parent() -> Callable[[], None]:
+    """For ``preexec_fn`` of a child: the kernel kills it when the thread that starts it ends, by kill -9 too.
+
+    What the child has started itself is not killed with it.
+    """
+    prctl, parent, exit_now = ctypes.CDLL(None).prctl, os.getpid(), os._exit  # nothing is loaded after the fork
+
+    def die_with_parent() -> None:
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before that
+            exit_now(1)
+
+    return die_with_parent

@@ -30,7 +30,7 @@ from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
 from penstock.tcp.log import Throttle, logger
-from penstock.tcp.protocol import NO_NONCE, Agreed, Request
+from penstock.tcp.protocol import NO_NONCE, NO_PAST_HERE, Agreed, Request
 
 if TYPE_CHECKING:
     from penstock.tcp.subscriber import Subscriber
@@ -56,6 +56,7 @@ class Session:
         self.targets = list(targets)
         self.max_reconnects = max_reconnects
         self.last_error: str | None = None
+        self.refused = ""  #: why reading ends, where the publisher cannot give what was asked for
         self.connections = 0
         self.clock_offset_ns: int | None = None
         self.schema = ""  #: the schema of its messages, from the publisher's handshake
@@ -126,7 +127,10 @@ class Session:
             log = self._warnings.warn if isinstance(error, RefusedError) else logger.debug
             log("session to %s: %s", self._target_name(attempt.target), error)
             self._target_index = (self._target_index + 1) % len(self.targets)
-            if self._target_index:
+            if isinstance(error, RefusedError) and NO_PAST_HERE in str(error) and not self._target_index:
+                self.refused = f"{self._target_name(attempt.target)}: {error}"
+                self._refuse(str(error))
+            elif self._target_index:
                 self._executor.call_soon(self.connect)
             else:
                 self._pause()
@@ -172,7 +176,7 @@ class Session:
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
     def refuse(self, why: str) -> None:
-        """End the session because the publisher's type does not match; a reconnect would not help."""
+        """End the session because of what the publisher is; a reconnect would not help."""
         with self._lock:
             self._refuse(why)
 

@@ -2,7 +2,7 @@
 
 Rules:
 
-- ``read`` receives in the caller's own thread, directly from the sockets. One thread at a time may read.
+- ``read`` receives in the caller's own thread, directly from the sockets. Threads that read one handle take turns.
 - ``on_message(function)`` with ``process_all`` calls it in the caller's thread; with ``delivery="synchronous"`` the
   executor calls it for every message, in order (a slow function slows the publisher, through TCP); with
   ``delivery="newest"`` it gets the newest message that has arrived when it returns; skipped ones count as dropped.
@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
-from penstock.channel import Ledger, Terms, check_timeout, choose, refuse_read
+from penstock.channel import Function, Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 from penstock.history import check_start, wants_past
@@ -132,7 +132,7 @@ class Subscriber(SubscriberContract):
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
             self._sessions[session.number] = session
-            self._inlet.finish(False)  # all sessions may have ended: reading is open again
+            self._inlet.finish(False, "")  # all sessions may have ended: reading is open again
         self.executor.call_soon(session.connect)
         return session
 
@@ -189,7 +189,7 @@ class Subscriber(SubscriberContract):
         with self._lock:
             over = all(one.state is SessionState.ENDED for one in self._sessions.values())
             # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
-            self._inlet.finish(over)
+            self._inlet.finish(over, session.refused)
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""
@@ -256,9 +256,7 @@ class Subscriber(SubscriberContract):
         while not self._inlet.given(come) and (message := self._inlet.read(0)) is not None:
             yield message
 
-    def on_message(
-        self, function: Callable[[Message], Any] | None, delivery: Delivery | str = Delivery.PROCESS_ALL
-    ) -> None:
+    def on_message(self, function: Function, delivery: Delivery | str = Delivery.PROCESS_ALL) -> Function:
         """Set the function that is called with each message, and who calls it; None unsets it.
 
         The function itself may call this.
@@ -279,6 +277,7 @@ class Subscriber(SubscriberContract):
         if function is None:
             with self._in_callback:  # wait for a call that is running in another thread
                 pass
+        return function
 
     @property
     def _calls_by_itself(self) -> bool:
