@@ -27,7 +27,7 @@ def test_flat_out_into_a_journal_commits_by_the_batch(tmp_path: Path) -> None:
             return commit(entries)
 
         target.commit = counted
-        assert player.play(iter(recorded.read_many(1, 3000)), 0, lambda count: None) == 3000
+        assert player.play(((recorded, message) for message in recorded.read_many(1, 3000)), 0, lambda count: None) == 3000
         assert player.counts == {"a": 1500, "b": 1500}
     assert commits == 3
     with Journal(tmp_path / "to", mode="read") as played:

@@ -391,7 +391,9 @@ class Journal(Reading):
                 self._declare(topic, text)
 
     def _declare(self, topic: str, text: str) -> None:
-        record = self._schemas.add(topic, text)  # first: a segment that begins meanwhile has it at its head
+        record = self._schemas.add(
+            topic, text, self.writer.next_position
+        )  # first: a segment that begins meanwhile has it at its head
         try:
             with self.transaction() as transaction:
                 transaction.state(SCHEMA_KIND, record, internal=True)

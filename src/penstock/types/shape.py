@@ -6,14 +6,15 @@ Tables, viewers and Spark make their columns from a shape; ``penstock.types.fiel
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.types.schema import Schema
 
-__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of"]
+__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of", "union"]
 
 MAX_DEPTH = 16  # of types in types; what lies deeper is ``any``
 
@@ -136,6 +137,26 @@ def _one_of(choices: list[Shape]) -> Shape:
     if len(distinct) == 1:
         return choices[0]
     return FLOAT if distinct == {INTEGER, FLOAT} else ANY
+
+
+def union(shapes: Sequence[Shape]) -> Shape:
+    """The one shape that holds what each of them holds: every field of every record, numbers in the wider type, and
+    JSON (``any``) where two have nothing in common."""
+    return functools.reduce(_united, shapes)
+
+
+def _united(one: Shape, other: Shape) -> Shape:
+    if one == other:
+        return one
+    if one.kind == other.kind == "struct":
+        mine, theirs = dict(one.fields), dict(other.fields)
+        both = {name: _united(part, theirs[name]) if name in theirs else part for name, part in mine.items()}
+        return Shape("struct", None, (*both.items(), *((name, theirs[name]) for name in theirs if name not in mine)))
+    if one.kind == other.kind and one.item is not None and other.item is not None:  # lists, maps
+        return Shape(one.kind, _united(one.item, other.item))
+    if one.numeric and other.numeric and "uint64" not in (one.kind, other.kind):
+        return FLOAT if "float" in one.kind + other.kind else INTEGER
+    return ANY
 
 
 # --- protobuf
