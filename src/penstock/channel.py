@@ -479,6 +479,7 @@ class Subscriber(Handle, Generic[T]):
         return self
 
     def _serve(self, read: Callable[[float | None], Message[T] | None]) -> None:
+        refusal = ""
         while True:
             if self._callback is None:  # unset for a while: messages wait
                 if self.closed:
@@ -487,10 +488,16 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-            except (ClosedError, RefusedError) as error:  # refused: its publisher has another type
+            except ClosedError as error:
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
                 return
+            except RefusedError as error:  # its publisher has another type; the right one may come back
+                if str(error) != refusal:
+                    refusal = str(error)
+                    logger.warning("%r: its function is not called: %s", self, refusal)
+                time.sleep(LOOK_S)
+                continue
             except Exception:  # a damaged message, memory that is used up: the next one may be good
                 self._note_failure("reading failed")
                 time.sleep(LOOK_S)  # nothing tells when it is better

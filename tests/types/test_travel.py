@@ -17,12 +17,14 @@ import pytest
 from google.protobuf import timestamp_pb2
 
 import penstock
-from penstock import types
+from penstock import RefusedError, types
 from penstock.broker import Client, Server
 from penstock.broker.words import Refusal
 from penstock.journal import Journal
 from penstock.journal.schemas import MAX_VERSIONS, Schemas, read_schemas
 from penstock.recording.recorder import Plan, Recorder
+
+LONG = 30.0
 
 
 class Pose(msgspec.Struct):
@@ -82,7 +84,7 @@ def test_a_schema_is_seen_before_the_first_message(tmp_path: Path) -> None:
 def test_versions_have_a_bound_and_strange_records_none() -> None:
     schemas = Schemas([b"", b"\xff\xff", b"\x05\x00\x01\x00\x00\x00ab"])
     for number in range(100):
-        schemas.add("t", str(number))
+        schemas.add("t", str(number), number)
     assert len(schemas.versions("t")) == MAX_VERSIONS
     assert schemas.newest("t") == (100, "99")
     again = Schemas(schemas.records())
@@ -333,3 +335,22 @@ def test_a_bridge_carries_on_where_the_sink_has_another_type(
             assert bytes(subscriber.receive(60)) == b'{"x":1.5}'
             assert subscriber.schema == text(Angle)
     assert "without their type" in caplog.text
+
+
+def test_a_tcp_subscriber_that_was_refused_reads_on_when_the_right_publisher_is_back(tmp_path: Path) -> None:
+    address = f"tcp://{tmp_path}/socket"
+    quick: dict[str, Any] = {"reconnect_delay": 0.01, "reconnect_delay_max": 0.05}
+    called: list[Any] = []
+    with penstock.publisher(address, type=str):
+        reading = penstock.subscriber(address, type=Pose, **quick)
+        calling = penstock.subscriber(address, type=Pose, on_message=lambda one: called.append(one.value), **quick)
+        with pytest.raises(RefusedError, match="carries str"):
+            reading.read(LONG)
+    with reading, calling, penstock.publisher(address, type=Pose) as right:
+        assert right.wait_ready(2, LONG)
+        right.publish(Pose(1.5))
+        assert reading.receive(LONG).value == Pose(1.5)
+        deadline = time.monotonic() + LONG
+        while not called and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert called == [Pose(1.5)]

@@ -7,6 +7,7 @@ import csv
 import enum
 import io
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,7 +24,7 @@ from penstock.recording.story import STORY, parts, read_story
 from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
 from penstock.types.fields import at as value_at
-from penstock.types.fields import json_text
+from penstock.types.fields import iso_text, json_text
 from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
 
 if TYPE_CHECKING:
@@ -226,11 +227,11 @@ def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
         writer = csv.writer(stream)
         plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
         leaves = [
-            (at, label, path)
+            (at, label, path, part)
             for at, (name, (_, shape)) in enumerate(zip(fields.labels(CSV_COLUMNS), fields.all, strict=True))
-            for label, path in _leaves(name, shape, ())
+            for label, path, part in _leaves(name, shape, ())
         ]
-        writer.writerow((*CSV_COLUMNS, *(label for _, label, _ in leaves)))
+        writer.writerow((*CSV_COLUMNS, *(label for _, label, _, _ in leaves)))
         for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             rows = fields.rows(journal, message)
             body = ""
@@ -240,7 +241,7 @@ def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
             properties = json.dumps(dict(message.properties)) if message.properties else ""
             head = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
             for row in [None] if rows is None else rows:
-                cells = [] if row is None else [_cell(value_at(row[at], path), plain) for at, _, path in leaves]
+                cells = [] if row is None else [_cell(value_at(row[at], p), one, plain) for at, _, p, one in leaves]
                 writer.writerow((*head, properties, body, *(cells or [""] * len(leaves))))
     finally:
         if stream is not sys.stdout:
@@ -248,19 +249,23 @@ def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
     return count
 
 
-def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Shape]]:
     """A struct's fields are columns of their own, all the way down."""
     if shape.kind != "struct":
-        yield label, path
+        yield label, path, shape
     for name, part in shape.fields:
         yield from _leaves(f"{label}.{name}", part, (*path, name))
 
 
-def _cell(value: Any, plain: Callable[[str], str]) -> str:
+def _cell(value: Any, shape: Shape, plain: Callable[[str], str]) -> str:
     if value is None:
         return ""
+    if shape.kind.startswith("timestamp"):
+        return iso_text(value, shape)
     if isinstance(value, str):
         return plain(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number, and CSV does: inf, nan
     return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
 
 

@@ -52,11 +52,14 @@ def type_of(texts: tuple[str, ...]) -> Type:
     """The type of a topic that each journal describes by one of ``texts``; ``PenstockError`` if it cannot be read here.
     A place is the number of the journal among them, and the position in it."""
     versions = Versions(version for part, text in enumerate(texts) for version in parse_versions(text, part))
-    shape = Shape("list", versions.shape) if versions.holds_rows else versions.shape
+    record = spark_shape(versions.record)
+    shape = record if versions.is_record else record.fields[0][1]
+    if versions.holds_rows:
+        shape = Shape("list", shape)
 
     def decode(data: bytes, place: Place | None = None) -> Any:
-        rows: list[Any] = versions.rows(data, place)
-        if versions.shape is not versions.record:
+        rows: list[Any] = versions.rows(data, place, record)
+        if not versions.is_record:
             rows = [row["value"] for row in rows]
         if versions.holds_rows:
             return rows
@@ -77,6 +80,14 @@ def _part(texts: Texts, topic: str, journal: str) -> int:
     return sum(topic in topics for other, topics in texts.items() if other < journal)
 
 
+def spark_shape(shape: Shape) -> Shape:
+    """What Spark can hold of it: its times are of microseconds, and so are durations."""
+    if shape.unit is not None:
+        return Shape(f"{shape.kind.partition('[')[0]}[us]")
+    item = None if shape.item is None else spark_shape(shape.item)
+    return Shape(shape.kind, item, tuple((name, spark_shape(part)) for name, part in shape.fields))
+
+
 def spark_kind(shape: Shape) -> pyarrow.DataType:
     """The Arrow type of a column that Spark can hold: it has no unsigned numbers and no half floats, so they widen."""
     if shape.kind == "struct":
@@ -85,6 +96,8 @@ def spark_kind(shape: Shape) -> pyarrow.DataType:
         return pyarrow.list_(spark_kind(shape.item or Shape("any")))
     if shape.kind == "map":
         return pyarrow.map_(pyarrow.string(), spark_kind(shape.item or Shape("any")))
+    if shape.kind == "timestamp[us]":
+        return pyarrow.timestamp("us", "UTC")
     simple = {"bytes": pyarrow.binary(), "bool": pyarrow.bool_(), "text": pyarrow.string(), "any": pyarrow.string()}
     return simple.get(shape.kind) or _NUMBERS.get(shape.kind) or pyarrow.type_for_alias(shape.kind)
 

@@ -59,6 +59,7 @@ class Session:
         self.connections = 0
         self.clock_offset_ns: int | None = None
         self.schema = ""  #: the schema of its messages, from the publisher's handshake
+        self.refused = False  #: the publisher that it reached last has another type
         self._subscriber = subscriber
         self._executor = subscriber.executor
         self._lock = threading.RLock()
@@ -91,9 +92,10 @@ class Session:
         return self._address or self._target_name(self.targets[self._target_index])
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait until it is connected; False when the time is over or the session has ended."""
+        """Wait until it is connected; False when the time is over, the session has ended or its type was refused."""
         with self._changed:
-            self._changed.wait_for(lambda: self._state in (SessionState.CONNECTED, SessionState.ENDED), timeout)
+            over = (SessionState.CONNECTED, SessionState.ENDED)
+            self._changed.wait_for(lambda: self.refused or self._state in over, timeout)
             return self.connected
 
     def cancel(self) -> None:
@@ -157,6 +159,9 @@ class Session:
                 connection.close()
                 self._refuse(str(self._subscriber.refusal))
                 return
+            if self.refused:
+                self.refused = False
+                self._subscriber.admitted()
             # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
             fresh = agreement.peer_identity != self.identity or not agreement.extended
             self.identity = agreement.peer_identity
@@ -172,14 +177,22 @@ class Session:
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
     def refuse(self, why: str) -> None:
-        """End the session because the publisher's type does not match; a reconnect would not help."""
+        """End the connection because the publisher's type does not match."""
         with self._lock:
+            self._current_serial = 0
             self._refuse(why)
 
     def _refuse(self, why: str) -> None:
+        """Try again after the usual pause: a publisher of the right type may come back at this address."""
+        if self._state is SessionState.ENDED:
+            return
         self.last_error = why
-        self._end(why)
-        self._subscriber.ended(self)
+        self.refused = True
+        self._warnings.warn("session to %s: %s", self.publisher, why)
+        self._target_index = (self._target_index + 1) % len(self.targets)
+        self._pause()
+        self._subscriber.none_left()
+        self._changed.notify_all()
 
     # -- the end of a connection
 

@@ -101,7 +101,7 @@ class Subscriber(SubscriberContract):
         self._closing = False
         self._full_logged = False
         self._terms: Terms | None = None
-        self.refusal: PenstockError | None = None  #: why a session ended whose publisher's type does not match ours
+        self.refusal: PenstockError | None = None  #: of the last publisher whose type does not match ours
         self._owner_pid = os.getpid()
         self._inlet.on_lost(_weak_lost_callback(weakref.ref(self)))
         self._use_native_read()
@@ -145,7 +145,8 @@ class Subscriber(SubscriberContract):
     def agree(self, terms: Terms) -> None:
         """Check the publishers' schemas: those that are connected now, the others in their handshakes.
 
-        A schema that does not match ends its session; when no session is left, reading ends with ``refusal``.
+        A schema that does not match ends the connection; while no session has another, reading raises ``refusal``. The
+        session tries again: the right publisher may come back.
         """
         with self._lock:
             self._terms = terms
@@ -153,9 +154,9 @@ class Subscriber(SubscriberContract):
                 session for session in self._sessions.values() if not self._accepts_schema(session.schema, session)
             ]
         for session in refused:
-            session.refuse(str(self.refusal))
             self._inlet.detach(session.number)
             session.close_sockets()
+            session.refuse(str(self.refusal))  # last: from now on it may connect again
 
     def _accepts_schema(self, schema: str, session: Session) -> bool:
         if self._terms is None:
@@ -163,7 +164,7 @@ class Subscriber(SubscriberContract):
         try:
             self._terms.check(schema, session.publisher)
         except (RefusedError, ProtocolError) as error:
-            self.refusal = error
+            self.refusal = error.with_traceback(None)  # its frames would hold this subscriber
             return False
         return True
 
@@ -187,9 +188,21 @@ class Subscriber(SubscriberContract):
         """A session has ended. When all have, ``read`` raises once everything is read."""
         logger.warning("session to %s ended: %s", session.publisher, session.last_error)
         with self._lock:
-            over = all(one.state is SessionState.ENDED for one in self._sessions.values())
+            if not any(one.refused for one in self._sessions.values()):
+                self.refusal = None
+        self.none_left()
+
+    def none_left(self) -> None:
+        """Have ``read`` raise, after everything is read, where all sessions have ended or were refused."""
+        with self._lock:
+            over = all(one.refused or one.state is SessionState.ENDED for one in self._sessions.values())
             # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
             self._inlet.finish(over)
+
+    def admitted(self) -> None:
+        """A session that was refused has found a publisher of the right type."""
+        with self._lock:
+            self._inlet.finish(False)  # the refusal stays: a read that is about to raise it may look for it still
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""

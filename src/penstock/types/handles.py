@@ -157,10 +157,10 @@ def _reading(inner: Subscriber, decoder: Any) -> Callable[..., Any]:
 
 
 def _tell_refusal(inner: Any) -> None:
-    """A reach that learns only later that the types differ has ended, and keeps why."""
+    """A reach that learns only later that the types differ gives nothing to read, and keeps why."""
     refusal = getattr(inner, "refusal", None)
     if refusal is not None:
-        raise refusal
+        raise type(refusal)(str(refusal)) from None  # a new one each time: the one that is kept would gather tracebacks
 
 
 class Decoding(Generic[T]):

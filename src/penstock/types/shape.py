@@ -25,8 +25,9 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of value: a number by its Arrow name, ``bool``, ``text``, ``bytes``, ``list``, ``map``, ``struct``, or
-    ``any``, which is JSON in a text where a column needs one type."""
+    """One kind of value: a number, a time (``timestamp[ns]``) or a duration (``duration[ns]``) by its Arrow name,
+    ``bool``, ``text``, ``bytes``, ``list``, ``map``, ``struct``, or ``any``, which is JSON in a text where a column
+    needs one type."""
 
     kind: str
     item: Shape | None = None  #: of a list, and of a map by text
@@ -37,7 +38,13 @@ class Shape:
         """Whether its values are numbers."""
         return self.kind in NUMBERS
 
+    @property
+    def unit(self) -> str | None:
+        """Of a time or a duration: s, ms, us or ns."""
+        return self.kind.partition("[")[2].rstrip("]") or None
 
+
+UNITS = ("s", "ms", "us", "ns")
 ANY, TEXT, BYTES = Shape("any"), Shape("text"), Shape("bytes")
 INTEGER, FLOAT, BOOL = Shape("int64"), Shape("float64"), Shape("bool")
 IMAGE = Shape("struct", None, (("encoding", TEXT), ("dtype", TEXT), ("shape", Shape("list", INTEGER)), ("data", BYTES)))
@@ -221,7 +228,18 @@ def _of_dtype(dtype: Any) -> Shape:
         return Shape("struct", None, tuple((name, _of_dtype(dtype[name])) for name in dtype.names))
     if dtype.kind in "SV":
         return BYTES
+    if dtype.kind in "mM":
+        return _of_unit("timestamp" if dtype.kind == "M" else "duration", dtype)
     return {"b": BOOL, "U": TEXT}.get(dtype.kind) or (Shape(dtype.name) if dtype.name in NUMBERS else ANY)
+
+
+def _of_unit(word: str, dtype: Any) -> Shape:
+    from numpy import datetime_data
+
+    unit, number = datetime_data(dtype)
+    if word == "duration" and (number != 1 or unit not in UNITS):
+        return INTEGER  # a count of some other unit
+    return Shape(f"{word}[{unit if unit in UNITS else 's'}]") if unit != "generic" else ANY
 
 
 # --- Arrow
@@ -253,6 +271,8 @@ def _of_arrow(kind: Any, depth: int) -> Shape:
         return TEXT
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return BYTES
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return Shape(f"{'timestamp' if types.is_timestamp(kind) else 'duration'}[{kind.unit}]")
     name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
     return BOOL if name == "bool" else Shape(name) if name in NUMBERS else ANY
 
@@ -287,6 +307,8 @@ def json_schema(shape: Shape) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": json_schema(shape.item or ANY)}
     if shape.kind == "bytes":
         return {"type": "string", "contentEncoding": "base64"}
+    if shape.unit is not None:
+        return {"type": "string", "format": "date-time"} if shape.kind[0] == "t" else {"type": "integer"}
     if shape.numeric:
         return {"type": "number" if shape.kind.startswith("float") else "integer"}
     return {"bool": {"type": "boolean"}, "text": {"type": "string"}}.get(shape.kind, {})

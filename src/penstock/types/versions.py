@@ -92,25 +92,22 @@ class Versions:
         newest_first = self._versions[::-1]
         #: one row: a record with the fields of every version; what differs between them is ``any``
         self.record = union([one.record for one in newest_first])
-        self._wraps_all = all(one.wraps for one in newest_first)
+        #: whether a value is that record; else no version is one, and its only field is ``value``
+        self.is_record = not all(one.wraps for one in newest_first)
         self.holds_rows = any(one.holds_rows for one in newest_first)
-
-    @property
-    def shape(self) -> Shape:
-        """Of one row: the record, or where no version is a record the value itself."""
-        return self.record.fields[0][1] if self._wraps_all else self.record
 
     def read(self, message: Any, place: Place | None = None) -> Any:
         """The whole value; ``ValueError`` where the message is of no version."""
         return self._read(message, place)[1]
 
-    def rows(self, message: Any, place: Place | None = None) -> list[dict[str, Any]]:
-        """Its rows as columns of ``record`` take them; ``ValueError`` where the message is of no version."""
+    def rows(self, message: Any, place: Place | None = None, record: Shape | None = None) -> list[dict[str, Any]]:
+        """Its rows as columns of ``record`` (its own, or one of other widths) take them; ``ValueError`` where the
+        message is of no version."""
         version, value = self._read(message, place)
         found = value if version.holds_rows and isinstance(value, Rows) else [value]
         made: list[dict[str, Any]] = []
         for row in found:
-            fit = fitted({"value": row} if version.wraps else row, self.record)
+            fit = fitted({"value": row} if version.wraps else row, record or self.record)
             if fit is None:
                 raise ValueError("null is no value of its type")
             made.append(fit)
