@@ -14,10 +14,12 @@ import pytest
 
 from tests import leftovers
 
-#: Folders whose tests mostly start programs and wait for them.
-PROGRAMS = {"bridge", "cli", "crash", "docs", "recording", "security", "torture"}
-#: Folders whose tests mostly wait for a server of ours.
-SERVERS = {"broker", "calls", "gateway", "monitor", "replica"}
+#: The folders of each group of tests that mostly wait, for programs that they start or for a server of ours.
+GROUPS = {
+    "programs": {"bridge", "cli", "crash", "docs", "recording", "security", "torture"},
+    "servers": {"broker", "calls", "replica"},
+    "gateways": {"gateway", "monitor"},
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,10 +49,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.nodeid.split("/")[1]
-        if folder in PROGRAMS:
-            item.add_marker("programs")
-        elif folder in SERVERS:
-            item.add_marker("servers")
+        for group, folders in GROUPS.items():
+            if folder in folders:
+                item.add_marker(group)
     if config.getoption("--shuffle"):
         given: int | None = config.getoption("--seed")
         chosen = int.from_bytes(os.urandom(4), "little") if given is None else given

@@ -109,15 +109,38 @@ void give_properties(std::vector<Item> &items, nb::handle properties) {
     }
 }
 
-// "head length tail\ndata\n" of each item, one after the other; "length+properties" and both where there are properties.
+// The time of each item, from a buffer of signed 64-bit numbers; empty: none has one.
+std::vector<std::int64_t> times_of(nb::handle times, std::size_t count) {
+    if (times.is_none()) return {};
+    Py_buffer view;
+    if (PyObject_GetBuffer(times.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    std::vector<std::int64_t> found(static_cast<std::size_t>(view.len) / sizeof(std::int64_t));
+    if (!found.empty()) std::memcpy(found.data(), view.buf, found.size() * sizeof(std::int64_t));
+    PyBuffer_Release(&view);
+    if (found.size() != count) {
+        raise_error("InvalidArgument", "%zd messages have %zd times", static_cast<Py_ssize_t>(count),
+                    static_cast<Py_ssize_t>(found.size()));
+        throw nb::python_error();
+    }
+    return found;
+}
+
+constexpr std::string_view time_word = " time_ns=";
+
+// "head length tail\ndata\n" of each item, one after the other; "length+properties" and both where there are properties,
+// and a word between length and tail where it has a time.
 nb::bytes publish_lines(nb::bytes head, nb::handle items, nb::bytes tail, std::size_t max_message_bytes,
-                        nb::handle properties) {
+                        nb::handle properties, nb::handle times) {
     Views views;
     nb::object keep;
     std::vector<Item> found = items_of(items, views, keep, properties.is_none());
     give_properties(found, properties);
+    const std::vector<std::int64_t> when = times_of(times, found.size());
+    const auto timed = [&when](std::size_t i) { return i < when.size() && when[i] != no_time; };
     std::size_t total = 0;
     char digits[24];
+    for (std::size_t i = 0; i < when.size(); ++i)
+        if (timed(i)) total += time_word.size() + static_cast<std::size_t>(std::to_chars(digits, digits + 24, when[i]).ptr - digits);
     for (const Item &item : found) {
         if (static_cast<std::size_t>(item.size) > max_message_bytes) {
             raise_error("InvalidArgument", "a message of %zd bytes is larger than the %zu bytes allowed", item.size,
@@ -138,6 +161,7 @@ nb::bytes publish_lines(nb::bytes head, nb::handle items, nb::bytes tail, std::s
     nb::bytes result = nb::steal<nb::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(total)));
     if (!result.is_valid()) throw nb::python_error();
     char *at = PyBytes_AS_STRING(result.ptr());
+    std::size_t number = 0;
     for (const Item &item : found) {
         std::memcpy(at, head.c_str(), head.size());
         at += head.size();
@@ -147,6 +171,11 @@ nb::bytes publish_lines(nb::bytes head, nb::handle items, nb::bytes tail, std::s
             *at++ = '+';
             at = std::to_chars(at, at + 24, item.properties.size()).ptr;
         }
+        if (timed(number)) {
+            std::memcpy(at, time_word.data(), time_word.size());
+            at = std::to_chars(at + time_word.size(), at + time_word.size() + 24, when[number]).ptr;
+        }
+        ++number;
         std::memcpy(at, tail.c_str(), tail.size());
         at += tail.size();
         *at++ = '\n';
@@ -164,7 +193,8 @@ nb::bytes publish_lines(nb::bytes head, nb::handle items, nb::bytes tail, std::s
 void bind_publish(nb::module_ &module) {
     module.def("reserve", &reserve);
     module.def("publish_lines", &publish_lines, nb::arg("head"), nb::arg("items"), nb::arg("tail") = nb::bytes("", 0),
-               nb::arg("max_message_bytes") = 0xffffffff, nb::arg("properties").none() = nb::bytes("", 0));
+               nb::arg("max_message_bytes") = 0xffffffff, nb::arg("properties").none() = nb::bytes("", 0),
+               nb::arg("times").none() = nb::none());
 }
 
 }  // namespace penstock::broker

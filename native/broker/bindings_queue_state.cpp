@@ -1,5 +1,6 @@
 #include "broker/python.hpp"
 
+#include <algorithm>
 #include <string>
 
 #include "journal/bound_queue_state.hpp"
@@ -18,15 +19,18 @@ class BrokerQueueState : public BoundQueueState {
     using BoundQueueState::BoundQueueState;
 
     // Of what a look forward found, what is to be sent to `consumer`: (batch or None, counts or None, expired).
-    // `internal` are the topics with '$' in front that are this queue's; other such topics are nobody's.
+    // `internal` are the topics with '$' in front that are this queue's; other such topics are nobody's. What was delivered
+    // `most_deliveries` times before a restart (0: no limit) is due at once, to be buried.
     nb::object take(nb::handle batch, std::uint32_t consumer, std::int64_t deadline_ns, std::int64_t now_ns,
-                    std::int64_t ttl_ns, nb::tuple internal) {
+                    std::int64_t ttl_ns, nb::tuple internal, std::uint64_t most_deliveries) {
+        const auto most = static_cast<std::uint32_t>(std::min<std::uint64_t>(most_deliveries, UINT32_MAX));
         Wanted wanted(batch, internal);
         std::size_t expired = 0;
         auto [sent, counts] = chosen(batch, [&](const Envelope &entry, std::uint32_t &deliveries) {
             const bool over = wanted(entry) && is_expired(entry, now_ns, ttl_ns);
             expired += over;
-            if (!over && wanted(entry)) return state_.deliver(entry.position, consumer, deadline_ns, deliveries);
+            if (!over && wanted(entry))
+                return state_.deliver(entry.position, consumer, deadline_ns, deliveries, now_ns, most);
             state_.pass(entry.position);
             return false;
         });
@@ -86,7 +90,7 @@ void bind_queue_state(nb::module_ &module) {
     nb::class_<BrokerQueueState, BoundQueueState>(module, "QueueState")
         .def(nb::init<std::int64_t>(), nb::arg("start"))
         .def("take", &BrokerQueueState::take, nb::arg("batch"), nb::arg("consumer"), nb::arg("deadline_ns"),
-             nb::arg("now_ns"), nb::arg("ttl_ns") = 0, nb::arg("internal") = nb::make_tuple())
+             nb::arg("now_ns"), nb::arg("ttl_ns") = 0, nb::arg("internal") = nb::make_tuple(), nb::arg("most_deliveries") = 0)
         .def("hold", &BrokerQueueState::hold)
         .def("count", &BrokerQueueState::count);
 }

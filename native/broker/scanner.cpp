@@ -34,6 +34,15 @@ bool number(std::string_view text, std::uint64_t &value) {
     return true;
 }
 
+// A signed number of 64 bits, the least one excepted, which means none.
+bool signed_number(std::string_view text, std::int64_t &value) {
+    const bool negative = !text.empty() && text.front() == '-';
+    std::uint64_t size;
+    if (!number(text.substr(negative), size) || size > INT64_MAX) return false;
+    value = negative ? -static_cast<std::int64_t>(size) : static_cast<std::int64_t>(size);
+    return true;
+}
+
 std::string_view without_blanks(std::string_view text) {
     while (!text.empty() && (text.front() == ' ' || text.front() == '\t')) text.remove_prefix(1);
     return text;
@@ -126,6 +135,13 @@ Scanner::Kind Scanner::publish_header(std::string_view text, Header &header) {
     header.topic = word(text);
     if (!lengths_of(word(text), header)) return Kind::bad;
     strip_front(text);
+    constexpr std::string_view time = "time_ns=";
+    header.timed = text.substr(0, time.size()) == time;
+    if (header.timed && !signed_number(word(text).substr(time.size()), header.range.timestamp_ns)) {
+        bad_ = "bad time";
+        return Kind::bad;
+    }
+    strip_front(text);
     header.shared = text;
     return Kind::data;
 }
@@ -157,14 +173,12 @@ Scanner::Kind Scanner::delivery_header(std::string_view text, Header &header) {
     text.remove_prefix(3);
     header.shared = word(text);
     header.topic = word(text);
-    std::uint64_t numbers[4];
-    for (std::uint64_t &value : numbers)
-        if (!number(word(text), value)) return Kind::bad;
-    if (!lengths_of(word(text), header) || numbers[3] > 0xffffffff) return Kind::bad;
-    header.range.position = static_cast<std::int64_t>(numbers[0]);
-    header.range.ordinal = numbers[1];
-    header.range.timestamp_ns = static_cast<std::int64_t>(numbers[2]);
-    header.range.deliveries = static_cast<std::uint32_t>(numbers[3]);
+    std::uint64_t position, deliveries;
+    if (!number(word(text), position) || !number(word(text), header.range.ordinal)) return Kind::bad;
+    if (!signed_number(word(text), header.range.timestamp_ns)) return Kind::bad;
+    if (!number(word(text), deliveries) || deliveries > 0xffffffff || !lengths_of(word(text), header)) return Kind::bad;
+    header.range.position = static_cast<std::int64_t>(position);
+    header.range.deliveries = static_cast<std::uint32_t>(deliveries);
     return Kind::data;
 }
 
@@ -184,9 +198,9 @@ Scanner::Kind Scanner::header_of(std::string_view text, Header &header) {
 }
 
 // Whether one more publish belongs to the run under way; run_ is "VERB shared".
-bool Scanner::same_run(std::string_view verb, std::string_view shared) const {
-    std::string_view run = run_;
-    return run.size() == verb.size() + 1 + shared.size() && run.substr(0, verb.size()) == verb &&
+bool Scanner::same_run(std::string_view verb, const Header &header) const {
+    const std::string_view run = run_, shared = header.shared;
+    return header.timed == timed_ && run.size() == verb.size() + 1 + shared.size() && run.substr(0, verb.size()) == verb &&
            run.substr(verb.size() + 1) == shared;
 }
 
@@ -235,15 +249,17 @@ Event Scanner::next(std::size_t most) {
             break;
         }
         Header header;
+        header.range.timestamp_ns = no_time;
+        bad_ = "bad length";
         Kind kind = consumed > max_line_bytes_ ? Kind::bad : header_of(text, header);
         const std::size_t skipped = static_cast<std::size_t>(start - begin);
         if (kind != Kind::data) {
             if (!ranges_.empty()) break;
-            if (kind == Kind::bad) return fail(consumed > max_line_bytes_ ? "line too long" : "bad length");
+            if (kind == Kind::bad) return fail(consumed > max_line_bytes_ ? "line too long" : bad_);
             return take_line(text, skipped + consumed);
         }
         const std::string_view verb = grammar_ == Grammar::raw ? std::string_view("PUB") : text.substr(0, text.find(' '));
-        if (!ranges_.empty() && (header.alone || !same_run(verb, header.shared))) break;
+        if (!ranges_.empty() && (header.alone || !same_run(verb, header))) break;
         std::uint32_t topic = 0;
         if (!header.topic.empty() || (grammar_ == Grammar::hello && !header.alone)) {
             topic = find(header.topic);
@@ -274,7 +290,10 @@ Event Scanner::next(std::size_t most) {
             if (!ranges_.empty()) break;
             return fail("bad properties");
         }
-        if (ranges_.empty()) run_.assign(verb).append(1, ' ').append(header.shared);
+        if (ranges_.empty()) {
+            run_.assign(verb).append(1, ' ').append(header.shared);
+            timed_ = header.timed;
+        }
         header.range.data = data;
         header.range.size = static_cast<std::uint32_t>(header.length);
         header.range.topic = topic;
@@ -287,6 +306,7 @@ Event Scanner::next(std::size_t most) {
     inbox_.consume(static_cast<std::size_t>(at - begin));
     if (ranges_.empty()) return Event::more;
     head_ = run_;
+    if (timed_) head_.append(" time_ns");
     return Event::run;
 }
 

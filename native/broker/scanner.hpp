@@ -3,7 +3,7 @@
 //   raw mode       PUB <length>\n<data>           SUB <queue>\n  BYE\n  SHUTDOWN\n  HELLO ...\n (switches)
 //                  as the reference reads it: any blanks and tabs, or none, after the verb; a plus before the length and
 //                  anything after it; a queue's name is the rest of the line
-//   HELLO mode     PUB <topic> <lengths> [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
+//   HELLO mode     PUB <topic> <lengths> [time_ns=<time>] [options]\n<data>     STAGE <transaction> <topic> <lengths>\n<data>
 //                  LOAD <transaction> <length>\n<data>     any other verb: a line
 //   deliveries     MSG <queue> <topic> <position> <ordinal> <timestamp_ns> <deliveries> <lengths>\n<data>
 //                  DATA <length>\n<data>          any other verb: a line
@@ -11,7 +11,8 @@
 //
 // One '\n' after data is passed over; blanks and '\r' at a line's end too. A run is a row of publishes (or deliveries of
 // one queue) with the same options: one step gives thousands of them as ranges of the inbox. A topic seen for the first
-// time stops the scan, so that who may publish to it is decided once a topic and not once a message.
+// time stops the scan, so that who may publish to it is decided once a topic and not once a message. Times are each
+// message's own: a run has them for all or for none, and its head then ends with the bare word time_ns.
 #pragma once
 
 #include <cstdint>
@@ -24,13 +25,15 @@
 
 namespace penstock::broker {
 
+constexpr std::int64_t no_time = INT64_MIN;  // the journal's word for "that of storing"
+
 struct Range {
     const std::uint8_t *data;
     std::uint32_t size;
     std::uint32_t topic;  // index into topics()
+    std::int64_t timestamp_ns;  // of deliveries, and of publishes that tell it; else no_time
     // Deliveries only.
     std::uint64_t ordinal;
-    std::int64_t timestamp_ns;
     std::int64_t position;
     std::uint32_t deliveries;
     // Right behind the data.
@@ -86,6 +89,7 @@ class Scanner {
         std::uint64_t length = 0;
         std::uint64_t properties = 0;  // their length
         bool alone = false;            // data of a verb that is in no run: DATA, LOAD
+        bool timed = false;            // it tells its time
         Range range{};
     };
     enum class Kind : std::uint8_t { line, data, bad };
@@ -105,7 +109,7 @@ class Scanner {
     Kind stage_header(std::string_view text, Header &header);
     Kind load_header(std::string_view text, Header &header);
     Kind delivery_header(std::string_view text, Header &header);
-    bool same_run(std::string_view verb, std::string_view shared) const;
+    bool same_run(std::string_view verb, const Header &header) const;
     Event take_line(std::string_view text, std::size_t consumed);
     std::uint32_t find(std::string_view topic);
     void add(std::string_view topic, std::uint32_t index);
@@ -116,7 +120,8 @@ class Scanner {
     std::vector<Range> ranges_;
     std::string head_, run_;
     std::size_t wanted_ = 0;
-    bool after_data_ = false, failed_ = false;
+    bool after_data_ = false, failed_ = false, timed_ = false;
+    std::string_view bad_ = "bad length";  // what is wrong with the header that was looked at last
     std::uint64_t skip_ = 0;  // bytes of a refused message still to pass over
     std::vector<std::string> topics_;
     std::uint64_t generation_ = 0;

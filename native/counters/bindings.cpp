@@ -27,6 +27,7 @@ constexpr Field fields[] = {
     {"errors", &Counters::errors},           {"depth", &Counters::depth},         {"capacity", &Counters::capacity},
     {"peers", &Counters::peers},             {"memory_bytes", &Counters::memory_bytes},
     {"last_ns", &Counters::last_ns},         {"latency_ns", &Counters::latency_ns}, {"lag", &Counters::lag},
+    {"position", &Counters::position},
 };
 
 // A name that is not UTF-8, or a state that is being written at this moment, must not make the whole read fail.
@@ -39,6 +40,7 @@ nb::dict as_dict(const CountersCopy &copy) {
     result["room"] = readable_text(copy.room);
     result["kind"] = readable_text(copy.kind);
     result["name"] = readable_text(copy.name);
+    result["name_cut"] = copy.name_cut;
     result["state"] = readable_text(copy.state);
     result["opened_ns"] = copy.opened_ns;
     result["matched"] = copy.matched;
@@ -61,6 +63,7 @@ nb::dict as_dict(const CountersCopy &copy) {
     result["last_ns"] = copy.last_ns;
     result["latency_ns"] = copy.latency_ns;
     result["lag"] = copy.lag;
+    result["position"] = copy.position;
     result["latency_sum_ns"] = copy.latency_sum_ns;
     nb::list counts;  // empty for a handle that measures nothing
     if (copy.latency_ns)
@@ -129,6 +132,11 @@ void bind_counters(nb::module_ &module) {
             return result;
         },
         "Every handle of every live process on this machine whose counters may be read, as dicts.");
+    module.def(
+        "counters_name", [](std::string_view name) { return readable_text(counters_name(name)); }, nb::arg("name"),
+        "A handle's name as counters_read gives it: one that is too long has its middle left out and a hash added.");
+    module.def("counters_kind", &counters_kind, nb::arg("kind"),
+               "The kind of whatever this thread opens from now on; an empty one ends that.");
     module.def("counters_directory", &counters_directory, "Where the pages of counters are.");
 }
 

@@ -25,14 +25,14 @@ namespace {
 constexpr std::size_t block_size = sizeof(Counters);
 constexpr std::size_t block_count = 127;
 constexpr std::size_t page_size = block_size * (block_count + 1);
-constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '3'};
+constexpr char magic[8] = {'P', 'E', 'N', 'S', 'C', 'N', 'T', '4'};
 
 struct PageHeader {
     char magic[8];
     std::uint32_t page_size, block_size, block_count, pid;
     std::uint64_t token;  // of its process, to check whether that is alive
     char program[32];
-    char zero[832];
+    char zero[1088];
 };
 static_assert(sizeof(PageHeader) == block_size);
 
@@ -42,12 +42,43 @@ struct Page {
     Counters *blocks() const { return reinterpret_cast<Counters *>(reinterpret_cast<char *>(header) + block_size); }
 };
 
+bool inside_character(char byte) { return (byte & 0xC0) == 0x80; }
+
 // Cuts text that is too long, never inside a UTF-8 character (which has up to three bytes after its first).
 void copy_text(char *to, std::size_t room, std::string_view text) {
     std::size_t size = text.size() < room - 1 ? text.size() : room - 1;
-    for (int back = 0; back < 3 && size && size < text.size() && (text[size] & 0xC0) == 0x80; ++back) --size;
+    for (int back = 0; back < 3 && size && size < text.size() && inside_character(text[size]); ++back) --size;
     std::memcpy(to, text.data(), size);
     std::memset(to + size, 0, room - size);
+}
+
+// FNV-1a: two names that look alike differ by it. Never 0, which says that the name is whole.
+std::uint64_t hash_of(std::string_view text) {
+    std::uint64_t hash = 0xcbf29ce484222325u;
+    for (char byte : text) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+    return hash ? hash : 1;
+}
+
+// Keeps the beginning and the end of a name that has no room: the one says which reach, the other which channel.
+void copy_name(Counters &block, std::string_view name) {
+    constexpr std::string_view cut = "\u2026";
+    constexpr std::size_t room = sizeof block.name - 1 - cut.size();
+    if (name.size() < sizeof block.name) return copy_text(block.name, sizeof block.name, name);
+    std::size_t head = room / 2, tail = name.size() - room / 2;
+    for (int back = 0; back < 3 && inside_character(name[head]); ++back) --head;
+    for (int on = 0; on < 3 && inside_character(name[tail]); ++on) ++tail;
+    std::string kept(name.substr(0, head));
+    kept.append(cut).append(name.substr(tail));
+    copy_text(block.name, sizeof block.name, kept);
+    block.name_hash = hash_of(name);
+}
+
+std::string read_name(const Counters &block) {
+    std::string text(block.name, strnlen(block.name, sizeof block.name));
+    if (!block.name_hash) return text;
+    char hash[24];
+    std::snprintf(hash, sizeof hash, " [%016llx]", static_cast<unsigned long long>(block.name_hash));
+    return text + hash;
 }
 
 std::string program_name() {
@@ -110,7 +141,7 @@ struct Registry {
         }
         if (memory == MAP_FAILED)
             memory = mmap(nullptr, page_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) std::abort();  // 112 KiB cannot be had: nothing else will work either
+        if (memory == MAP_FAILED) std::abort();  // 144 KiB cannot be had: nothing else will work either
         page.header = static_cast<PageHeader *>(memory);
         page.header->page_size = page_size;
         page.header->block_size = block_size;
@@ -122,6 +153,8 @@ struct Registry {
         return page;
     }
 };
+
+thread_local std::string kind_of_thread;
 
 // Removes the pages of dead processes, once per process.
 void sweep_once() {
@@ -186,8 +219,8 @@ Counters *counters_take(std::string_view room, std::string_view kind, std::strin
     }
     std::memset(static_cast<void *>(free_block), 0, block_size);
     copy_text(free_block->room, sizeof free_block->room, room);
-    copy_text(free_block->kind, sizeof free_block->kind, kind);
-    copy_text(free_block->name, sizeof free_block->name, name);
+    copy_text(free_block->kind, sizeof free_block->kind, kind_of_thread.empty() ? kind : kind_of_thread);
+    copy_name(*free_block, name);
     timespec now{};
     clock_gettime(CLOCK_REALTIME, &now);
     free_block->opened_ns = std::uint64_t(now.tv_sec) * 1000000000u + std::uint64_t(now.tv_nsec);
@@ -214,6 +247,8 @@ void Counters::measure(std::int64_t timestamp_ns) noexcept {
     if (timestamp_ns > 0) note_latency(now_ns > timestamp_ns ? std::uint64_t(now_ns - timestamp_ns) : 1);  // clocks may differ; 0: never
 }
 
+void counters_kind(std::string_view kind) { kind_of_thread = kind; }
+
 void counters_end() noexcept { Registry::get().unlink_all(); }
 
 void counters_give(Counters *counters) noexcept {
@@ -229,13 +264,20 @@ void counters_state(Counters *counters, std::string_view text) noexcept {
     copy_text(counters->state, sizeof counters->state, text);
 }
 
+std::string counters_name(std::string_view name) {
+    Counters block{};
+    copy_name(block, name);
+    return read_name(block);
+}
+
 CountersCopy counters_copy(const Counters *c) {
     CountersCopy copy;
     copy.used = c->used.load(std::memory_order_acquire);
     copy.opened_ns = c->opened_ns;
     copy.room = read_text(c->room, sizeof c->room);
     copy.kind = read_text(c->kind, sizeof c->kind);
-    copy.name = read_text(c->name, sizeof c->name);
+    copy.name = read_name(*c);
+    copy.name_cut = c->name_hash != 0;
     copy.state = read_text(c->state, sizeof c->state);
     // Read delivered and dropped before matched, so that counting in between never looks like a loss.
     copy.delivered = c->delivered.get();
@@ -252,6 +294,7 @@ CountersCopy counters_copy(const Counters *c) {
     copy.last_ns = c->last_ns.get();
     copy.latency_ns = c->latency_ns.get();
     copy.lag = c->lag.get();
+    copy.position = c->position.get();
     copy.latency_sum_ns = c->latency_sum_ns.get();
     for (std::size_t i = 0; i < latency_bucket_count; ++i) copy.latency_counts[i] = c->latency_counts[i].get();
     return copy;

@@ -3,13 +3,16 @@
 //
 // A page is one file per process in the shared directory, read by others, written by its owner alone:
 //
-//   0      8   magic "PENSCNT2"
-//   8      4   page size in bytes       12  4   block size in bytes (896)
+//   0      8   magic "PENSCNT4"
+//   8      4   page size in bytes       12  4   block size in bytes (1152)
 //   16     4   number of blocks         20  4   pid
 //   24     8   start time of the process (clock ticks since boot; 0 where unknown): tells a reused pid apart
 //   32    32   program name, NUL-padded
-//   64   832   zero
-//   896        blocks (struct Counters)
+//   64  1088   zero
+//   1152       blocks (struct Counters)
+//
+// A name is an identity, so it is never a cut text: one that has no room is kept as its beginning and its end, for
+// people, and as a hash of all of it, by which two of them differ.
 //
 // Rules: take and give may be called by any thread. A counter has one writer at a time (its handle, under whatever the
 // handle is guarded by), so it is counted with a plain load and store; use add_shared where several threads write.
@@ -68,11 +71,13 @@ struct alignas(64) Counters {
     Count last_ns;     // realtime of the last message
     Count latency_ns;  // of the last message that was measured: from its timestamp to its delivery
     Count lag;         // messages behind the end of what is stored
+    Count position;    // of a reader of what is stored: where it goes on
     Count latency_sum_ns;  // of all that were measured
     Count latency_counts[latency_bucket_count];
     char room[16];
     char kind[16];
-    char name[160];
+    char name[400];
+    std::uint64_t name_hash;  // of a name that is too long for name; else 0
     char state[96];  // a short text for the user: "connected", "stuck in receive"
 
     void drop(DropReason reason, std::uint64_t n = 1) noexcept { dropped[static_cast<std::size_t>(reason)].add(n); }
@@ -97,26 +102,32 @@ struct alignas(64) Counters {
         return static_cast<std::int64_t>(matched.get() - delivered.get() - lost() - expired.get());
     }
 };
-static_assert(sizeof(Counters) == 896 && alignof(Counters) == 64);
+static_assert(sizeof(Counters) == 1152 && alignof(Counters) == 64);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // A zeroed block. Where no shared page can be made (no such file system, no space) it is private memory: counting goes
 // on, but other processes do not see it. Never null.
 Counters *counters_take(std::string_view room, std::string_view kind, std::string_view name);
+// From now on what this thread takes is of that kind, whatever it says itself; an empty one ends that. For those who look
+// at messages and are no part of the program, so that nobody counts them among its readers.
+void counters_kind(std::string_view kind);
 void counters_give(Counters *counters) noexcept;
 // Takes this process's pages away, as its end does.
 void counters_end() noexcept;
 void counters_state(Counters *counters, std::string_view text) noexcept;
+// A name as readers get it: itself, or, where it is too long, its beginning, its end and its hash.
+std::string counters_name(std::string_view name);
 
 // A copy of one block of a process on this machine.
 struct CountersCopy {
     int pid = 0;
     std::uint32_t index = 0;
     std::string program, room, kind, name, state;
+    bool name_cut = false;  // the name is as counters_name gives it
     std::uint64_t used = 0, opened_ns = 0;
     std::uint64_t matched = 0, delivered = 0, bytes = 0, expired = 0, redelivered = 0, errors = 0;
     std::uint64_t dropped[drop_reason_count] = {};
-    std::uint64_t depth = 0, capacity = 0, peers = 0, memory_bytes = 0, last_ns = 0, latency_ns = 0, lag = 0;
+    std::uint64_t depth = 0, capacity = 0, peers = 0, memory_bytes = 0, last_ns = 0, latency_ns = 0, lag = 0, position = 0;
     std::uint64_t latency_sum_ns = 0, latency_counts[latency_bucket_count] = {};
 };
 

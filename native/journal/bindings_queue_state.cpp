@@ -44,9 +44,9 @@ class JournalQueueState : public BoundQueueState {
     }
 };
 
-nb::list due(BoundQueueState &self, std::int64_t now_ns, std::size_t most) {
+nb::list listed(const std::vector<Waiting> &waiting) {
     nb::list found;
-    for (const Waiting &item : self.state().due(now_ns, most)) found.append(nb::make_tuple(item.position, item.deliveries));
+    for (const Waiting &item : waiting) found.append(nb::make_tuple(item.position, item.deliveries));
     return found;
 }
 
@@ -81,7 +81,10 @@ void bind_queue_state(nb::module_ &module) {
              nb::arg("consumer"), nb::arg("now_ns"), nb::arg("delivered") = true)
         .def("expire", [](Bound &self, std::int64_t now_ns, std::int64_t latest_ns) { return self.state().expire(now_ns, latest_ns); },
              nb::arg("now_ns"), nb::arg("latest_ns") = INT64_MAX)
-        .def("due", &due)
+        .def("due", [](Bound &self, std::int64_t now_ns, std::size_t most) { return listed(self.state().due(now_ns, most)); })
+        .def("waiting_from", [](Bound &self, std::int64_t position, std::size_t most) { return listed(self.state().waiting_from(position, most)); })
+        .def("finish_ahead", [](Bound &self, std::int64_t position) { return self.state().finish_ahead(position); })
+        .def("reopen", [](Bound &self, std::int64_t position) { self.state().reopen(position); })
         .def("redeliver",
              [](Bound &self, std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns) {
                  std::uint32_t deliveries = 0;

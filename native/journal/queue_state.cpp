@@ -29,6 +29,15 @@ bool Runs::holds(std::int64_t position) const {
     return at != runs_.begin() && std::prev(at)->second >= position;
 }
 
+void Runs::remove(std::int64_t position) {
+    auto at = runs_.upper_bound(position);
+    if (at == runs_.begin() || (--at)->second < position) return;
+    const auto [first, last] = *at;
+    runs_.erase(at);
+    if (first < position) runs_.emplace(first, position - 1);
+    if (position < last) runs_.emplace(position + 1, last);
+}
+
 std::int64_t Runs::skip(std::int64_t position) const {
     auto at = runs_.upper_bound(position);
     if (at == runs_.begin() || std::prev(at)->second < position) return position;
@@ -66,15 +75,16 @@ bool QueueState::deliver(std::int64_t position, std::uint32_t consumer, std::int
         pass(position);
         return false;
     }
-    Entry entry{position, deadline_ns, consumer, 1, 0, static_cast<std::uint8_t>(Place::in_flight)};
+    Entry entry{position, deadline_ns, consumer, 1, 0, 0, static_cast<std::uint8_t>(Place::in_flight)};
     if (position < delivered_before_) {
+        entry.uncounted = counts_before_.contains(position);
         const std::uint32_t before = this->deliveries(position);
         auto put_off = due_before_.find(position);
         const bool waits = put_off != due_before_.end() && put_off->second > now_ns;
         if (waits || (most && before >= most)) {
             const std::int64_t due_ns = waits ? put_off->second : now_ns;
             waiting_.emplace(due_ns, position);
-            add({position, due_ns, 0, before, waits, static_cast<std::uint8_t>(Place::waiting)});
+            add({position, due_ns, 0, before, entry.uncounted, waits, static_cast<std::uint8_t>(Place::waiting)});
             return false;
         }
         entry.deliveries = before + 1;
@@ -93,7 +103,7 @@ bool QueueState::hold(std::int64_t position, std::int64_t due_ns) {
         pass(position);
         return false;
     }
-    add({position, due_ns, 0, 0, 0, static_cast<std::uint8_t>(Place::waiting)});
+    add({position, due_ns, 0, 0, 0, 0, static_cast<std::uint8_t>(Place::waiting)});
     waiting_.emplace(due_ns, position);
     return true;
 }
@@ -187,12 +197,31 @@ void QueueState::wait(Entry &entry, std::int64_t due_ns) {
 void QueueState::put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns) {
     if (live(position) || position >= cursor_) return;
     const std::size_t at = find(position);
-    const Entry entry{position, due_ns, 0, deliveries, 0, static_cast<std::uint8_t>(Place::waiting)};
+    const Entry entry{position, due_ns, 0, deliveries, 0, 0, static_cast<std::uint8_t>(Place::waiting)};
     if (at < entries_.size() && entries_[at].position == position) entries_[at] = entry;
     else entries_.insert(entries_.begin() + static_cast<std::ptrdiff_t>(at), entry);
     ++live_;
     waiting_.emplace(due_ns, position);
     floor_ = std::min(floor_, position);
+    changed_ = true;
+}
+
+bool QueueState::finish_ahead(std::int64_t position) {
+    if (!open(position)) return false;
+    done_before_.add(position, position);
+    acked_.emplace_back(position, position);
+    changed_ = true;
+    settle_floor();
+    return true;
+}
+
+void QueueState::reopen(std::int64_t position) {
+    if (position < cursor_) {  // it was passed meanwhile
+        put_back(position, 0, 0);
+        return;
+    }
+    done_before_.remove(position);
+    std::erase(acked_, Run{position, position});
     changed_ = true;
 }
 
@@ -220,10 +249,16 @@ bool QueueState::return_message(std::uint32_t consumer, std::int64_t position, s
     return true;
 }
 
+void QueueState::uncount(Entry &entry) {
+    if (entry.deliveries > 0) entry.deliveries = entry.deliveries - 1;
+    entry.uncounted = 1;
+    note_deliveries(entry);
+}
+
 bool QueueState::take_back(std::int64_t position, std::int64_t now_ns) {
     Entry *entry = in_flight_at(position);
     if (!entry) return false;
-    if (entry->deliveries > 0) entry->deliveries = entry->deliveries - 1;
+    uncount(*entry);
     wait(*entry, now_ns);
     return true;
 }
@@ -240,7 +275,7 @@ std::size_t QueueState::drop_consumer(std::uint32_t consumer, std::int64_t now_n
     std::size_t count = 0;
     for (Entry &entry : entries_) {
         if (entry.place != static_cast<std::uint8_t>(Place::in_flight) || entry.consumer != consumer) continue;
-        if (!delivered && entry.deliveries > 0) entry.deliveries = entry.deliveries - 1;  // it never reached anyone
+        if (!delivered) uncount(entry);
         wait(entry, now_ns);
         ++count;
     }
@@ -298,6 +333,14 @@ std::vector<Waiting> QueueState::due(std::int64_t now_ns, std::size_t most) cons
         const Entry &entry = entries_[find(position)];
         found.push_back({position, entry.deliveries});
     }
+    return found;
+}
+
+std::vector<Waiting> QueueState::waiting_from(std::int64_t position, std::size_t most) const {
+    std::vector<Waiting> found;
+    for (std::size_t at = find(position); at < entries_.size() && found.size() < most; ++at)
+        if (entries_[at].place == static_cast<std::uint8_t>(Place::waiting))
+            found.push_back({entries_[at].position, entries_[at].deliveries});
     return found;
 }
 
@@ -441,7 +484,7 @@ std::string QueueState::snapshot() const {
     std::vector<std::pair<std::int64_t, std::int64_t>> waits;
     for (const Entry &entry : entries_) {
         if (is_done(entry)) continue;
-        if (entry.deliveries > 1) counts.emplace_back(entry.position, entry.deliveries);
+        if (tells_deliveries(entry)) counts.emplace_back(entry.position, entry.deliveries);
         if (entry.lasting) waits.emplace_back(entry.position, entry.time_ns);
     }
     for (const auto &[position, count] : counts_before_)
@@ -488,15 +531,14 @@ bool QueueState::apply(std::string_view record) {
         std::int64_t pair[2];
         std::memcpy(pair, at, sizeof pair);
         if (i < runs) done_before_.add(pair[0], pair[1]);
-        else if (i < counts) note_count_before(pair[0], pair[1]);
+        else if (i < counts) note_count_before(pair[0], pair[1]);  // the last one counts
         else due_before_[pair[0]] = pair[1];
     }
     return true;
 }
 
 void QueueState::note_count_before(std::int64_t position, std::int64_t count) {
-    std::uint32_t &kept = counts_before_[position];
-    kept = std::max(kept, static_cast<std::uint32_t>(std::clamp<std::int64_t>(count, 0, most_deliveries)));
+    counts_before_[position] = static_cast<std::uint32_t>(std::clamp<std::int64_t>(count, 0, most_deliveries));
 }
 
 void QueueState::apply_note(int kind, std::int64_t first, std::int64_t second) {

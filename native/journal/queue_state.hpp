@@ -7,8 +7,8 @@
 // Between floor and cursor every position is done (or was never this queue's) unless it has an entry. Memory is
 // bounded by what is outstanding, never by the backlog.
 //
-// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one,
-// and until when a message waits that somebody has put off for long.
+// What is durable: floor, acknowledged runs above it, how far was delivered, the number of deliveries where above one (or
+// where one of them reached nobody), and until when a message waits that somebody has put off for long.
 // delta() gives what changed since the last call, snapshot() all of it; apply() takes either, in the order written, and
 // changes nothing where it was applied before. A change of epoch (seek, purge) voids what older epochs said.
 #pragma once
@@ -31,6 +31,7 @@ class Runs {
    public:
     void add(std::int64_t first, std::int64_t last);
     bool holds(std::int64_t position) const;
+    void remove(std::int64_t position);
     void drop_below(std::int64_t position);
     std::int64_t skip(std::int64_t position) const;  // the first one not held, from here on
     bool empty() const { return runs_.empty(); }
@@ -71,6 +72,10 @@ class QueueState {
     std::size_t acknowledge_each(const std::vector<std::int64_t> &positions);
     // Undoes what was acknowledged or looked past and could not be stored: it waits again.
     void put_back(std::int64_t position, std::uint32_t deliveries, std::int64_t due_ns);
+    // One at or past the cursor that is still to be delivered is done; false: it is not, or not any more.
+    bool finish_ahead(std::int64_t position);
+    // Undoes that.
+    void reopen(std::int64_t position);
     // One that waits does so until later.
     bool postpone(std::int64_t position, std::int64_t due_ns);
     // `lasting`: it waits until then after a restart too.
@@ -84,6 +89,8 @@ class QueueState {
     std::size_t expire(std::int64_t now_ns, std::int64_t latest_ns = INT64_MAX);
     // The next that are due, in order of due time and position; they stay until redeliver or acknowledge.
     std::vector<Waiting> due(std::int64_t now_ns, std::size_t most) const;
+    // Those that wait, whenever they are due, in order of position.
+    std::vector<Waiting> waiting_from(std::int64_t position, std::size_t most) const;
     bool redeliver(std::int64_t position, std::uint32_t consumer, std::int64_t deadline_ns, std::uint32_t &deliveries);
     std::int64_t next_time_ns() const;  // when expire() or due() has something to do; INT64_MAX: never
 
@@ -114,13 +121,14 @@ class QueueState {
     void recovered();                     // after the last apply()
 
    private:
-    static constexpr std::int64_t most_deliveries = (1 << 29) - 1;
+    static constexpr std::int64_t most_deliveries = (1 << 28) - 1;
     enum class Place : std::uint8_t { done, in_flight, waiting };
     struct Entry {
         std::int64_t position;
         std::int64_t time_ns;  // deadline, or when due
         std::uint32_t consumer;
-        std::uint32_t deliveries : 29;
+        std::uint32_t deliveries : 28;
+        std::uint32_t uncounted : 1;  // a delivery of it reached nobody: how often it was delivered is told, be it 0 or 1
         std::uint32_t lasting : 1;  // its due time outlives a restart
         std::uint32_t place : 2;
     };
@@ -140,8 +148,10 @@ class QueueState {
     void note_deadline(std::int64_t deadline_ns, std::int64_t position);
     bool expire_one(std::int64_t deadline_ns, std::int64_t position, std::int64_t now_ns);
     void tidy();
+    void uncount(Entry &entry);
+    static bool tells_deliveries(const Entry &entry) { return entry.deliveries > 1 || entry.uncounted; }
     void note_deliveries(const Entry &entry) {
-        if (entry.deliveries > 1) counts_[entry.position] = entry.deliveries;
+        if (tells_deliveries(entry)) counts_[entry.position] = entry.deliveries;
         changed_ = true;
     }
 

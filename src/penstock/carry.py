@@ -34,7 +34,7 @@ HOLDS: Mapping[str, frozenset[str]] = {
     "shm": frozenset({"metadata", "type"}),
     "tcp": frozenset({"ordinal", "time", "virtual channel", "properties"}),
     "journal": frozenset({"time", "properties"}),
-    "broker": frozenset({"properties"}),
+    "broker": frozenset({"time", "properties"}),
 }
 #: The fields of a reach's messages that another reach could lose. Ordinals and times do not count: a sink that does not
 #: keep them gives new ones, which is its rule and no loss.

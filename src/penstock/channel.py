@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
 
     class _Array(Protocol):
-        """numpy's arrays, which say ``__buffer__`` to type checkers from Python 3.12 on only."""
+        """numpy's arrays, which declare ``__buffer__`` to type checkers only from Python 3.12 on."""
 
         @property
         def __array_interface__(self) -> dict[str, Any]: ...
@@ -59,10 +59,10 @@ Choice = TypeVar("Choice", bound=enum.StrEnum)
 Result = TypeVar("Result")
 logger = logging.getLogger("penstock")
 
-UNPROCESSED_S = 1.0  # a function that nobody has called process_all for after so long is told of
-LOG_FAILURES_S = 10.0  # a function that fails again and again is told of so often
-LOOK_S = 0.02  # how often a thread looks for what nothing tells it of
-END_S = 5.0  # close waits so long for a function that runs
+UNPROCESSED_S = 1.0  # warn if process_all has not been called for this long
+LOG_FAILURES_S = 10.0  # seconds between two log entries of a function that keeps failing
+LOOK_S = 0.02  # how often a thread polls for what it is not notified of
+END_S = 5.0  # how long close waits for a running function
 
 
 class Overflow(enum.StrEnum):
@@ -117,7 +117,7 @@ class Deadline:
 class Ledger:
     """Counts that must balance, from the moment of subscribing (or of opening, for a publisher).
 
-    matched = delivered + dropped (by reason) + expired + in_flight. What was delivered again is counted apart.
+    matched = delivered + dropped (by reason) + expired + in_flight. Redeliveries are counted separately.
     """
 
     matched: int = 0
@@ -140,12 +140,12 @@ class Ledger:
 
     @property
     def balanced(self) -> bool:
-        """Whether the books close."""
+        """Whether the counts add up."""
         return self.matched == self.delivered + self.lost + self.expired + self.in_flight
 
 
 class Terms(Protocol):
-    """What a typed handle brings to a channel: ``penstock.types.Terms``."""
+    """The schema of a typed handle and its rule for others: ``penstock.types.Terms``."""
 
     @property
     def name(self) -> str:
@@ -161,13 +161,14 @@ class Terms(Protocol):
 
     @property
     def replaces(self) -> bool:
-        """Whether a schema that does not go with it gives way."""
+        """Whether it replaces a schema that is not compatible with it."""
 
     def check(self, there: str, where: str) -> bool:
-        """Whether ``there`` is the same schema; ``RefusedError`` where the two do not go together."""
+        """Whether ``there`` is the same schema; ``RefusedError`` if the two are not compatible."""
 
     def added_to(self, versions: Sequence[str], where: str) -> list[str] | None:
-        """All versions with this one as the newest, or None where it adds nothing; compares it with all of them."""
+        """All versions with this one as the newest, or None if it is known already; ``RefusedError`` as for
+        ``check``."""
 
     def check_name(self, there: str, where: str) -> None:
         """The same where only a name is known."""
@@ -177,14 +178,14 @@ class Handle(ABC):
     """What publishers and subscribers share."""
 
     def agree(self, terms: Terms) -> None:  # noqa: B027 - a reach that carries no schema has nothing to do
-        """Say what the messages are made of, and compare it with what is said there. Called once, right after opening.
+        """Announce the schema of the messages and compare it with the channel's. Called once, right after opening.
 
-        ``RefusedError`` where another type is there. A reach that carries no schema takes any.
+        ``RefusedError`` if the channel has another type. A reach that carries no schema accepts any.
         """
 
     @property
     def schema(self) -> str | None:
-        """What is said there of the messages (``penstock.types.Schema.parse`` reads it), or None."""
+        """The schema of the messages as text (``penstock.types.Schema.parse`` reads it), or None."""
         return None
 
     @property
@@ -194,7 +195,7 @@ class Handle(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back. Closing twice does nothing."""
+        """Release everything. Closing twice does nothing."""
 
     @property
     @abstractmethod
@@ -219,7 +220,7 @@ class Handle(ABC):
         return f"<{room}.{kind}{f' {name!r}' if name else ''}{', closed' if self.closed else ''}>"
 
     def _after_close(self, function: Callable[[], None]) -> None:
-        """Have ``function`` called when this handle has been closed. Rooms close natively and know nothing of it."""
+        """Call ``function`` after this handle was closed. Here, because rooms implement ``close`` natively."""
         handle = weakref.ref(self)
         before: Callable[..., None] = vars(self).get("close") or partial(_close, handle, type(self).close)
 
@@ -249,7 +250,7 @@ def _show_options(room: type, name: str) -> None:
 
 
 class Publisher(Handle, Generic[T]):
-    """One writing handle. ``T`` is what its messages mean: bytes, unless a type was given."""
+    """One writing handle. ``T`` is the type of its values: bytes, unless a type was given."""
 
     #: Whether ``publish`` takes ``properties={...}``: the column *properties* of docs/reaches.md.
     carries_properties: ClassVar[bool] = False
@@ -284,12 +285,12 @@ class Publisher(Handle, Generic[T]):
 
     @abstractmethod
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many subscribers are there: nothing published later is missed for want of a connection."""
+        """Wait until this many subscribers are connected, so that they miss nothing that is published afterwards."""
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
-        """Publish messages of any reach with what this reach can hold of them; gives how many were published.
+        """Publish messages of any reach, with the fields that this reach can hold; returns how many were published.
 
-        Everywhere their bytes; properties where ``carries_properties``; ordinals and times where the room says so.
+        Every reach holds the payload; properties if ``carries_properties``; ordinals and times if the room says so.
         """
         if not self.carries_properties:
             return self.publish_many(batch)
@@ -307,13 +308,13 @@ class Publisher(Handle, Generic[T]):
     # --- in an event loop
 
     def _publish_now(self, data: Buffer | T, options: Mapping[str, Any]) -> int | None:
-        """``publish`` where it need not wait, else ``BlockingIOError``. A room that cannot tell leaves it so."""
+        """``publish`` if it need not wait, else ``BlockingIOError``. A room that cannot know keeps this default."""
         raise BlockingIOError
 
     async def publish_async(self, data: Buffer | T, **options: Any) -> int | None:
         """``publish`` for asyncio: the event loop goes on while this waits.
 
-        ``timeout``, where ``publish`` has it, counts the wait for calls before this one too. Cancelled while it waits,
+        ``timeout``, where ``publish`` has it, includes the wait for earlier calls. If this is cancelled while it waits,
         the message may still be published later.
         """
         if self._worker is None or not self._worker.busy:
@@ -324,7 +325,7 @@ class Publisher(Handle, Generic[T]):
         return await self._in_worker(partial(self.publish, data), options)
 
     async def publish_many_async(self, batch: Iterable[Buffer | T], **options: Any) -> int:
-        """``publish_many`` for asyncio; ``batch`` is taken from at once, in the event loop."""
+        """``publish_many`` for asyncio; ``batch`` is read at once, in the event loop."""
         items = batch if hasattr(batch, "__len__") else list(batch)
         return await self._in_worker(partial(self.publish_many, items), options)
 
@@ -336,7 +337,7 @@ class Publisher(Handle, Generic[T]):
         return Reservation(self._in_worker, partial(self.reserve, size), options)
 
     def _in_worker(self, function: Callable[..., Result], options: Mapping[str, Any]) -> Awaitable[Result]:
-        """Calls that may wait are made by one thread, so that they keep their order; their time begins here."""
+        """Run a call that may wait in one thread, which keeps the order of calls. Its time-out starts here."""
         if self.closed:
             raise ClosedError("this publisher was closed")
         if self._worker is None:
@@ -382,15 +383,15 @@ class Reservation:
 class Subscriber(Handle, Generic[T]):
     """One reading handle. A room implements ``read``, ``read_many``, ``wait``, ``fileno``; the rest follows.
 
-    ``T`` is what its messages mean: bytes, unless a type was given.
+    ``T`` is the type of its values: bytes, unless a type was given.
     """
 
     _callback: Callable[..., Any] | None = None
-    _caller: threading.Thread | None = None  # calls the function, where it was given at opening
-    _unprocessed = False  # a function was set, and nobody has called it since
+    _caller: threading.Thread | None = None  # the thread that calls on_message=, if given at opening
+    _unprocessed = False  # a function was set, and process_all has not been called since
     _failures = 0
     _told_ns = 0
-    _awaited = False  # by a task in read_async
+    _awaited = False  # set while a task is in read_async
 
     @abstractmethod
     def read(self, timeout: float | None = None) -> Message[T] | None:
@@ -420,7 +421,7 @@ class Subscriber(Handle, Generic[T]):
         return message
 
     def _there(self) -> Iterator[Message[T]]:
-        """The messages that are there now, one by one as they are asked for; without waiting."""
+        """The messages that are there now, read one by one, without waiting."""
         for _ in range(self.ledger.in_flight):
             message = self.read(0)
             if message is None:
@@ -446,7 +447,7 @@ class Subscriber(Handle, Generic[T]):
     def process_all(self) -> int:
         """Call the function with every message that is there now, then return how many there were.
 
-        What comes meanwhile is left for the next call: ``wait`` and ``fileno`` tell of it.
+        Messages that arrive meanwhile are left for the next call; ``wait`` and ``fileno`` report them.
         """
         self._unprocessed = False
         count = 0
@@ -462,14 +463,14 @@ class Subscriber(Handle, Generic[T]):
     def call_in_thread(self, function: Callable[..., Any] | None) -> Self:
         """What ``on_message=`` at opening does: ``function`` is called with every message from a thread of its own.
 
-        What it raises is logged and counted in ``errors``. From now on nobody else reads this handle. The thread keeps
-        the handle: it goes on until ``close``, which waits for a call that runs. None does nothing.
+        What it raises is logged and counted in ``errors``. From now on only this thread may read the handle. It keeps
+        the handle alive and runs until ``close``, which waits for a running call. None does nothing.
         """
         if function is None:
             return self
         if self._caller is not None:
             raise StateError("a thread calls this subscriber's function already")
-        read = self.read  # before it is refused to everybody else
+        read = self.read  # taken before `read` is replaced below, which refuses it to all others
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)
         vars(self)["read"] = vars(self)["read_many"] = partial(refuse_read, weakref.ref(self))
@@ -488,6 +489,7 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
+<<<<<<< HEAD
             except ClosedError as error:
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
@@ -499,15 +501,22 @@ class Subscriber(Handle, Generic[T]):
                 time.sleep(LOOK_S)
                 continue
             except Exception:  # a damaged message, memory that is used up: the next one may be good
+=======
+            except (ClosedError, RefusedError) as error:  # its publisher has another type
+                if not self.closed:
+                    logger.warning("%r: its function will not be called any more: %s", self, error)
+                return
+            except Exception:  # a damaged message or no memory: the next message may be good
+>>>>>>> main
                 self._note_failure("reading failed")
-                time.sleep(LOOK_S)  # nothing tells when it is better
+                time.sleep(LOOK_S)  # no event says when it is better: pause, then try again
                 continue
             function = self._callback
             if message is None or function is None:
                 continue
             try:
                 self._call(function, message)
-            except BaseException:  # an exit too: nobody else would hear of it
+            except BaseException:  # SystemExit too: nothing else would report it
                 self._note_failure("the function of on_message failed")
             del message
 
@@ -538,10 +547,10 @@ class Subscriber(Handle, Generic[T]):
                 raise
 
     def _begin_wait(self) -> None:
-        """A task begins to wait: from now to ``_end_wait`` the descriptor stays what it is, whoever closes."""
+        """A task starts to wait. Until ``_end_wait`` the descriptor stays open, even if the handle is closed."""
 
     def _end_wait(self) -> None:
-        """The task has looked once more."""
+        """The task has stopped waiting for the descriptor."""
 
     async def read_async(self, timeout: float | None = None) -> Message[T] | None:
         """``read`` for asyncio: the event loop goes on while this waits."""
@@ -587,14 +596,14 @@ _called: weakref.WeakSet[Subscriber[Any]] = weakref.WeakSet()
 
 @atexit.register
 def _end_calls() -> None:
-    """Before the interpreter goes: a thread that calls functions must not outlive it."""
+    """Before the interpreter shuts down: end the threads that call functions."""
     for subscriber in list(_called):
         if not subscriber.closed:
             subscriber.close()
 
 
 def refuse_read(handle: weakref.ref[Subscriber[Any]], *_: Any, **__: Any) -> Any:
-    """Takes the place of ``read`` where a thread reads."""
+    """Replaces ``read`` on a handle that a thread reads."""
     subscriber = handle()
     if subscriber is None or subscriber.closed:
         raise ClosedError("this subscriber is closed")
@@ -609,12 +618,13 @@ def _join(thread: threading.Thread) -> None:
         logger.warning("the function of on_message still runs %g s after its subscriber was closed", END_S)
 
 
-_watched: list[tuple[float, weakref.ref[Subscriber[Any]]]] = []  # since when; the oldest first
+# subscribers and since when they are watched, the oldest first
+_watched: list[tuple[float, weakref.ref[Subscriber[Any]]]] = []
 _watching = threading.Lock()  # held while the list is changed, and while a thread begins or ends
 
 
 def _watch_processing(subscriber: Subscriber[Any]) -> None:
-    """Have it told once if nobody calls ``process_all`` soon. One thread does that for all, while there are any."""
+    """Warn once if ``process_all`` is not called soon. One thread watches all such subscribers."""
     with _watching:
         _watched.append((time.monotonic(), weakref.ref(subscriber)))
         if len(_watched) == 1:
@@ -642,7 +652,7 @@ def _tell_unprocessed() -> None:
 
 
 def _forget_watched() -> None:
-    """In a forked child there is no such thread."""
+    """Reset the list in a forked child, which has no such thread."""
     global _watching  # noqa: PLW0603
     _watching = threading.Lock()
     _watched.clear()

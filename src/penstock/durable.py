@@ -2,13 +2,13 @@
 
 Rules:
 
-- A message goes to the disk first, then to the live flow: what anybody has read is on disk. One thread commits what was
-  published (together, as much as has come), another hands it to the live publisher; ``publish`` waits for neither,
-  unless ``durable_wait=True``: then for the disk.
-- One directory keeps one channel, so that a message's ordinal is its position in the journal, and goes on with the next
-  publisher.
-- A subscriber with ``start=`` has one source, the journal: its past and what becomes durable are the same flow, so that
-  there is no seam to lose or double a message at. A slow one is behind on the disk and holds nobody up. Over tcp its
+- A message goes to disk first, then to the live publisher: every message that a subscriber has read is on disk. One
+  thread commits messages in groups, another passes them to the live publisher. ``publish`` waits for neither; with
+  ``durable_wait=True`` it waits for the disk.
+- One directory holds one channel. So a message's ordinal is its position in the journal, and the next publisher
+  continues the numbers.
+- A subscriber with ``start=`` reads the journal only, old messages and new ones: there is no switch from one source to
+  another at which messages could be lost or duplicated. A slow one lags on disk and slows nobody down. Over tcp the
   publisher reads the journal for it.
 - ``publish`` may be called by any thread.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.channel import Buffer
 
 REACHES = ("bus", "shm", "tcp")
-STAGED_BYTES = 16 << 20  # who publishes faster than the disk commits by itself beyond that
+STAGED_BYTES = 16 << 20  # a publisher that is faster than the disk commits itself beyond this, which slows it down
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
@@ -62,7 +62,7 @@ def open_publisher(
     retain_age_s: float | None = None,
     segment_bytes: int = SEGMENT_BYTES,
 ) -> DurablePublisher:
-    """A publisher whose messages are kept in the journal ``durable`` on their way."""
+    """A publisher that stores its messages in the journal ``durable`` before it sends them."""
     if address.scheme not in REACHES:
         raise InvalidArgument(f"durable= is for {', '.join(REACHES)}: what is published at {address.text!r} is kept")
     if durable is None or not os.fspath(durable):
@@ -88,10 +88,10 @@ def open_subscriber(
 ) -> Follower:
     """A subscriber of ``bus:`` or ``shm:`` that begins at ``start`` in what its publisher keeps on disk.
 
-    Its publisher says where that is; ``durable`` names the directory where no publisher is there.
+    The publisher tells it the directory; without a publisher, ``durable`` names it.
     """
     text = check_start(start)
-    directory = durable or _told(address, live_options)
+    directory = durable or _kept_at(address, live_options)
     if not (Path(directory) / FRONTIER_NAME).exists():
         raise InvalidArgument(f"there is no journal {directory}: reading makes none, a publisher with durable= does")
     journal = Journal(directory, mode="read")
@@ -113,7 +113,7 @@ def place_of(journal: Journal, start: str) -> int:
     return journal.find_time(min(max(start_ns(start), 0), MAX_NS)) or frontier
 
 
-def _told(address: Address, live_options: Mapping[str, Any]) -> str:
+def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
     """Where the publisher of ``address`` keeps its messages."""
     if address.scheme == "bus":
         bus = addresses.room("bus").named_bus(address.name)
@@ -137,7 +137,7 @@ def topic_of(address: Address) -> str:
 
 
 class Past:
-    """What a tcp publisher reads for who asks for the past."""
+    """What a tcp publisher reads for a subscriber that asks for the past."""
 
     def __init__(self, journal: Journal, topic: str) -> None:
         self._journal = journal
@@ -155,13 +155,13 @@ _open: weakref.WeakSet[DurablePublisher] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """What was published goes to the disk before the program ends."""
+    """Write what was published to disk before the program ends."""
     for publisher in list(_open):
         publisher.close()
 
 
 class DurablePublisher(Publisher):
-    """One writing handle over a journal and a live publisher. What it does not know is the live one's."""
+    """One writing handle over a journal and a live publisher. Unknown attributes are those of the live publisher."""
 
     carries_properties = True
 
@@ -200,7 +200,7 @@ class DurablePublisher(Publisher):
         properties: Mapping[str, str] | None = None,
         timestamp_ns: int | None = None,
     ) -> int:
-        """Keep a copy of ``data``, on its way to the live flow; gives its ordinal."""
+        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal."""
         if self._closed or self._failure is not None:
             self._check_usable()
         if self._wait:
@@ -216,7 +216,7 @@ class DurablePublisher(Publisher):
         return ordinal
 
     def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Keep each of them, in order; gives how many."""
+        """Store each of them, in order; returns how many."""
         self._check_usable()
         items = batch if isinstance(batch, list | tuple) else list(batch)
         if self._wait:
@@ -265,13 +265,14 @@ class DurablePublisher(Publisher):
         while True:
             self._staged.wait()
             self._staged.clear()
-            ending = self._ending  # before the commit, which then is the last: all that was published is staged by now
-            self._awake = False  # before it too: who stages after it wakes this thread again
+            # read before the commit: if it is set, everything is staged by now and this commit is the last
+            ending = self._ending
+            self._awake = False  # cleared before the commit, so that whatever is staged later wakes this thread again
             try:
                 self._commit()
             except ClosedError:
                 return
-            except Exception as error:  # the next who publishes is told
+            except Exception as error:  # raised by the next publish
                 self._failure = error
                 logger.error("%r: what was published last is not on disk: %s", self, error)
             if ending:
@@ -285,7 +286,7 @@ class DurablePublisher(Publisher):
                 self._forward()
             except ClosedError:
                 return
-            except Exception as error:  # of the live flow: who reads the journal misses nothing
+            except Exception as error:  # only live subscribers miss it: it is in the journal
                 logger.error("%r: messages did not reach the live flow: %s", self, error)
             if ending:
                 return
@@ -301,7 +302,7 @@ class DurablePublisher(Publisher):
     # --- the contract
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many subscribers are there, in the live flow or at the journal."""
+        """Wait for this many subscribers, live ones and readers of the journal together."""
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -340,7 +341,7 @@ class DurablePublisher(Publisher):
         return self._closed
 
     def close(self) -> None:
-        """What was published goes to the disk, and as far as its subscribers take it to the live flow."""
+        """Write what was published to disk, and pass it to live subscribers as far as they accept it."""
         with self._lock:
             if self._closed:
                 return
@@ -366,7 +367,7 @@ class DurablePublisher(Publisher):
 def _open_live(address: Address, journal: Journal, topic: str, options: dict[str, Any]) -> tuple[Any, int]:
     """The live publisher, and the position from which on it is given messages.
 
-    Those that it keeps for who joins come from the journal, whoever has published them.
+    The messages that it keeps for late joiners come from the journal, also those of earlier publishers.
     """
     next_position = journal.frontier
     kept = kept_of(options.get("history"), bool(options.get("latest")), options.get("history_bytes"))
@@ -385,5 +386,5 @@ def _open_live(address: Address, journal: Journal, topic: str, options: dict[str
         return live, min(last + 1, next_position)
     live = room.Publisher(address.name, before=first - 1, **{"max_publishers": 1, **options})
     live._durable(str(journal.directory.resolve()))
-    last = live.last_ordinal  # of a channel that outlived its publisher: what that had not handed on is next
+    last = live.last_ordinal  # the channel outlived its last publisher: continue with what that one had not passed on
     return live, min(last + 1, next_position)

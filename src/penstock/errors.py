@@ -1,7 +1,7 @@
 """Errors: whose fault it is and what can be done.
 
 Bad arguments are ``ValueError`` or ``TypeError``, time-outs ``TimeoutError``, failures of the system ``OSError``;
-what only Penstock knows of is a short family under ``PenstockError``.
+errors that only Penstock has are the few classes under ``PenstockError``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class PenstockError(Exception):
-    """The family's head: catch it to catch whatever only Penstock raises."""
+    """Base class of the errors that only Penstock raises."""
 
 
 class InvalidArgument(PenstockError, ValueError):
@@ -21,7 +21,7 @@ class InvalidArgument(PenstockError, ValueError):
 
 
 class ClosedError(PenstockError):
-    """The handle was closed, or its other side has gone for good."""
+    """The handle was closed, or its peer has gone for good."""
 
 
 class StateError(PenstockError):
@@ -29,7 +29,7 @@ class StateError(PenstockError):
 
 
 class CapacityError(PenstockError):
-    """A bound was reached; the text says which one and who holds what."""
+    """A bound was reached; the text says which one, and which process holds what."""
 
 
 class CorruptionError(PenstockError):
@@ -41,7 +41,7 @@ class CorruptionError(PenstockError):
 
 
 class DecodeError(PenstockError, ValueError):
-    """A message is not of its subscriber's type; the text says where it stands, ``message`` has its bytes."""
+    """A message does not match its subscriber's type; the text says where, ``message`` has the bytes."""
 
     def __init__(self, text: str, message: Any = None) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class PeerGone(PenstockError, ConnectionError):
 
 
 class CallFailed(PenstockError):
-    """The function of a server raised; the text is the name and the text of what it raised."""
+    """The function of a server raised an exception; the text is its class and message."""
 
 
 def nearest(given: str, valid: Iterable[str]) -> str:
@@ -74,7 +74,7 @@ def nearest(given: str, valid: Iterable[str]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An error as one sentence: a failure of the system names the file it is about."""
+    """An error as one sentence; an ``OSError`` names its file."""
     if isinstance(error, OSError) and error.strerror:
         if isinstance(error, FileExistsError | NotADirectoryError) and os.path.isfile(error.filename or ""):
             return f"{error.filename} is a file, and a directory is wanted there"

@@ -1,4 +1,4 @@
-"""How much of a channel's past is kept for who joins later: the options ``history``, ``latest`` and ``history_bytes``.
+"""How much of a channel's past is kept for late joiners: the options ``history``, ``latest`` and ``history_bytes``.
 
 ``history=10`` keeps the last ten messages, ``history="5 s"`` those of the last five seconds; both are bounded by
 ``history_bytes``, and the newest message is kept whatever its size. ``latest=True`` is ``history=1`` for topics that
@@ -21,7 +21,7 @@ MAX_MESSAGES = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Three bounds, all of which hold. ``messages`` of 0: nothing is kept."""
+    """Three bounds that hold together. ``messages=0`` keeps nothing."""
 
     messages: int = 0
     age_ns: int = 0  # 0: however old
@@ -29,7 +29,7 @@ class Kept:
 
     @property
     def words(self) -> tuple[int, int, int]:
-        """As the native core takes them."""
+        """The bounds as the native core expects them."""
         return self.messages, self.age_ns, self.bytes
 
 
@@ -64,16 +64,16 @@ def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | 
 
 
 def wants_past(history: object) -> bool:
-    """Whether a subscriber takes what is kept for it: ``history`` of a subscriber."""
+    """Whether a subscriber wants the past: its option ``history``."""
     if not isinstance(history, bool):
         raise InvalidArgument(
-            f"history={history!r} of a subscriber must be True or False: how much is kept is for its publisher to say"
+            f"history={history!r} of a subscriber must be True or False: its publisher says how much is kept"
         )
     return history
 
 
 def check_start(start: object) -> str:
-    """Where in what is kept on disk a subscriber begins, as one text: ``new``, ``first``, a position, a time."""
+    """Where a subscriber starts in the stored messages, as text: ``new``, ``first``, a position or a time."""
     if isinstance(start, datetime.datetime):
         return start.isoformat()
     if isinstance(start, bool) or not isinstance(start, int | str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +108,88 @@ def test_dead_letters_and_redrive(client: Client) -> None:
     with client.subscribe("bystander") as other:
         assert [bytes(m) for m in (other.read(LONG), other.read(LONG)) if m] == [b"poison", b"fine"]
         assert other.read(0.2) is None, "a re-driven message goes to its queue alone"
+
+
+def test_a_redrive_takes_the_dead_letters_of_its_queue_alone(serve: Callable[..., Server]) -> None:
+    """Queues may share a queue of dead letters, which may have topics of its own."""
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("grave", topics="own")
+        for name in "ab":
+            client.queue(name, topics=name, max_deliveries=1, dead_letter="grave")
+        for number in range(3):
+            for topic in ("own", "a", "b"):
+                client.publish(topic, b"%s%d" % (topic.encode(), number))
+        for name in "ab":
+            with client.subscribe(name, ack="manual") as consumer:
+                for _ in range(3):
+                    consumer.nack(consumer.receive(timeout=LONG))
+                until(lambda name=name: summary(client, name)["dead_lettered"] == 3)
+        with client.subscribe("grave", ack="manual", credit=5) as consumer:  # some were looked at before, some not
+            assert bytes(consumer.receive(timeout=LONG)) == b"own0"
+            until(lambda: summary(client, "grave")["in_flight"] == 5)
+        until(lambda: summary(client, "grave")["consumers"] == 0)
+        assert client.redrive("b") == 3
+        assert client.redrive("b") == 0
+        assert summary(client, "grave")["depth"] == 6
+        with client.subscribe("b") as consumer:
+            assert [bytes(consumer.receive(timeout=LONG)) for _ in range(3)] == [b"b0", b"b1", b"b2"]
+    server.close()
+    server = serve()
+    with Client(port=server.port) as client:
+        assert (summary(client, "grave")["depth"], summary(client, "b")["depth"]) == (6, 0)
+        assert client.redrive("a") == 3
+        with client.subscribe("grave") as consumer:
+            assert [bytes(consumer.receive(timeout=LONG)) for _ in range(3)] == [b"own0", b"own1", b"own2"]
+        until(lambda: summary(client, "grave")["depth"] == 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_deliveries_before_a_restart_count(serve: Callable[..., Server], tmp_path: Path, killed: bool) -> None:
+    """Also of messages that were under way when the broker ended."""
+    server = serve(drain_s=0.0)
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t", max_deliveries=2)
+        client.publish_many("t", [b"poison", b"fine", b"late"])
+        with client.subscribe("q", ack="manual", credit=2) as consumer:
+            first = [consumer.receive(timeout=LONG) for _ in range(2)]
+            consumer.nack(first[0])
+            again = consumer.receive(timeout=LONG)
+            assert (bytes(again), consumer.deliveries(again)) == (b"poison", 2)
+            until(lambda: not server.broker.dirty, "that it was delivered is on disk")
+            if killed:
+                shutil.copytree(tmp_path / "broker", tmp_path / "after")
+            server.close()
+    server = serve(directory=tmp_path / ("after" if killed else "broker"))
+    with Client(port=server.port) as client, client.subscribe("q", ack="manual") as consumer:
+        found = {}
+        for _ in range(2):
+            message = consumer.receive(timeout=LONG)
+            found[bytes(message)] = consumer.deliveries(message)
+        assert found == {b"fine": 2, b"late": 1}
+        with client.subscribe("q.dead") as dead:
+            assert bytes(dead.receive(timeout=LONG)) == b"poison"
+        assert summary(client, "q")["dead_lettered"] == 1
+
+
+def test_what_reached_nobody_before_a_restart_was_not_delivered(serve: Callable[..., Server]) -> None:
+    """A consumer that gives back what it has not read costs no delivery."""
+    for _ in range(3):
+        server = serve()
+        with Client(port=server.port) as client:
+            if server.broker.store.next == 1:
+                client.queue("q", topics="t", max_deliveries=1)
+                client.publish_many("t", [b"a", b"b"])
+            wire = Wire(server.port).hello().send(b"SUB q credit=2\n")
+            assert wire.line() == "OK"
+            for _ in range(2):
+                assert wire.line().startswith("MSG q t ") and wire.line()
+            wire.send(b"BYE unread\n")
+            assert wire.closed() == b""
+            wire.close()
+        server.close()
+    with Client(port=serve().port) as client, client.subscribe("q") as consumer:
+        assert [bytes(consumer.receive(timeout=LONG)) for _ in range(2)] == [b"a", b"b"]
 
 
 def test_consumers_share_a_queue(client: Client) -> None:

@@ -196,6 +196,10 @@ def test_dead_letters_are_put_into_no_queue_of_others(serve: Callable[..., Serve
             evil.queue("evil", topics="b.x", max_deliveries=1, dead_letter="pay")
         with pytest.raises(Exception, match=r"dead letters would go to queue pay\.dead"):
             evil.queue("evil", topics="b.x", max_deliveries=1, dead_letter="pay.dead")
+        with pytest.raises(Exception, match="dead letters would go to queue pay"):  # also while it makes none
+            evil.queue("evil", topics="b.x", dead_letter="pay")
+        with pytest.raises(Exception, match="dead letters would go to queue pay"):
+            evil.subscribe("evil", topics="b.x", dead_letter="pay")
         evil.queue("later", topics="b.x", max_deliveries=1, dead_letter="refunds")  # not there yet
         orders.queue("refunds", topics="orders.refunds")
         evil.publish("b.x", b"forged")
@@ -209,6 +213,25 @@ def test_dead_letters_are_put_into_no_queue_of_others(serve: Callable[..., Serve
         found = consumer.read(LONG)
         assert found is not None and bytes(found) == b"real"
         consumer.close()
+
+
+def test_the_name_of_a_deleted_queue_brings_nobody_its_rights(serve: Callable[..., Server], secrets: Path) -> None:
+    """Its dead letters went to a queue that is there for other topics, which is still bound to them."""
+    server = serve(tokens=secrets)
+    with (
+        Client(port=server.port, token="token-orders") as orders,
+        Client(port=server.port, token="token-evil") as evil,
+    ):
+        orders.queue("pay", topics="orders.>")
+        orders.queue("old", topics="orders.x", max_deliveries=1, dead_letter="pay")
+        orders.delete("old")
+        for options in ({}, {"dead_letter": "pay"}, {"dead_letter": "mine"}):
+            with pytest.raises(Exception, match="dead letters would go to queue pay"):
+                evil.queue("old", topics="b.x", max_deliveries=1, **options)
+        evil.queue("old", topics="b.x")
+        evil.publish("b.x", b"its own")
+        orders.delete("old")
+        orders.queue("old", topics="orders.x", max_deliveries=1, dead_letter="pay")
 
 
 def test_wildcards_match_nothing_of_the_brokers_own(serve: Callable[..., Server], secrets: Path) -> None:

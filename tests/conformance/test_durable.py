@@ -98,9 +98,10 @@ def test_retention_by_size_is_as_fine_as_the_segments(reach: Reach) -> None:
         publisher.publish(bytes(10_000))
         publisher.flush()
     publisher.journal.retain()  # waits for what another thread removes
-    assert publisher.journal.first > 50
+    oldest = publisher.journal.first
+    assert oldest > 50
     with reach.subscriber(start="first") as subscriber:
-        assert subscriber.receive(LONG).ordinal == publisher.journal.first
+        assert oldest <= subscriber.receive(LONG).ordinal <= publisher.journal.first  # more may go at any time
 
 
 def test_ordinals_go_on_with_the_next_publisher(reach: Reach) -> None:

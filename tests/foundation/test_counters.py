@@ -57,23 +57,43 @@ def test_more_handles_than_one_page_holds() -> None:
     del many
 
 
-def test_names_too_long_are_cut() -> None:
-    counters = _core.Counters("r" * 50, "k" * 50, "n" * 500)
-    assert len(str(counters.snapshot()["name"])) == 159
-    counters.close()
+def test_a_name_is_kept_whole_up_to_399_bytes() -> None:
+    """That is every name of shared memory, of a topic, and of a topic behind a host name."""
+    for name in ("n" * 180, "n" * 399):
+        counters = _core.Counters("test", "x", name)
+        seen = counters.snapshot()
+        assert (seen["name"], seen["name_cut"]) == (name, False) and _core.counters_name(name) == name
+        counters.close()
+
+
+def test_a_name_with_no_room_is_told_apart_by_its_hash() -> None:
+    """An identity is never a cut text: two names that differ in the middle alone are two, and neither is a third."""
+    first, second = ("head" + middle * 500 + "tail" for middle in "ab")
+    cut = []
+    for name in (first, second, first):
+        counters = _core.Counters("test", "x", name)
+        seen = counters.snapshot()
+        assert seen["name_cut"] and seen["name"] == _core.counters_name(name)
+        cut.append(str(seen["name"]))
+        counters.close()
+    assert cut[0] != cut[1] and cut[0] == cut[2]
+    assert all(name.startswith("head") and "\u2026" in name and "tail [" in name for name in cut)
 
 
 @pytest.mark.parametrize("character", ["é", "水", "🌊"])
 def test_a_name_is_cut_between_characters(character: str) -> None:
     """Whatever its place in the name: a cut in the midst of one would be no text, and nobody could read the page."""
     for before in range(4):
-        text = "n" * before + character * 100
+        text = "n" * before + character * 200 + "n" * before
         counters = _core.Counters(text, text, text)
         counters.state(text)
         seen = counters.snapshot()
-        for field, most_bytes in (("room", 15), ("kind", 15), ("name", 159), ("state", 95)):
+        for field, most_bytes in (("room", 15), ("kind", 15), ("state", 95)):
             kept = str(seen[field])
             assert text.startswith(kept) and most_bytes - 4 < len(kept.encode()) <= most_bytes, (field, kept)
+        head, cut, tail = str(seen["name"]).rpartition(" [")[0].partition("\u2026")
+        assert (text.startswith(head) and text.endswith(tail)) if cut else seen["name"] == text
+        assert "\ufffd" not in str(seen["name"])
         assert blocks(str(seen["name"]))
         counters.close()
 

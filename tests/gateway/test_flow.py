@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -51,6 +53,38 @@ def test_what_a_link_carried_is_counted_from_its_joining() -> None:
         gateway.remove_link("source", "late")
         assert "source -> late" not in links()
     assert not links()
+
+
+class Slow(Collector):
+    """Takes a message for each permission it is given."""
+
+    allowed = threading.Semaphore(0)
+
+    def receive(self, message: Any) -> None:
+        self.allowed.acquire()
+        super().receive(message)
+
+
+def test_the_count_of_a_slow_module_moves_within_its_batch() -> None:
+    with Gateway() as gateway:
+        gateway.add_module("source", Collector)
+        gateway.add_module("slow", Slow)
+        gateway.start()
+        gateway.add_link("source", "slow")
+        try:
+            for _ in range(10):
+                gateway.module("source").publish(b"xyz")
+
+            def slow() -> dict[str, Any]:
+                return next(b for b in counters_read() if (b["pid"], b["name"]) == (os.getpid(), "slow"))
+
+            for done in (3, 5):
+                began = time.time_ns()
+                Slow.allowed.release(done - slow()["delivered"])
+                eventually(lambda done=done: slow()["delivered"] == done)  # type: ignore[misc]
+                assert slow()["last_ns"] >= began and slow()["matched"] == done
+        finally:
+            Slow.allowed.release(100)
 
 
 def test_links_past_the_bound_are_carried_and_told_by_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
+    "--hide-scrollbars", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
 )  # fmt: skip
 AVAILABLE = shutil.which("chromedriver") is not None and shutil.which("chromium") is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,6 +39,13 @@ def service() -> Iterator[Service]:
 def browser() -> Iterator[Browser]:
     with Browser() as window:
         yield window
+
+
+@pytest.fixture(autouse=True)
+def forgetful(browser: Browser) -> Iterator[None]:
+    """What one test chose is not kept for the next."""
+    yield
+    browser.run("try { localStorage.clear(); sessionStorage.clear(); } catch { }")
 
 
 @pytest.fixture
@@ -178,14 +186,16 @@ def test_a_queue_is_paused_on_the_page(browser: Browser, tmp_path: Path) -> None
         show(browser, "queues")
         meter = "[...document.querySelectorAll('#queue-list .meter')].find(m => m.innerText.includes('broker:work'))"
         button = f"[...({meter})?.querySelectorAll('button') ?? []].find(b => b.textContent === '%s')"
-        browser.run("window.alert = text => { window.said = text; }")
         browser.until(f"return {button % 'pause'} && Number({meter}.dataset.depth) === 3")
         assert browser.run(f"return !({button % 'resume'})")
         browser.run(f"{button % 'pause'}.click()")
         browser.until(f"return {meter}.innerText.includes('paused') && {button % 'resume'}")
-        assert "work is paused" in browser.until("return window.said")
+        said = "const s = document.getElementById('said'); return s.hidden ? '' : s.innerText"
+        assert "work is paused" in browser.until(said)
+        assert browser.run(f"return {meter}.innerText.includes('no consumer')")
         with client.subscribe("work") as consumer:
             assert consumer.read(0.2) is None
+            browser.until(f"return {meter}.innerText.includes('1 consumer')")
             browser.run(f"{button % 'resume'}.click()")
             assert bytes(consumer.read(30) or b"") == b"x"
 
@@ -226,7 +236,12 @@ LAID_OUT = """
   const cards = [...document.querySelectorAll('.view:not([hidden]) > *, .view:not([hidden]) .split > *')].map(card => card.getBoundingClientRect());
   const stacked = cards.some((a, at) => cards.slice(at + 1).some(b => a.bottom > b.top + 1 && b.bottom > a.top + 1 && a.right > b.left + 1 && b.right > a.left + 1 && !(a.top <= b.top && a.bottom >= b.bottom) && !(b.top <= a.top && b.bottom >= a.bottom)));
   const wide = document.documentElement.scrollWidth > window.innerWidth;
-  return [over, stacked, wide];"""
+  const inside = (part, holder) => { const a = part.getBoundingClientRect(), b = holder.getBoundingClientRect(); return !a.width || a.left >= b.left - 1 && a.right <= b.right + 1 && a.top >= b.top - 1 && a.bottom <= b.bottom + 1; };
+  const cut = [...document.querySelectorAll('.node text')].filter(text => !inside(text, text.parentElement.querySelector('.box')))
+    .concat([...document.querySelectorAll('.keys > button')].filter(key => !inside(key, key.closest('figure')) || !inside(key, key.parentElement)))
+    .concat([...document.querySelectorAll('.legend > span')].filter(part => !inside(part, part.closest('.card'))))
+    .map(part => part.textContent);
+  return [over, stacked, wide, cut];"""
 #: The least contrast of any text that is shown with what is behind it.
 CONTRAST = """
   const parts = colour => colour.match(/[\\d.]+/g).map(Number);
@@ -246,7 +261,7 @@ CONTRAST = """
 
 
 def sound(browser: Browser, what: str) -> None:
-    assert browser.run(LAID_OUT) == [False, False, False], what
+    assert browser.run(LAID_OUT) == [False, False, False, []], what
     ratio, text = browser.run(CONTRAST)
     assert ratio >= 4.5, (what, ratio, text)
 
@@ -391,6 +406,124 @@ def test_what_is_chosen_while_the_page_is_frozen_is_drawn(
     browser.run(f"document.querySelector('button.channel[data-where=\"shm:{name}\"]').click()")
     browser.until("return document.querySelectorAll('.node').length === 3")
     browser.run("document.getElementById('pause').click()")
+
+
+def test_a_label_of_wide_letters_stays_in_its_box(service: Service, browser: Browser, name: str) -> None:
+    with Handles() as running:
+        wide = f"{name}-{'W' * 90}"
+        running.do(f"open shm publisher {wide}", f"open shm subscriber {wide}", f"add {wide}/subscriber matched 1")
+        browser.open(service.url)
+        show(browser, f"overview=shm:{wide}")
+        browser.until("return document.querySelectorAll('.node').length === 3")
+        sound(browser, "wide letters")
+
+
+def test_the_rates_of_a_process_are_its_own(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    """A slow reader's process does not have the rate of the fast publisher of its channel."""
+    with Handles() as reader:
+        reader.do(f"open shm subscriber {name}", f"set {name}/subscriber last_ns now")
+        browser.open(service.url)
+        show(browser, "overview")
+        browser.run("const g = document.getElementById('group-by'); g.value = 'process'; g.dispatchEvent(new Event('change'))")
+        head = "[...document.querySelectorAll('#channel-list summary')].find(s => s.innerText.includes('(%d)'))"
+        browser.until(f"return {head % reader.pid}")
+        deadline = time.monotonic() + 40
+        while not browser.run(f"return !{head % plant.pid}.innerText.trim().endsWith('\\n0/s')"):
+            plant.do(f"add {name}/publisher matched 500", f"set {name}/publisher last_ns now")
+            assert time.monotonic() < deadline
+        assert browser.run(f"return {head % reader.pid}.lastChild.textContent") == "0/s"
+
+
+def test_a_name_has_its_colour_of_itself(browser: Browser, name: str) -> None:
+    """After a restart of the monitor, and whichever names came first."""
+    colours = []
+    names = [f"{name}-{letter}" for letter in "abc"]
+    for order in (names, names[::-1]):
+        with Handles() as running, Service(every_s=0.3) as monitor:
+            monitor.start()
+            browser.open(monitor.url)
+            show(browser, "plots")
+            key = "document.querySelector(`canvas[data-plot='rate/in/'] ~ .keys [data-name='shm:%s']`)"
+            for one in order:
+                running.do(f"open shm publisher {one}", f"add {one}/publisher matched 5")
+                browser.until(f"return {key % one}")
+            colours.append([browser.run(f"return {key % one}.dataset.colour") for one in names])
+    assert colours[0] == colours[1] and len(set(colours[0])) > 1
+
+
+def test_what_was_chosen_outlives_a_reload(service: Service, browser: Browser, plant: Handles, name: str) -> None:
+    browser.open(service.url)
+    wait_for(browser, name)
+    browser.run("document.querySelector('#ledger-table th[data-sort=matched]').click()")
+    show(browser, "plots")
+    browser.run("document.getElementById('log-axis').click(); document.querySelector('[data-span=\"300\"]').click()")
+    show(browser, "overview")
+    browser.run("const g = document.getElementById('group-by'); g.value = 'prefix'; g.dispatchEvent(new Event('change'))")
+    browser.run("const s = document.getElementById('search'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))", name)
+    browser.until(f"return document.querySelector('button.channel[data-where=\"shm:{name}\"]')")
+    browser.run(f"document.querySelector('button.channel[data-where=\"shm:{name}\"]').click()")
+    browser.until("return document.querySelectorAll('.node').length === 3")
+    browser.run("location.reload()")
+    browser.until("return document.querySelectorAll('.node').length === 3")
+    kept = "return ['group-by', 'search'].map(id => document.getElementById(id).value)"
+    assert browser.run(kept) == ["prefix", name]
+    assert browser.run("return document.getElementById('flow-note').textContent") == f"shm:{name}"
+    browser.run("document.getElementById('show-all').click()")
+    browser.until("return document.getElementById('show-all').hidden && location.hash === '#overview'")
+    show(browser, "plots")
+    assert browser.run("return document.getElementById('log-axis').getAttribute('aria-pressed')") == "true"
+    assert browser.run("return document.querySelector('[data-span].on').dataset.span") == "300"
+    assert browser.run("return document.querySelector('th.sorted').dataset.sort") == "matched"
+    browser.run("localStorage.clear(); sessionStorage.clear()")
+
+
+def test_no_connection_is_said_and_ends(browser: Browser) -> None:
+    status = "return document.getElementById('status').textContent === 'no connection'"
+    with Service(every_s=30) as monitor:  # it hears the server between two looks too
+        monitor.start()
+        port = int(monitor.url.rstrip("/").rpartition(":")[2])
+        browser.open(monitor.url)
+        browser.until("return document.body.dataset.looked")
+        browser.run("performance.now = (now => () => { window.asked = (window.asked ?? 0) + 1; return now.call(performance); })(performance.now)")
+        browser.until("return window.asked > 20")
+        assert not browser.run(status)
+    browser.until(status)
+    with Service(port=port) as again:
+        again.start()
+        browser.until("return document.getElementById('status').textContent !== 'no connection'")
+
+
+def test_a_server_that_says_nothing_is_no_connection(browser: Browser) -> None:
+    """Though its connection stands."""
+    goes_on = threading.Event()
+    with Service(every_s=0.5) as monitor:
+        monitor.start()
+        browser.open(monitor.url)
+        browser.until("return document.body.dataset.looked")
+        wait = monitor.watcher.wait
+        monitor.watcher.wait = lambda after, timeout: goes_on.wait() and wait(after, timeout)  # type: ignore[method-assign, assignment, return-value]
+        try:
+            browser.until("return document.getElementById('status').textContent === 'no connection'")
+        finally:
+            goes_on.set()
+        browser.until("return document.getElementById('status').textContent !== 'no connection'")
+
+
+def test_a_name_too_long_to_follow_has_no_page(service: Service, browser: Browser, name: str) -> None:
+    with Handles() as running:
+        long = f"{name}-{'x' * 600}"
+        running.do(f"open journal subscriber {long}", f"add {long}/subscriber matched 1")
+        browser.open(service.url)
+        show(browser, "handles")
+        row = f"[...document.querySelectorAll('#ledger-table tbody tr')].find(r => r.dataset.where.includes('{name}'))"
+        where = browser.until(f"return {row}?.dataset.where")
+        assert browser.run(f"return {row}.querySelector('a').hasAttribute('href')") is False
+        show(browser, "tail")
+        options = browser.run("return [...document.querySelectorAll('#tail-address option')].map(o => o.value)")
+        assert not any(name in option for option in options)
+        browser.run("location.hash = '#overview=' + encodeURIComponent(arguments[0])", where)
+        note = browser.until("const n = document.getElementById('flow-note').textContent; return n.includes('too long') && n")
+        assert name in note and browser.run("return document.getElementById('channel-link').hidden")
 
 
 def test_the_console_is_silent(service: Service, browser: Browser) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import gzip
 import http.client
 import http.server
+import itertools
 import json
 import re
 import signal
@@ -398,6 +399,20 @@ def test_the_dashboard_asks_for_figures_that_there_are(service: Service, handles
     assert len(queries) >= 8
     asked = {word for query in queries for word in re.findall(r"penstock_\w+", query)}
     assert asked <= told, asked - told
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            groups = re.search(r"sum by \(([^)]*)\)", target["expr"])
+            if groups is not None:  # a name means something in its room only
+                assert {"room", "name"} <= set(groups[1].split(", ")), target
+                assert target["legendFormat"].startswith("{{room}} {{name}}"), target
+
+
+def test_between_two_looks_the_page_hears_that_the_server_is_there() -> None:
+    with Service(every_s=3600) as monitor:
+        monitor.start()
+        with urllib.request.urlopen(monitor.url + "api/events", timeout=30) as stream:
+            names = [line for line in itertools.islice(stream, 8) if line.startswith(b"event:")]
+    assert names and set(names) == {b"event: beat\n"}
 
 
 def test_counters_reach_an_opentelemetry_collector(service: Service, handles: Handles, name: str) -> None:

@@ -279,6 +279,20 @@ def test_max_size_and_kill_keep_the_way_back_and_play_tells_what_is_missing(tmp_
     assert "the beginning is missing" in exported.stderr and "did not end properly" in exported.stderr
 
 
+def test_much_at_once_leaves_the_newest_of_a_bounded_recording(tmp_path: Path) -> None:
+    """A commit goes as a whole, with its segment: one of everything would leave nothing."""
+    tape = Tape(Plan(tmp_path / "rec", {"shm:/x": "x"}, max_bytes=4 << 20))
+    for piece in tape.pieces([Entry("x", b"%06d" % number + bytes(20_000)) for number in range(1, 601)]):
+        tape.commit(piece, 20_006 * len(piece))
+    tape.tell({"event": "lost", "count": 1, "reason": "overrun"})
+    tape._journal.retain()
+    with Journal(tmp_path / "rec", mode="read") as reader:
+        batch, _ = reader.read_from(reader.first, 1000)
+        found = [int(bytes(message)[:6]) for message in batch if message.channel == "x"]
+    tape.end({})
+    assert found and found == list(range(found[0], 601)) and found[0] > 1
+
+
 def test_at_no_moment_is_a_bounded_recording_without_its_addresses(tmp_path: Path) -> None:
     tape = Tape(Plan(tmp_path / "rec", {"shm:/x?token=secret": "x"}, max_bytes=1 << 20))
     trimmed = 0

@@ -298,9 +298,9 @@ def _bridges_back(source: str, sink: str) -> list[str]:
     bridges: dict[tuple[Any, ...], list[tuple[str, tuple[Any, ...]]]] = {}
     for block in _core.counters_read():
         first, arrow, second = str(block["name"]).partition(" -> ")
-        if block["room"] != "bridge" or not arrow:
+        if block["room"] != "bridge" or not arrow or block["name_cut"]:
             continue
-        with contextlib.suppress(InvalidArgument):  # the counters cut long names, which may then not parse
+        with contextlib.suppress(InvalidArgument):
             places = [_endpoint(addresses.parse(text)) for text in (first, second)]
             bridges.setdefault(places[0], []).append((f"{first} > {second} (pid {block['pid']})", places[1]))
     wanted = _endpoint(addresses.parse(source))

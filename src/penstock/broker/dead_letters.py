@@ -59,46 +59,68 @@ def bind(broker: Broker, queue: Queue) -> None:
 def redrive(broker: Broker, queue: Queue) -> Generator[str, None, int]:
     """Send dead letters of ``queue`` back to it, and to it alone; gives how many (bounded: there may be more).
 
-    A step moves some of them, in the commit of its turn.
+    What else the queue of dead letters holds, its own topics' and other queues' messages, stays there. A step moves
+    some of them, in the commit of its turn.
     """
-    count, end = 0, broker.store.next
+    count, at, end = 0, 1, broker.store.next
+    alone = True
     while count < REDRIVE_MESSAGES:
         dead = broker.queues.get(_name(queue))
         if dead is None or broker.queues.get(queue.name) is not queue:  # deleted meanwhile
             break
-        moved = _redrive_some(broker, queue, dead, end)
-        if moved is None:
-            break
-        count += moved
+        alone = alone and dead.options.topics == (f"{PREFIX}{queue.name}",)
+        broker.check_own_room()
+        if at < dead.state.cursor and (waiting := dead.state.waiting_from(at, STEP_MESSAGES)):
+            at = waiting[-1][0] + 1
+            count += _redrive_waiting(broker, queue, dead, waiting, alone)
+        else:
+            dead.pass_freed()
+            at = max(at, dead.state.cursor)
+            if at >= end:  # what became a dead letter since the command began is the next command's
+                break
+            moved, at = _redrive_new(broker, queue, dead, at, end, alone)
+            count += moved
         yield BUSY
     return count
 
 
-def _redrive_some(broker: Broker, queue: Queue, dead: Queue, end: int) -> int | None:
-    """Move a few; None when there are none before ``end``."""
-    broker.check_own_room()
+def _redrive_waiting(broker: Broker, queue: Queue, dead: Queue, waiting: list[tuple[int, int]], alone: bool) -> int:
+    """Move those that were handed out, or put back, before."""
     count = 0
-    due = dead.state.due(1 << 62, STEP_MESSAGES)
-    for position, deliveries in due:
-        driven = _drive_back(broker, queue, position)
-        count += driven
-        dead.expire(1 - driven)  # freed by retention while it waited
+    for position, deliveries in waiting:
+        message = _read(broker, position)
+        if message is None:
+            dead.expire(1)  # freed by retention while it waited
+        elif alone or message.channel == f"{PREFIX}{queue.name}":
+            _drive_back(broker, queue, position, message)
+            count += 1
+        else:
+            continue
         _done(broker, dead, position, deliveries)
-    dead.pass_freed()
-    if not due and dead.state.cursor >= end:
-        return None
-    if not due:
-        batch, following, _ = broker.store.read(dead.state.cursor, STEP_MESSAGES, STEP_BYTES, dead.patterns)
-        # What became a dead letter since the command began is the next command's.
-        positions = [position for position in batch.positions if position < end and dead.state.open(position)]
-        dead.state.look_from(min(following, end))
-        for position in positions:
-            count += _drive_back(broker, queue, position)
-            broker.on_failure(lambda position=position: dead.state.put_back(position, 0, _later_ns()))  # type: ignore[misc]
-    dead.recount()
-    dead.whole = True
-    broker.touch(dead)
     return count
+
+
+def _redrive_new(broker: Broker, queue: Queue, dead: Queue, at: int, end: int, alone: bool) -> tuple[int, int]:
+    """Move some that nobody was handed yet; how many, and where to go on.
+
+    Each of them is done before the cursor comes; where the queue holds nothing else the cursor goes with them.
+    """
+    patterns = dead.patterns if alone else (f"{PREFIX}{queue.name}",)
+    batch, following, _ = broker.store.read(at, STEP_MESSAGES, STEP_BYTES, patterns)
+    following = min(following, end)
+    count = 0
+    for position, message in zip(batch.positions, batch, strict=True):
+        if position < end and dead.state.open(position):
+            _drive_back(broker, queue, position, message)
+            dead.state.finish_ahead(position)
+            broker.on_failure(lambda position=position: dead.state.reopen(position))  # type: ignore[misc]
+            count += 1
+    if alone:
+        dead.state.look_from(following)
+        dead.whole = True
+    dead.recount()
+    broker.touch(dead)
+    return count, following
 
 
 def _later_ns() -> int:
@@ -116,7 +138,7 @@ def _read(broker: Broker, position: int) -> Message | None:
 
 def _move(broker: Broker, position: int, topic: str, properties: dict[str, str]) -> None:
     batch, *_ = broker.store.read(position, 1, 1 << 62)
-    broker.publish(batch, topic=topic, properties=encode_properties(properties))
+    broker.publish(batch, topic=topic, properties=encode_properties(properties), timestamps_ns=batch.timestamps_ns)
 
 
 def _done(broker: Broker, queue: Queue, position: int, deliveries: int) -> None:
@@ -125,10 +147,6 @@ def _done(broker: Broker, queue: Queue, position: int, deliveries: int) -> None:
     broker.touch(queue)
 
 
-def _drive_back(broker: Broker, queue: Queue, position: int) -> int:
-    message = _read(broker, position)
-    if message is None:
-        return 0
+def _drive_back(broker: Broker, queue: Queue, position: int, message: Message) -> None:
     properties = {key: value for key, value in message.properties.items() if key not in _BURIAL}
     _move(broker, position, f"$queue.{queue.name}", properties)
-    return 1

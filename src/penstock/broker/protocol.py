@@ -47,6 +47,7 @@ LIST_STEP = 8  # queues that LIST tells of in one step
 MAX_DEAD_LETTER_NAME_BYTES = 245  # "$dead.NAME" and "NAME.dead" are names too
 
 _PUBLISH_OPTIONS = {"id": str, "ttl_ms": int, "delay_ms": int, "at_ns": int}
+_TIMED = "time_ns"  # the scanner's last word for publishes that tell their times
 _QUEUE_OPTIONS = {
     "topics": str, "ack_timeout_ms": int, "max_deliveries": int, "ttl_ms": int, "exclusive": int, "temporary": int,
     "dead_letter": str,
@@ -213,12 +214,12 @@ class Protocol(Session):
         self.token = str(options["token"]) if "token" in options else None
         self.rights = self.host.rights_of(self.token, self)
         self.name = str(options.get("name", ""))[:255]
-        more = b""
+        more = b" times=1" if self.hello > 1 else b""
         if options.get("producer"):
             self.producer = self.own(str(options["producer"]), "producer")
             self.host.take_over(self.producer, self)
             stored = self.broker.producers.get(self.producer) or Producer()
-            more = b" last=%d" % stored.count
+            more += b" last=%d" % stored.count
             if self.hello > 1 and stored.runs:
                 more += b" positions=" + b",".join(b"%d-%d" % run for run in stored.runs)
         self._wait_for_disk(stored=bool(self.producer))  # `last` counts what is on its way there
@@ -302,8 +303,12 @@ class Protocol(Session):
         return None
 
     def pub_with(self, text: str, batch: Batch) -> Sequence[int]:
-        """Messages with options: an id, a time to live, a delay."""
-        options = words.split_options(text.split(), _PUBLISH_OPTIONS)
+        """Messages with options: times of their own, an id, a time to live, a delay."""
+        given_words = text.split()
+        timed = given_words[-1:] == [_TIMED]
+        if any(word.startswith(f"{_TIMED}=") for word in given_words):
+            raise Refusal("bad_option", f"{_TIMED}= stands right behind the length, once")
+        options = words.split_options(given_words[:-1] if timed else given_words, _PUBLISH_OPTIONS)
         now_ns = time.time_ns()
         more: dict[str, str] = {}
         if options.get("ttl_ms"):
@@ -314,10 +319,12 @@ class Protocol(Session):
         given = str(options.get("id", ""))
         if "id" in options:
             words.check_name(given, "message id")
+        if due_ns and timed:
+            raise Refusal("bad_option", f"a delayed message has the time at which it is due: leave out {_TIMED}=")
         if due_ns:
             self.broker.delayed.check_room(len(batch))
         if not given and not due_ns:
-            return self.broker.publish(batch, more=encode_properties(more))
+            return self.broker.publish(batch, more=encode_properties(more), **_times(batch, timed))
         positions: list[int] = []
         names = batch_names(batch)
         for message in batch:
@@ -327,7 +334,7 @@ class Protocol(Session):
             if due_ns:
                 positions += self.broker.delayed.add(one, topic, due_ns, more, identifier)
             elif identifier is not None:
-                positions += self.broker.publish_as(one, identifier, more=encode_properties(more))
+                positions += self.broker.publish_as(one, identifier, more=encode_properties(more), **_times(one, timed))
         return positions
 
     def stage(self, transaction: str, batch: Batch) -> Answer:
@@ -497,7 +504,7 @@ class Protocol(Session):
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
         if found is None or change or wanted != old:
-            self._check_dead_letters(name, wanted)
+            self._check_dead_letters(name, wanted, old)
         if found is None:
             for pattern in wanted.topics:
                 self.check_pattern(pattern)
@@ -527,29 +534,39 @@ class Protocol(Session):
             self.broker.seek(found, start)
         return found
 
-    def _check_dead_letters(self, name: str, wanted: QueueOptions) -> None:
+    def _check_dead_letters(self, name: str, wanted: QueueOptions, old: QueueOptions) -> None:
         """The broker itself uses these names later, when nobody is there to be refused.
 
-        Dead letters end up in a queue: who names one that is there for something else puts messages among those of its
-        topics, and gives it one more topic, so both rights are needed.
+        Dead letters end up in the queue that is named, and in those that are bound to them since there was a queue of
+        this name before. Who puts messages among those of others' topics, and gives a queue one more topic, needs
+        both rights.
         """
         if wanted.dead_letter:
             self.check_queue(wanted.dead_letter)
             if wanted.dead_letter == name:
                 raise Refusal("bad_option", f"queue {name} cannot be its own queue of dead letters")
-        if not wanted.max_deliveries:
+        elif not wanted.max_deliveries:
             return
         if len(name.encode()) > MAX_DEAD_LETTER_NAME_BYTES:
             raise Refusal(
                 "bad_name", f"a queue with max_deliveries has a name of at most {MAX_DEAD_LETTER_NAME_BYTES} bytes"
             )
         target = wanted.dead_letter or f"{name}.dead"
-        self._check_no_ring(name, target)
-        there = self.broker.queues.get(target)
-        if there is None or there.wants(dead_letters.PREFIX + name):
+        if wanted.max_deliveries:
+            self._check_no_ring(name, target)
+        topic = dead_letters.PREFIX + name
+        bound = [queue.name for queue in self.broker.queues.values() if topic in queue.options.topics]
+        for found in dict.fromkeys((target, *bound)):
+            there = self.broker.queues.get(found)
+            if there is not None and not (found in bound and old.max_deliveries):  # else it is as it was
+                self._check_target(found, there.options.topics, topic)
+
+    def _check_target(self, target: str, topics: Sequence[str], letters: str) -> None:
+        """The queue may be given these dead letters."""
+        own = [topic for topic in topics if not topic.startswith("$")]
+        if letters in topics and not own:
             return
         self.check_queue(target)
-        own = [topic for topic in there.options.topics if not topic.startswith("$")]
         if not (self.rights.manage and all(self.rights.may_publish_all(topic) for topic in own)):
             raise Refusal(
                 "denied",
@@ -749,6 +766,11 @@ class Protocol(Session):
         self.outbox.lent(index)
         self.outbox.payloads(batch)
         self.outbox.text(b"\n")
+
+
+def _times(batch: Batch, timed: bool) -> dict[str, Any]:
+    """Publishers tell times of their own; when a message was stored, by which it expires and is freed, they do not."""
+    return {"timestamps_ns": batch.timestamps_ns} if timed else {}
 
 
 def differences(old: QueueOptions, wanted: QueueOptions) -> str:

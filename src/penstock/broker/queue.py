@@ -178,6 +178,7 @@ class Queue:
             count = self.state.redeliver(position, consumer.number, self._deadline(consumer, now_ns))
             consumer.deliver(self, batch, struct.pack("<I", count))
             self.counters.add("redelivered")
+            self.counters.set("last_ns", now_ns)
 
     def _forward(self, consumer: Consumer, now_ns: int) -> None:
         """The next new messages to one consumer."""
@@ -188,7 +189,10 @@ class Queue:
         if skipped:  # what was freed since is the next look's
             self._pass_freed(min(self._store.first, batch.positions[0] if len(batch) else following))
         deadline_ns, ttl_ns = self._deadline(consumer, now_ns), int(self.options.ttl_s * 1e9)
-        sent, counts, expired = self.state.take(batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal)
+        most = self.options.max_deliveries
+        sent, counts, expired = self.state.take(
+            batch, consumer.number, deadline_ns, now_ns, ttl_ns, self._internal, most
+        )
         if expired:
             self.expire(expired)
         if sent is not None:
@@ -196,6 +200,7 @@ class Queue:
             self.counters.add("matched", len(sent))
             self.counters.add("delivered", len(sent))
             self.counters.add("bytes", sent.total_bytes)
+            self.counters.set("last_ns", now_ns)
         taken = expired + (len(sent) if sent is not None else 0)
         self.state.look_from(following)
         self.caught_up = following >= end

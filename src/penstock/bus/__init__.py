@@ -74,7 +74,7 @@ def open_publisher(
     latest: bool = False,
     history_bytes: int | str | None = None,
 ) -> Publisher:
-    """A publisher of messages with one id on the named bus; ``history`` is kept by the bus for who joins later."""
+    """A publisher of messages with one id on the named bus; the bus keeps ``history`` for late joiners."""
     kept = kept_of(history, latest, history_bytes)
     return Publisher(named_bus(address.name), id, name=str(address), kept=kept)
 

@@ -1,10 +1,10 @@
 """Allocators: where the memory of messages comes from.
 
-- ``SlabAllocator``: fixed blocks, so the most that can be out is known; exhausted it gives None at once or after a
-  time-out. ``HeapAllocator``: any size. ``CustomAllocator``: memory from an object of the user's.
+- ``SlabAllocator``: a fixed number of blocks; when all are in use, it gives None at once or after a time-out.
+  ``HeapAllocator``: any size. ``CustomAllocator``: memory from an object of the user.
 - A run-time allocator is added to one bus (``bus.add_allocator``), which assigns its id (128 to 254). A static one is
   declared once, at module level (``static_slab``), has an id of 1 to 127 and serves every bus.
-- ``outstanding()`` lists the messages that are out; with ``debug=True`` also where each was taken.
+- ``outstanding()`` lists the messages in use; with ``debug=True`` also the line that allocated each.
 
 May be called from any thread; ``allocate`` waits without the GIL.
 """
@@ -25,32 +25,32 @@ PLACE_FRAMES = 8
 
 @dataclass(frozen=True, slots=True)
 class Outstanding:
-    """A message that is out: taken, and not given back yet."""
+    """A message in use: allocated and not yet released."""
 
     id: int
     size: int
     reference_count: int
     address: int
-    place: tuple[str, ...]  # "file:line in function", innermost first; empty unless the allocator debugs
+    place: tuple[str, ...]  # "file:line in function", innermost first; empty without debug=True
 
 
 class MemorySource(Protocol):
-    """What a custom allocator asks for memory."""
+    """Where a custom allocator gets its memory from."""
 
     def allocate(self, size: int, /) -> Any:
         """A writable buffer of at least ``size`` bytes, or None when there is none now."""
 
     def free(self, memory: Any, /) -> None:
-        """Take back what ``allocate`` gave."""
+        """Free a buffer from ``allocate``."""
 
 
 class _Allocator(_native.Allocator):
     def outstanding(self) -> list[Outstanding]:
-        """The messages that are out."""
+        """The messages in use."""
         return [Outstanding(*fields[:4], place=fields[4] or ()) for fields in self._outstanding()]
 
     def _place(self) -> tuple[str, ...]:
-        """Called natively in debug mode: who takes a message now."""
+        """Called by the native core in debug mode: the stack that allocates a message."""
         lines: list[str] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and len(lines) < PLACE_FRAMES:
@@ -79,7 +79,7 @@ class SlabAllocator(_Allocator):
 
 
 class HeapAllocator(_Allocator):
-    """Messages of any size up to ``max_message_bytes``; at most ``max_messages`` out at a time, where given."""
+    """Messages of any size up to ``max_message_bytes``; at most ``max_messages`` in use at a time, if given."""
 
     def __new__(
         cls,
@@ -95,7 +95,7 @@ class HeapAllocator(_Allocator):
 
 
 class CustomAllocator(_Allocator):
-    """Memory from ``source.allocate(size)`` that goes back by ``source.free(memory)``."""
+    """Memory from ``source.allocate(size)``, freed with ``source.free(memory)``."""
 
     def __new__(
         cls,

@@ -2,15 +2,16 @@
 
 How it delivers is its ``mode``:
 
-- ``thread`` (the default): publish queues and returns; the bus's own thread delivers, one message after the other. What
-  waits for it is bounded (``pending_bytes``); beyond that ``publish`` raises ``CapacityError``, or does what was asked
-  for with ``pending_depth``. A bus that nobody holds any more ends its thread.
-- ``direct``: publish delivers in the caller; several threads may do so at a time. What a handler publishes meanwhile is
-  delivered when the current message has reached everybody.
+- ``thread`` (the default): publish queues and returns; the bus's own thread delivers, one message after the other. Its
+  queue is bounded (``pending_bytes``); when it is full, ``publish`` raises ``CapacityError``, or does what
+  ``pending_depth`` asks for. A bus that is garbage-collected ends its thread.
+- ``direct``: publish delivers in the caller; several threads may do so at a time. What a handler publishes is delivered
+  after the current message has reached all subscribers.
 - an ``executor``: publish queues, a task of the executor delivers; one at a time.
 
 Order of delivery: callback subscribers, then queue, then fifo; within a kind by priority (0 first), then by order of
-adding. Set up in this order: the bus; allocators made, then added; subscribers made, configured, then added.
+adding. Set up in this order: create the bus; create allocators and add them; create and configure subscribers, then add
+them.
 
 Every method may be called from any thread. ``publish``, ``publish_to`` and ``allocate(timeout=0)`` may be called in a
 signal handler.
@@ -49,8 +50,8 @@ OnError = Callable[["CallbackSubscriber | QueueSubscriber | FifoSubscriber", "Me
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 31
 DEFAULT_PENDING_BYTES = 64 << 20
 MODES = ("thread", "direct")
-EXIT_S = 2.0  # for delivering what is pending at exit
-STUCK_AT_EXIT_S = 0.2  # for a reader that takes nothing
+EXIT_S = 2.0  # at exit: time for delivering what is pending
+STUCK_AT_EXIT_S = 0.2  # at exit: time for a reader that does not read
 
 
 class Bus(_native.Bus):
@@ -95,24 +96,24 @@ class Bus(_native.Bus):
         self._executor = executor
         self._thread: threading.Thread | None = None
         self._allocators: list[_native.Allocator] = []
-        self._schemas: dict[int, list[str]] = {}  # of an id: what its messages are made of, the newest version last
-        self.durable: dict[int, str] = {}  #: by id: where its publisher keeps the messages on disk
+        self._schemas: dict[int, list[str]] = {}  # the schemas of each id, the newest version last
+        self.durable: dict[int, str] = {}  #: by id: the directory of its durable publisher
         _buses.add(self)
 
     def agree(self, id: int, terms: Terms) -> None:
-        """The first to say what an id's messages are made of says it for all; what others bring must go with it, and
-        with what others brought."""
+        """The first typed handle sets the schema of an id. The schemas of later ones must be compatible with all
+        before."""
         with _describing:
             versions = terms.added_to(self._schemas.get(id, []), f"id {id} of bus {self.name!r}")
             if versions is not None:
                 self._schemas[id] = versions
 
     def schema(self, id: int) -> str | None:
-        """What the id's messages are made of, or None where nobody has said it."""
+        """The schema of the id's messages, or None if no typed handle has set one."""
         return self._schemas.get(id, [None])[-1]
 
     def publish_to(self, subscriber: _Subscriber, message: Any, *, writable: bool = False) -> None:
-        """Publish a draft or static message to one subscriber, past the bus; its id must be private or peer-to-peer."""
+        """Publish a draft or static message directly to one subscriber; its id must be private or peer-to-peer."""
         publish_to(subscriber, message, writable=writable)
 
     def publisher(self, id: int = 0, *, allocator: _native.Allocator | None = None, name: str = "") -> Publisher:
@@ -164,7 +165,7 @@ class Bus(_native.Bus):
             self.add(subscriber)
 
     def add_allocator(self, allocator: _native.Allocator) -> int:
-        """Assign the allocator its id, so that messages can be allocated from it; gives the id."""
+        """Add an allocator and return the id that the bus gave it."""
         if self.closed:
             raise ClosedError(f"bus {self.name!r} was closed")
         identifier = allocator._attach(self)
@@ -172,7 +173,7 @@ class Bus(_native.Bus):
         return identifier
 
     def remove_allocator(self, allocator: _native.Allocator) -> None:
-        """Take the id back. Refused while messages of it are out."""
+        """Remove an allocator. Refused while its messages are in use."""
         allocator._detach(self)
         self._allocators.remove(allocator)
 
@@ -188,16 +189,16 @@ class Bus(_native.Bus):
 
     @property
     def ledger(self) -> Ledger:
-        """Messages published: those handed to the subscribers, those dropped from the publish queue, those in it."""
+        """Messages published: delivered to subscribers, dropped from the publish queue, or still in it."""
         matched, delivered, dropped, in_flight = self._counts()
         return Ledger(matched=matched, delivered=delivered, dropped=dropped, in_flight=in_flight)
 
     def _schedule(self) -> None:
-        """Called natively when there is something to deliver and nobody does."""
+        """Called by the native core when there are messages to deliver and no thread delivers."""
         if self._executor is not None:
             self._executor.submit(self._drain)
             return
-        # A weak reference: a bus that nobody holds any more takes its thread along.
+        # A weak reference, so that the thread does not keep the bus alive.
         arguments = (weakref.ref(self),)
         thread = threading.Thread(target=Bus._serve, args=arguments, name=f"penstock-bus-{self.name}", daemon=True)
         thread.start()
@@ -208,11 +209,11 @@ class Bus(_native.Bus):
         return self._flush(timeout)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Deliver what is pending (or discard it), then let all subscribers go. Closing twice does nothing."""
+        """Deliver what is pending (or discard it), then remove all subscribers. Closing twice does nothing."""
         if not self._stop(not drain):
             return
         for allocator in self._allocators:
-            allocator._wake()  # whoever waits for a message of it could not publish it any more
+            allocator._wake()  # nothing can be published any more, so no thread should wait for memory
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout)
@@ -281,13 +282,13 @@ def publish_to(subscriber: _Subscriber, message: Any, *, writable: bool = False)
 
 
 _buses: weakref.WeakSet[Bus] = weakref.WeakSet()
-_describing = threading.Lock()  # of whoever says what messages are made of
+_describing = threading.Lock()  # guards the schemas
 
 
 def _stop_all() -> None:
-    """At exit: let the threads of buses deliver what is pending and end, before the interpreter goes.
+    """At exit: let the threads of buses deliver what is pending, and end them before the interpreter shuts down.
 
-    Subscribers are not closed: a daemon thread that waits for one would only print that it was.
+    Subscribers are not closed: a daemon thread that waits for one would only print a ClosedError.
     """
     deadline = time.monotonic() + EXIT_S
     for bus in list(_buses):
@@ -298,7 +299,7 @@ def _stop_all() -> None:
 
 
 def _join(bus: Bus, thread: threading.Thread, deadline: float) -> None:
-    """Wait for the thread, but not for a reader that takes nothing: only a daemon thread could still read."""
+    """Wait for the thread, but not long for a reader that does not read: only daemon threads still run."""
     count, since = -1, time.monotonic()
     while thread.is_alive() and (now := time.monotonic()) < deadline:
         if not bus._waits or bus.pending != count:

@@ -1,6 +1,6 @@
 """Clocks that delayed messages run on.
 
-``SystemClock`` fires from one thread of its own, made when first needed; ``VirtualClock`` stands still until
+``SystemClock`` fires from a thread of its own, which is started when first needed; ``VirtualClock`` stands still until
 ``advance`` is called, so that tests need not sleep. Both may be called from any thread.
 """
 
@@ -21,7 +21,7 @@ logger = logging.getLogger("penstock.bus")
 
 
 class Timer:
-    """One call to come. ``cancel`` tells whether it was still to come."""
+    """One scheduled call."""
 
     __slots__ = ("_clock", "_done", "function", "when")
 
@@ -32,7 +32,7 @@ class Timer:
         self.function = function
 
     def cancel(self) -> bool:
-        """Keep it from firing; False where it has fired or was cancelled."""
+        """Keep it from firing; False if it has fired or was cancelled before."""
         return self._clock._cancel(self)
 
 
@@ -47,8 +47,8 @@ class Clock(Protocol):
 
 
 class _Heap:
-    # A finaliser or a signal handler may start a message inside a call of its own thread: hence the lock that a thread
-    # may take twice, and no moment at which the list is not a heap of all that is to come.
+    # A finaliser or signal handler may schedule a call while its own thread is inside of this class. Hence the
+    # reentrant lock, and the list is a valid heap of all timers at every moment.
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -67,7 +67,7 @@ class _Heap:
         return timer
 
     def _sooner(self) -> None:
-        """The next timer is nearer than the one waited for."""
+        """Called when the next timer is earlier than the one that the thread waits for."""
 
     def _cancel(self, timer: Timer) -> bool:
         with self._lock:
@@ -75,7 +75,7 @@ class _Heap:
                 return False
             timer._done = True
             dead = sum(entry[2]._done for entry in self._timers) if len(self._timers) > 64 else 0
-            if dead * 2 > len(self._timers):  # so that cancelling without end does not grow without end
+            if dead * 2 > len(self._timers):  # otherwise cancelled timers would pile up
                 before, self._timers = self._timers, []
                 for entry in before:
                     if not entry[2]._done:
@@ -108,7 +108,7 @@ class VirtualClock(_Heap):
         return self._now
 
     def advance(self, seconds: float) -> int:
-        """Go forward, firing in order what becomes due, in this thread; gives how many fired."""
+        """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
         if not seconds >= 0:
             raise InvalidArgument(f"a clock goes forward: seconds={seconds!r}")
         target = self._now + seconds
@@ -141,7 +141,7 @@ class SystemClock(_Heap):
         self._lock = threading.RLock()
         self._wake = threading.Event()
         self._thread = None
-        self._timers = []  # they belong to the parent
+        self._timers = []  # after a fork they belong to the parent
 
     def _sooner(self) -> None:
         with self._lock:
@@ -158,7 +158,7 @@ class SystemClock(_Heap):
             if timer is not None:
                 try:
                     timer.function()
-                except BaseException:  # also an exit: one function does not stop the clock of all the others
+                except BaseException:  # SystemExit too: one function must not stop the clock for all others
                     logger.exception("a function that the clock of a bus called raised")
             else:
                 self._wake.wait(None if when is None else max(0.0, when - time.monotonic()))

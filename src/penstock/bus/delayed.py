@@ -1,10 +1,10 @@
-"""Delayed messages: published to one subscriber after a delay, to start again and again.
+"""Delayed messages: published to one subscriber after a delay; they can be started again.
 
-``start``, ``update`` and ``abort`` may be called from any thread, also while the handler runs, and tell what they
-caught: the message may be ``idle``, ``pending`` (the timer runs), ``queued`` (fired and waiting) or ``handled`` (its
+``start``, ``update`` and ``abort`` may be called from any thread, also while the handler runs. They return the state in
+which they found the message: ``idle``, ``pending`` (the timer runs), ``queued`` (fired and waiting) or ``handled`` (its
 handler has it). A message that fires while its last firing is still queued or handled is not queued twice: it waits
-until that one is done, and is counted in ``deferred``. Whoever handles it sees the ``generation`` of the start it
-came from and, where it was aborted or updated after it had fired, ``cancelled``.
+until that one is done, and is counted in ``deferred``. The handler sees in ``generation`` which start the message came
+from, and in ``cancelled`` whether it was aborted or updated after it had fired.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.errors import ClosedError, InvalidArgument, PenstockError
 if TYPE_CHECKING:
     from penstock.bus.subscriber import _Subscriber
 
-RETRY_S = 0.005  # how soon a full subscriber is tried again: the clock never waits for one
+RETRY_S = 0.005  # delay before a full subscriber is tried again: the clock must not wait for it
 logger = logging.getLogger("penstock.bus")
 
 
@@ -37,7 +37,7 @@ class Caught(enum.StrEnum):
 
     @property
     def in_time(self) -> bool:
-        """Whether it had not fired: nothing of the old start will arrive."""
+        """Whether it had not fired yet: the old start will not arrive."""
         return self in (Caught.IDLE, Caught.PENDING)
 
 
@@ -55,7 +55,7 @@ class DelayedMessage:
         self.fired = 0
         self._clock: Clock = system_clock() if clock is None else clock
         self._message = _native.StaticMessage(memory, id, self._handled)
-        self._lock = threading.RLock()  # the last release may run in a finaliser, inside a call of this thread
+        self._lock = threading.RLock()  # reentrant: the last release may run in a finaliser of a thread that holds it
         self._timer: Timer | None = None
         self._generation = 0
         self._in_flight: int | None = None  # the generation that is queued or handled, until `_handled` was called
@@ -85,7 +85,7 @@ class DelayedMessage:
             return Caught.IDLE if self._timer is None else Caught.PENDING
 
     def start(self, delay: float) -> Caught:
-        """Fire after ``delay`` seconds. Where the timer runs already it is left alone (``update`` sets it anew)."""
+        """Fire after ``delay`` seconds. A timer that runs already is not changed (``update`` does that)."""
         self._check(delay)
         with self._lock:
             caught = self.state
@@ -129,7 +129,8 @@ class DelayedMessage:
                 return  # aborted or updated at the last moment
             self._timer = None
             self.fired += 1
-            if self._in_flight is not None:  # not the count: it is 0 already where `_handled` waits for the lock
+            # not the reference count: it is already 0 while `_handled` waits for the lock
+            if self._in_flight is not None:
                 self._waiting = generation
                 self.deferred += 1
                 return
@@ -142,7 +143,7 @@ class DelayedMessage:
         self._message._mark(generation, False)
 
     def _handled(self, _: Any) -> None:
-        """Called natively when the last reference has gone."""
+        """Called by the native core when the last reference is gone."""
         with self._lock:
             generation, self._waiting, self._in_flight = self._waiting, None, None
             if generation is None:
@@ -151,11 +152,11 @@ class DelayedMessage:
         self._deliver()
 
     def _deliver(self) -> None:
-        """Publish it; a full subscriber is tried again soon, for a clock must not wait."""
+        """Publish it. If the subscriber is full, try again soon, because the clock must not wait."""
         try:
             if not self.subscriber._deliver(self._message, False, False):
                 self._clock.call_at(self._clock.now() + RETRY_S, self._deliver)
-        except PenstockError as error:  # closed, or without a handler: it was not taken, and may be started anew
+        except PenstockError as error:  # closed, or without a handler: not delivered, so it may be started again
             logger.log(
                 logging.INFO if isinstance(error, ClosedError) else logging.WARNING,
                 "delayed message id %d was not delivered to subscriber %r: %s",

@@ -1,4 +1,4 @@
-"""Why nothing arrives: what the bus can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what the bus knows about it. Only reads; subscribes to nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
-    """Stuck subscribers of any process; the bus itself is heard in its own process only."""
+    """Finds stuck subscribers of any process; a bus itself can only be seen inside its own process."""
     for block in counters_read():
         if block["room"] == "bus" and block["state"].startswith("stuck"):
             who = f"subscriber {block['name']!r} of process {block['pid']} ({block['program']})"

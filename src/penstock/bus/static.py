@@ -1,8 +1,8 @@
-"""Messages in memory that the user gives and uses again.
+"""Messages in memory that belongs to the user and is reused.
 
-A static message has no reference at first. ``acquire`` takes one, which the next publish takes over; when the count is
-0 again the memory may be written and published anew. Until then it is the user who must not write: the memory is
-theirs. May be called from any thread.
+A static message has no references at first. ``acquire`` adds one, which the next publish takes over. When the count is
+0 again, the memory may be written and published again; until then the user must not write to it, which nothing
+enforces. May be called from any thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class StaticMessage(_native.StaticMessage):
 
 
 class CallbackMessage(StaticMessage):
-    """A static message that calls ``callback(self)`` when its last reference has gone.
+    """A static message that calls ``callback(self)`` when its last reference is gone.
 
-    Once for each publishing, in the thread of whoever gave the last reference back, with the count already 0: it may
-    acquire and publish the message again. It must not block.
+    Called once per publish, in the thread that released the last reference, with the count at 0: it may acquire and
+    publish the message again. It must not block.
     """
 
     def __new__(cls, memory: Any, id: int, callback: Callable[[Any], Any]) -> Self:

@@ -1,13 +1,13 @@
 """Subscribers of a bus: callback, queue and fifo.
 
-- A callback subscriber's handler is called by whoever delivers (the publisher in direct mode, else the bus's thread):
-  it must not block, for all the others wait meanwhile.
+- A callback subscriber's handler is called by the thread that delivers (the publisher in direct mode, else the bus's
+  thread). It must not block, because all other subscribers wait meanwhile.
 - A queue subscriber has a bounded queue of its own; its handler runs in the thread that calls ``handle_queued`` and may
   block. What happens when the queue is full is its ``overflow``.
-- A fifo subscriber hands each message on to the next fifo subscriber when it takes it: nobody is blocked by it, but who
-  comes later in the order waits for it.
+- A fifo subscriber passes each message on to the next fifo subscriber when it takes it. It blocks no publisher, but
+  later fifo subscribers wait for it.
 
-Every method may be called from any thread. A queue or fifo subscriber that nobody holds any more leaves its bus.
+Every method may be called from any thread. A queue or fifo subscriber that is garbage-collected leaves its bus.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Predicate = Callable[["Message"], Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 logger = logging.getLogger("penstock.bus")
-TELL_STUCK_S = 60.0  # at most so often for one subscriber
+TELL_STUCK_S = 60.0  # seconds between two warnings for one subscriber
 FULL = {Overflow.BLOCK: 0, Overflow.DROP_OLDEST: 1, Overflow.DROP_NEWEST: 2}
 
 
@@ -119,7 +119,7 @@ class _Subscriber(_native.Subscriber):
         self.subscribe(*ids)
 
     def subscribe(self, *ids: int, predicate: Predicate | None = None) -> Self:
-        """Receive these ids, or with a predicate alone every public message it says yes to."""
+        """Receive these ids; with only a predicate, every public message for which it is true."""
         self._check_public(ids)
         for identifier in ids:
             self._set(identifier, True)
@@ -128,14 +128,14 @@ class _Subscriber(_native.Subscriber):
         return self
 
     def unsubscribe(self, *ids: int) -> Self:
-        """Receive these ids no more. What is queued already still arrives."""
+        """Stop receiving these ids. What is already queued still arrives."""
         self._check_public(ids)
         for identifier in ids:
             self._set(identifier, False)
         return self
 
     def _check_public(self, ids: Iterable[int]) -> None:
-        for identifier in ids:  # all of them before the first is set
+        for identifier in ids:  # check all of them before the first is set
             if check_id(identifier) > self.max_public_id:
                 raise InvalidArgument(
                     f"id {identifier} is private to subscriber {self.name!r} (max_public_id={self.max_public_id}): "
@@ -166,7 +166,7 @@ class _Subscriber(_native.Subscriber):
         return self._counts()[4]
 
     def _failed(self, message: Message, error: BaseException) -> None:
-        """Called natively when the handler raised."""
+        """Called by the native core when the handler raised."""
         tell = self.on_error or getattr(self.bus, "on_error", None)
         if tell is not None:
             tell(self, message, error)
@@ -176,7 +176,7 @@ class _Subscriber(_native.Subscriber):
             logger.error(text, self.name, message.id, exc_info=error)
 
     def _tell_stuck(self, seconds: float) -> None:
-        """Called natively when somebody has waited so long for room here."""
+        """Called by the native core when a publisher has waited this long for room here."""
         if time.monotonic() - self._told_stuck < TELL_STUCK_S:
             return
         self._told_stuck = time.monotonic()
@@ -194,13 +194,13 @@ class _Subscriber(_native.Subscriber):
 
 
 class CallbackSubscriber(_Subscriber):
-    """Its handler is called by whoever delivers, before all other kinds."""
+    """Its handler is called by the delivering thread, before all other kinds of subscribers."""
 
     _kind = 0
 
 
 class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  # reads a list of the narrower Message
-    """A bounded queue, read or handled in a thread of the user's. Full: ``overflow``."""
+    """A bounded queue, read in the user's threads. ``overflow`` says what happens when it is full."""
 
     _kind = 1
 
@@ -210,7 +210,7 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
 
     @property
     def schema(self) -> str | None:
-        """What the messages of its first id are made of, or None."""
+        """The schema of its first id, or None."""
         return self.bus.schema(self.ids[0]) if self.bus is not None and self.ids else None
 
     def process_all(self) -> int:
@@ -231,7 +231,7 @@ class QueueSubscriber(_Subscriber, channel.Subscriber):  # type: ignore[misc]  #
 
 
 class FifoSubscriber(QueueSubscriber):
-    """Takes a message and hands it on to the next fifo subscriber; never blocks who delivers."""
+    """Takes a message and passes it on to the next fifo subscriber; never blocks the delivering thread."""
 
     _kind = 2
     _default_overflow = Overflow.DROP_NEWEST
@@ -239,7 +239,7 @@ class FifoSubscriber(QueueSubscriber):
 
 
 def with_options(function: Function) -> Function:
-    """A function that makes subscribers and hands its options on: ``help`` lists them."""
+    """Give a function that creates subscribers the signature of their options, for ``help``."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     options = inspect.signature(_Subscriber).parameters.values()
     more = [p for p in options if p.name in SubscriberOptions.__annotations__]

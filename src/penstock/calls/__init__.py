@@ -1,4 +1,4 @@
-"""Ask and answer: request and reply over the reaches.
+"""Calls: request and reply over the reaches.
 
 ``server(address, function)`` answers, ``client(address).call(data)`` asks, at ``bus:``, ``shm:``, ``tcp://`` and
 ``broker://`` addresses. ``docs/rooms/calls.md`` says what each reach promises.
@@ -27,8 +27,8 @@ def client(address: str, *, max_calls: int = ..., **options: Any) -> Client: ...
 def client(address: str, *, max_calls: int = 32, **options: Any) -> Client[Any, Any]:
     """A client of the servers at ``address``: ``penstock.client("shm:/plan").call(b"where?", timeout=1.0)``.
 
-    ``type=`` and ``reply_type=`` make it ask by objects and get objects: docs/types.md has the kinds. Options of the
-    reach (docs/rooms/calls.md):
+    With ``type=`` it sends objects, with ``reply_type=`` it returns objects: docs/types.md lists the types. Options of
+    the reach (docs/rooms/calls.md):
 
     - ``shm``: spin_us=0
     - ``tcp``: token=None, tls=None, connect_timeout=10.0, max_message_bytes=67108864, keepalive=15.0

@@ -1,16 +1,16 @@
-"""The server: requests come in, each gets exactly one answer.
+"""The server: each request gets exactly one answer.
 
 With a function, threads of the server call it: ``function(payload)``, or ``function(payload, request)`` where it takes
-two arguments; what it gives is the answer, what it raises is told to the client as text. Without one, iterate:
+two arguments. Its result is the answer; what it raises is sent to the client as text. Without a function, iterate:
 ``for request in server: request.reply(...)``.
 
 Rules:
 
-- One thread receives. With one worker it also runs the function: no hop on the way of a request.
-- A request whose time is over, or whose client has cancelled it, before it was begun is not begun, and is counted.
-- ``Request.reply`` and ``fail`` may be called by any thread, one of them once. A request that is forgotten without an
-  answer fails when it is collected.
-- ``close`` may be called by any thread; requests without an answer get none, their clients are told at once.
+- One thread receives. With one worker it also runs the function, so that a request needs no hand-over between threads.
+- A request that has timed out or was cancelled while it waited is not started, and is counted.
+- ``Request.reply`` and ``fail`` may be called by any thread, one of them once. A request that is dropped without an
+  answer fails when it is garbage-collected.
+- ``close`` may be called by any thread; clients whose requests have no answer yet are told at once.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from penstock.errors import ClosedError, DecodeError, InvalidArgument, PenstockE
 from penstock.types import codec_of
 
 logger = logging.getLogger("penstock.calls")
-MAX_BACKLOG = 1024  # requests taken in while a function asked whether it was cancelled
-LOOK_S = 0.05  # how often a request that asks whether it was cancelled looks at its client's life
-TURN_S = 0.2  # how long the receiving thread waits before it looks whether the server was closed
+MAX_BACKLOG = 1024  # requests received while a function asked whether it was cancelled
+LOOK_S = 0.05  # how often `cancelled` checks whether the client's process is alive
+TURN_S = 0.2  # how long the receiving thread waits before it checks whether the server was closed
 
 
 class Request:
@@ -58,7 +58,7 @@ class Request:
         self._deadline = now + envelope.left_ns / 1e9 if envelope.left_ns else None
         self._cancelled = False
         self._looked = now
-        self.number = envelope.number  #: of the call, as its client counts them
+        self.number = envelope.number  #: the client's number for this call
         self.payload: bytes = envelope.payload
 
     @property
@@ -76,7 +76,7 @@ class Request:
     def reply(self, data: Any) -> bool:
         """Answer with ``data`` (bytes; None: nothing; an object where the server has a ``reply_type``).
 
-        False where the client no longer waits for it.
+        Returns False if the client no longer waits for it.
         """
         return self._server._answer(self, Kind.ANSWER, self._encoded(data))
 
@@ -98,7 +98,7 @@ class Request:
         if not self._cancelled and not self._done:
             self._server._look_for_cancellations()
             now = time.monotonic()
-            if now >= self._looked + LOOK_S:  # whether a process lives is a question to the system: not at each turn
+            if now >= self._looked + LOOK_S:  # checking whether a process is alive is a system call: not each time
                 self._looked = now
                 self._cancelled = self._server._lane.gone(self._way)
         return self._cancelled or self._late or self._server.closed
@@ -150,14 +150,14 @@ class Server(Handle):
         self.name = self.address
         scheme, _, name = self.address.partition(":")
         self._counters = Counters(scheme, "server", name.removeprefix("//"))
-        self._open: dict[tuple[bytes, int], weakref.ref[Request]] = {}  # whoever forgets a request takes it out
+        self._open: dict[tuple[bytes, int], weakref.ref[Request]] = {}  # weak: a dropped request removes itself
         self._backlog: deque[Request] = deque()
-        self._lock = threading.RLock()  # a finaliser may run inside a call of its own thread
+        self._lock = threading.RLock()  # reentrant: a finaliser may run in a thread that already holds it
         self._receiver = threading.get_ident()
         self._pid = os.getpid()
         self._closed = threading.Event()
         self._final: Ledger | None = None
-        self._told = False  # that the function raised
+        self._failure_logged = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._workers = workers
         self._slots = threading.Semaphore(workers)
@@ -207,7 +207,7 @@ class Server(Handle):
             raise StateError(f"the server of {self.address} was opened before this process was forked; open it again")
 
     def _next(self, timeout: float = TURN_S) -> Request | None:
-        """The next request that is worth beginning."""
+        """The next request that has neither timed out nor been cancelled."""
         self._receiver = threading.get_ident()
         request = self._backlog.popleft() if self._backlog else self._receive(timeout)
         if request is None:
@@ -247,7 +247,8 @@ class Server(Handle):
         return request
 
     def _look_for_cancellations(self) -> None:
-        """Take in what has come. Only the receiving thread may; where another one receives, it takes them in anyway."""
+        """Receive what has arrived, cancellations included. Does nothing in other threads than the receiving one, which
+        does so itself."""
         if threading.get_ident() != self._receiver or self._pool is not None:
             return
         while len(self._backlog) < MAX_BACKLOG and not self._closed.is_set():
@@ -278,7 +279,7 @@ class Server(Handle):
             if self._pool is None:
                 self._run(request)
             else:
-                self._slots.acquire()  # what waits for a worker waits at the client: that is the back-pressure
+                self._slots.acquire()  # back-pressure: with all workers busy, further requests stay with their clients
                 self._pool.submit(self._run_in_pool, request)
             del request
 
@@ -313,10 +314,10 @@ class Server(Handle):
 
     def _reply(self, request: Request, result: Any) -> None:
         if request._done:
-            return  # the function has answered by itself
+            return  # the function has called `reply` or `fail`
         try:
             payload = request._encoded(result)
-        except Exception as error:  # the function gave what is no answer
+        except Exception as error:  # the function returned something that cannot be sent
             self._fail(request, error)
             return
         try:
@@ -328,15 +329,16 @@ class Server(Handle):
 
     def _fail(self, request: Request, error: BaseException) -> None:
         self._counters.add("errors")
-        if not self._told:
-            self._told = True
+        if not self._failure_logged:
+            self._failure_logged = True
             logger.warning("%s: the function raised; from now on it is only counted", self.address, exc_info=error)
         if not request._done and not self._closed.is_set():
-            with contextlib.suppress(PenstockError, OSError):  # closed meanwhile, or its client is out of reach
+            # the server was closed meanwhile, or the client cannot be reached
+            with contextlib.suppress(PenstockError, OSError):
                 self._answer(request, Kind.FAILURE, text_of(error))
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
-        """The loop that runs coroutines of the function, made when the first one comes."""
+        """The event loop for functions that are coroutines, created when the first one is called."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             threading.Thread(target=_run_loop, args=(self._loop,), name="penstock calls loop", daemon=True).start()
@@ -350,7 +352,7 @@ class Server(Handle):
                 raise ClosedError(f"the server of {self.address} was closed")
             request._done = True
             self._open.pop((request._origin, request.number), None)
-        if request._cancelled or request._late:  # its client has given up, whatever the answer is
+        if request._cancelled or request._late:  # the client has given up: the answer has no recipient
             self._lane.drop(request._way)
             self._counters.drop("filtered")
             return False
@@ -365,24 +367,26 @@ class Server(Handle):
         return True
 
     def _forgotten(self, way: Any, origin: bytes, number: int) -> None:
-        """A request was collected without an answer. A finaliser may run anywhere: another thread tells the client."""
+        """A request was garbage-collected without an answer. This runs in a finaliser, which must not block: another
+        thread tells the client."""
         data = pack(Kind.FAILURE, number, 0, origin, b"the server gave no answer")
         self._open.pop((origin, number), None)
         self._counters.drop("error")
 
         def tell() -> None:
-            with contextlib.suppress(PenstockError, OSError):  # closed meanwhile: its client was told
+            # the server was closed meanwhile, which has told the client
+            with contextlib.suppress(PenstockError, OSError):
                 self._lane.answer(way, data)
 
         threading.Thread(target=tell, name="penstock calls forgotten", daemon=True).start()
 
     def _drop(self, request: Request) -> None:
-        """Do not begin it: its client has cancelled it, or its time is over."""
+        """Do not start it: it was cancelled or has timed out."""
         with self._lock:
             request._done = True
             self._open.pop((request._origin, request.number), None)
         self._lane.drop(request._way)
-        if request._late:  # its client may have said so too, which makes no difference
+        if request._late:  # a cancellation by the client changes nothing any more
             self._counters.add("expired")
         else:
             self._counters.drop("filtered")
@@ -391,7 +395,8 @@ class Server(Handle):
 
     @property
     def ledger(self) -> Ledger:
-        """Requests: matched = answered (delivered) + over before begun (expired) + dropped by reason + under way.
+        """Requests: matched = answered (delivered) + timed out before they were started (expired) + dropped by reason +
+        in flight.
 
         The reasons: ``closed`` the client has gone, or this server closed first; ``filtered`` the client gave up.
         """
@@ -403,8 +408,8 @@ class Server(Handle):
         return self._closed.is_set()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Tell the clients and give everything back. Waits ``timeout`` seconds at most for a function that runs."""
-        if os.getpid() != self._pid:  # the threads and the locks are the parent's
+        """Tell the clients and release everything. Waits at most ``timeout`` seconds for a running function."""
+        if os.getpid() != self._pid:  # after a fork the threads and locks belong to the parent
             if not self._closed.is_set():
                 self._closed.set()
                 self._lane.abandon()
@@ -424,7 +429,7 @@ class Server(Handle):
             self._thread.join(timeout)
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
-            for _ in range(self._workers):  # a slot is free when its function has returned
+            for _ in range(self._workers):  # a worker is free again when its function has returned
                 if not self._slots.acquire(timeout=max(0.0, deadline - time.monotonic())):
                     break
         if self._loop is not None:
@@ -450,13 +455,13 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _passes_request(function: Callable[..., Any]) -> str:
-    """How the function gets the request beside the payload: by position, as ``request=``, or (empty) not at all.
+    """How the function takes the request: by position, as ``request=``, or (empty) not at all.
 
-    A second parameter that may be left out gets it only where it is called ``request``.
+    A second parameter with a default gets the request only if it is called ``request``.
     """
     try:
         signature = inspect.signature(function)
-    except ValueError:  # a builtin that does not say
+    except ValueError:  # a builtin without a signature
         return ""
     parameters = signature.parameters
     if "request" in parameters and parameters["request"].kind is inspect.Parameter.KEYWORD_ONLY:

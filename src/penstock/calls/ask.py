@@ -1,11 +1,11 @@
-"""The client: calls, many of them under way at a time, from any number of threads and from asyncio.
+"""The client: makes calls, many at a time, from any number of threads and from asyncio.
 
 Rules:
 
 - Every call ends exactly once: with its answer, or with an error that says why there is none.
-- No thread of its own. Of the threads that wait, one reads and hands the others their answers; when it leaves, it wakes
-  the next. Calls awaited in an event loop are read by that loop, unless a thread reads just then.
-- While calls are under way somebody looks every ``LOOK_S`` whether their servers still live.
+- No thread of its own. Of the threads that wait, one reads and passes the others their answers; when its own answer has
+  come, it wakes the next reader. The event loop reads for calls that are awaited in it, unless a thread is reading.
+- While calls are in flight, the reader checks every ``LOOK_S`` whether their servers are alive.
 - Any thread may call any method.
 """
 
@@ -49,11 +49,11 @@ else:
     Asked, Answered = TypeVar("Asked"), TypeVar("Answered")
 
 MAX_TIMEOUT_S = 1e8  # three years
-LOOK_S = 0.05  # how often the servers of calls under way are looked at
+LOOK_S = 0.05  # how often servers with calls in flight are checked
 
 
 class _Call:
-    """One call under way."""
+    """One call in flight."""
 
     __slots__ = ("answer", "done", "error", "future", "loop", "number", "peer", "started_ns", "wake")
 
@@ -66,11 +66,11 @@ class _Call:
         self.started_ns = monotonic_ns()
         self.loop = loop
         self.future: asyncio.Future[None] | None = None if loop is None else loop.create_future()
-        self.wake: threading.Lock | None = None  # made by a thread that waits, released by who has something for it
+        self.wake: threading.Lock | None = None  # created by the waiting thread, released to wake it
 
 
 class Client(Handle, Generic[Asked, Answered]):
-    """Calls the servers of one address. With ``type`` it asks by objects, with ``reply_type`` it gets objects."""
+    """Calls the servers of one address. With ``type`` it sends objects, with ``reply_type`` it returns objects."""
 
     def __init__(
         self, address: str, *, max_calls: int = 32, type: Any = None, reply_type: Any = None, **options: Any
@@ -87,13 +87,13 @@ class Client(Handle, Generic[Asked, Answered]):
         self._counters = Counters(scheme, "client", name.removeprefix("//"))
         self._counters.set("capacity", max_calls)
         self._numbers = itertools.count(1)
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each call that may still begin
+        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one permit for each further call that may start
         for _ in range(max_calls):
             self._room.put(None)
         self._calls: dict[int, _Call] = {}
-        self._lock = threading.Lock()  # of the table of calls
-        self._reading = threading.Lock()  # held by whoever receives
-        self._watched: asyncio.AbstractEventLoop | None = None  # the loop that has the descriptor
+        self._lock = threading.Lock()  # guards the table of calls
+        self._reading = threading.Lock()  # held by the thread that reads
+        self._watched: asyncio.AbstractEventLoop | None = None  # the event loop that watches the descriptor
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._final: Ledger | None = None
@@ -103,10 +103,10 @@ class Client(Handle, Generic[Asked, Answered]):
     def call(self, data: Asked, timeout: float | None = None) -> Answered:
         """The server's answer to ``data``.
 
-        ``TimeoutError``: none came in time, and the server was told so. ``PeerGone``: the server has died or closed, or
-        there is none. ``CallFailed``: the server's function raised; the text says what.
+        ``TimeoutError``: no answer came in time; the server has been sent a cancellation. ``PeerGone``: the server has
+        died or closed, or there is none. ``CallFailed``: the server's function raised; the text says what.
         """
-        # The way of every call: written out, because each function call costs a tenth of a bare round trip.
+        # Written out, because every call comes through here and each function call costs a tenth of a bare round trip.
         deadline = self._deadline(timeout)
         payload: Any = data if self._encode is None and data.__class__ is bytes else self._payload(data)
         try:
@@ -161,7 +161,7 @@ class Client(Handle, Generic[Asked, Answered]):
     async def _send_async(
         self, loop: asyncio.AbstractEventLoop, call: _Call, payload: bytes, deadline: float | None
     ) -> None:
-        """Send at once where there is room; else another thread waits for it."""
+        """Send at once if there is room; otherwise a thread waits for room."""
         import asyncio
 
         if self._lane.ready:
@@ -176,12 +176,12 @@ class Client(Handle, Generic[Asked, Answered]):
         try:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
-            # The request may be on its way already; once that is known, the server is told.
+            # The request may have been sent already. When the thread knows, it sends the cancellation.
             sending.add_done_callback(lambda _: self._tell_cancelled(call))
             raise
 
     async def _room_async(self, deadline: float | None) -> None:
-        """Room for one more call; the loop goes on while there is none."""
+        """Wait for a permit for one more call, without blocking the event loop."""
         import asyncio
 
         while not self._take_room():
@@ -207,7 +207,7 @@ class Client(Handle, Generic[Asked, Answered]):
     def _deadline(self, timeout: float | None) -> float | None:
         timeout = check_timeout(timeout)
         self._check()
-        # What is longer than any program runs is no limit; clocks and locks could not count it.
+        # Treat a time-out of years as none: clocks and locks cannot represent it.
         return None if timeout is None or timeout > MAX_TIMEOUT_S else monotonic() + timeout
 
     def _check(self) -> None:
@@ -246,7 +246,7 @@ class Client(Handle, Generic[Asked, Answered]):
     # --- waiting
 
     def _await(self, call: _Call, deadline: float | None) -> None:
-        """Until the call is done, reading for all calls where nobody else reads."""
+        """Wait until the call is done; read for all calls if no other thread does."""
         reading = self._reading
         try:
             while not call.done:
@@ -255,7 +255,7 @@ class Client(Handle, Generic[Asked, Answered]):
                     raise TimeoutError(f"{self.address}: no answer in time")
                 if reading.acquire(False):
                     try:
-                        if not call.done:  # by whoever read until now
+                        if not call.done:  # by the thread that has read until now
                             self._read_once(left if left < LOOK_S else LOOK_S)
                     finally:
                         reading.release()
@@ -266,7 +266,7 @@ class Client(Handle, Generic[Asked, Answered]):
                 self._hand_over()
 
     def _wait(self, call: _Call, left: float) -> None:
-        """Until somebody has something for this call, or reads no more."""
+        """Sleep until the call is done or the reader has left."""
         with self._lock:
             if call.done:
                 return
@@ -274,13 +274,13 @@ class Client(Handle, Generic[Asked, Answered]):
                 call.wake = threading.Lock()
                 call.wake.acquire()
             wake = call.wake
-        if self._reading.acquire(False):  # whoever read has left before it could see that this thread waits
+        if self._reading.acquire(False):  # the reader left before it could see that this thread waits
             self._reading.release()
             return
         wake.acquire(timeout=left)
 
     def _read_once(self, timeout: float) -> bool:
-        """Take one envelope in; the caller holds ``_reading``. Looks at the servers when none came."""
+        """Receive one envelope; the caller holds ``_reading``. If none came, check the servers."""
         try:
             found = self._lane.receive(timeout)
         except PeerGone as error:
@@ -302,7 +302,7 @@ class Client(Handle, Generic[Asked, Answered]):
         with self._lock:
             call = self._calls.pop(number, None) if origin == self._origin else None
         if call is None:
-            return  # answered late: its caller was told already
+            return  # a late answer: its caller already has its TimeoutError
         if kind is Kind.ANSWER:
             counters = self._counters
             counters.add("delivered")
@@ -321,7 +321,7 @@ class Client(Handle, Generic[Asked, Answered]):
             self._settle(call, b"", CallFailed(text))
 
     def _settle(self, call: _Call, answer: bytes, error: Exception | None) -> None:
-        """Tell the one who waits. The call is out of the table already, so this happens once."""
+        """Wake the caller. The call has left the table already, so this happens once."""
         self._lane.settled(call.peer, error is None or isinstance(error, CallFailed | RefusedError))
         call.answer, call.error = answer, error
         if call.loop is None:
@@ -334,7 +334,7 @@ class Client(Handle, Generic[Asked, Answered]):
             _call_soon(call.loop, _wake_future, call.future)
 
     def _look(self) -> None:
-        """Tell the calls whose server has gone."""
+        """Fail the calls whose server has died or closed."""
         with self._lock:
             peers = {call.peer for call in self._calls.values() if call.peer is not None}
         for peer in peers:
@@ -355,7 +355,7 @@ class Client(Handle, Generic[Asked, Answered]):
             self._fail_calls_of(peer, reason)
 
     def _hand_over(self) -> None:
-        """The reader leaves: wake another call, which reads next. A loop is asked to look."""
+        """The reader leaves: wake another waiting call to read next, or ask the event loop to."""
         with self._lock:
             self._wake_next()
             awaited = any(call.loop is not None for call in self._calls.values())
@@ -363,9 +363,10 @@ class Client(Handle, Generic[Asked, Answered]):
             _call_soon(self._watched, self._pump)
 
     def _wake_next(self) -> None:
-        """Wake one thread that waits for a call: it finds that nobody reads. The caller holds ``_lock``."""
+        """Wake one waiting thread, which becomes the reader. The caller holds ``_lock``."""
         for call in self._calls.values():
-            if call.wake is not None and call.wake.locked():  # not one that still sends: it reads when it comes to wait
+            # not one that is still sending: it reads when it starts to wait
+            if call.wake is not None and call.wake.locked():
                 call.wake.release()
                 return
 
@@ -386,13 +387,13 @@ class Client(Handle, Generic[Asked, Answered]):
         self._tell_cancelled(call)
 
     def _tell_cancelled(self, call: _Call) -> None:
-        """Tell the server that nobody waits for this call; a broker is told by another thread than the loop's."""
+        """Send a cancellation to the server. To a broker that may block, so a thread does it for an event loop."""
         if call.peer is None or self._closed:
             return
         self._lane.settled(call.peer, answered=False)
         data = pack(Kind.CANCEL, call.number, 0, self._origin)
         if call.loop is not None and self._lane.durable:
-            # Not the loop's own executor: it may be shut down already.
+            # Not the event loop's executor, which may be shut down already.
             threading.Thread(target=self._lane.cancel, args=(call.peer, data), daemon=True).start()
         else:
             self._lane.cancel(call.peer, data)
@@ -411,7 +412,8 @@ class Client(Handle, Generic[Asked, Answered]):
             self._pump()
 
     def _pump(self) -> None:
-        """Read what is there, inside the loop. A thread that reads just now does it instead, and calls this after."""
+        """Read what has arrived, inside the event loop. If a thread is reading, it does that instead and calls this
+        when it leaves."""
         if self._closed or not self._reading.acquire(blocking=False):
             return
         try:
@@ -425,7 +427,7 @@ class Client(Handle, Generic[Asked, Answered]):
             self._wake_next()
 
     def _tick(self) -> None:
-        """Look at the servers while calls are awaited; nothing runs when there are none."""
+        """Check the servers while calls are awaited; the timer stops when there are none."""
         self._timer = None
         if self._closed or self._watched is None:
             return
@@ -443,7 +445,7 @@ class Client(Handle, Generic[Asked, Answered]):
 
     @property
     def ledger(self) -> Ledger:
-        """Calls: matched = answered (delivered) + no answer in time (expired) + dropped by reason + under way.
+        """Calls: matched = answered (delivered) + timed out (expired) + dropped by reason + in flight.
 
         The reasons: ``closed`` the server has gone, ``error`` it raised, ``refused``, ``filtered`` cancelled here.
         """
@@ -455,8 +457,8 @@ class Client(Handle, Generic[Asked, Answered]):
         return self._closed
 
     def close(self) -> None:
-        """Give everything back. Calls under way end by ``ClosedError``."""
-        if os.getpid() != self._pid:  # the calls, the loop and the locks are the parent's
+        """Release everything. Calls in flight end with ``ClosedError``."""
+        if os.getpid() != self._pid:  # after a fork the calls, the loop and the locks belong to the parent
             if not self._closed:
                 self._closed = True
                 self._lane.abandon()
@@ -473,7 +475,7 @@ class Client(Handle, Generic[Asked, Answered]):
         if self._watched is not None and not self._watched.is_closed():
             loop, self._watched = self._watched, None
             _call_soon(loop, loop.remove_reader, self._lane.fileno())
-        self._room.put(None)  # whoever waits for room finds the client closed, and passes the entry on
+        self._room.put(None)  # a thread that waits for a permit finds the client closed and passes the permit on
         self._lane.close()
         self._final = Ledger.of(self._counters.snapshot())
         self._counters.close()
@@ -484,7 +486,7 @@ def _payload(data: Buffer) -> bytes:
 
 
 def _wake(call: _Call) -> None:
-    """Let the thread of this call look again, now or when it next waits. The caller holds the table's lock."""
+    """Wake the thread of this call, now or when it next waits. The caller holds the table's lock."""
     if call.wake is not None and call.wake.locked():
         call.wake.release()
 
@@ -495,5 +497,5 @@ def _wake_future(future: asyncio.Future[None]) -> None:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits in it
+    with contextlib.suppress(RuntimeError):  # the loop has ended, so nothing waits in it
         loop.call_soon_threadsafe(function, *arguments)

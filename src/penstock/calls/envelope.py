@@ -23,11 +23,11 @@ from penstock.errors import ProtocolError
 
 VERSION = 1
 HEADER = struct.Struct("<BB6xQQ16s")
-MAX_TEXT_BYTES = 2000  #: of the text of a failure
+MAX_TEXT_BYTES = 2000  #: longest text of a failure
 
 
 class Kind(enum.IntEnum):
-    """What an envelope says."""
+    """What an envelope means."""
 
     REQUEST = 1
     CANCEL = 2  #: the client no longer waits for this call
@@ -41,7 +41,7 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 class Envelope(NamedTuple):
-    """One envelope, taken apart."""
+    """One envelope, parsed."""
 
     kind: Kind
     number: int
@@ -66,7 +66,8 @@ def unpack(data: bytes) -> Envelope:
 
 
 def aged(envelope: Envelope, waited_ns: int) -> Envelope:
-    """The envelope after it has waited so long on its way; a limit that is over leaves 1 ns, for 0 means none."""
+    """The envelope with its time limit reduced by the time it has waited. A limit that has passed becomes 1 ns, because
+    0 means no limit."""
     kind, number, left_ns, origin, payload = envelope
     return Envelope(kind, number, max(1, left_ns - waited_ns), origin, payload) if left_ns else envelope
 
@@ -84,7 +85,7 @@ def payload_of(data: object, takes: str) -> bytes:
 
 
 def text_of(error: BaseException) -> bytes:
-    """What a client may know of an exception: its name and text, bounded."""
+    """The text of an exception for the client: its class and message, cut to a bound."""
     try:
         text = str(error)
     except Exception:  # an exception whose text raises

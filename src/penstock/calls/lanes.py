@@ -4,9 +4,9 @@ Rules:
 
 - ``receive`` of a lane is called by one thread at a time; everything else by any thread.
 - A lane's ``receive(0)`` that gave None has armed ``fileno()``: the descriptor becomes readable when there is more.
-- A client's ``send`` gives the peer that the request went to, so that ``gone(peer)`` can tell its death later.
-- A call waits no longer than its own time for what another call does: locks that are held while somebody waits for a
-  peer are taken by ``held``.
+- A client's ``send`` returns the peer that the request went to; ``gone(peer)`` says later whether that peer has died.
+- A call waits for another call no longer than its own time-out: a lock that may be held while waiting for a peer is
+  acquired with ``held``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from penstock.errors import InvalidArgument, nearest
 
 @contextlib.contextmanager
 def held(lock: threading.Lock, deadline: float | None, told: str) -> Iterator[None]:
-    """Hold a lock; ``TimeoutError`` with what is ``told`` where another call still has it at the deadline."""
+    """Hold a lock; ``TimeoutError`` with the text ``told`` if another call still has it at the deadline."""
     if not lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
         raise TimeoutError(told)
     try:
@@ -42,7 +42,7 @@ class ClientLane(ABC):
 
     @property
     def ready(self) -> bool:
-        """Whether ``send`` with a deadline of 0 does not wait; else an event loop leaves it to another thread."""
+        """Whether ``send`` would not block; if it would, an event loop lets a thread send."""
         return True
 
     @abstractmethod
@@ -59,10 +59,10 @@ class ClientLane(ABC):
         peers are gone."""
 
     def renew(self) -> None:  # noqa: B027 - few lanes have a connection
-        """Called before ``send`` when no other call is under way: let go of a peer that has gone meanwhile."""
+        """Called before ``send`` when no other call is in flight: drop a peer that has died meanwhile."""
 
     def settled(self, peer: Hashable, answered: bool) -> None:  # noqa: B027 - few lanes count
-        """A call to that peer is under way no more; ``answered`` by it, or given up."""
+        """A call to that peer has ended: ``answered``, or given up."""
 
     @abstractmethod
     def gone(self, peer: Hashable) -> bool:
@@ -78,14 +78,15 @@ class ClientLane(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; a ``receive`` under way ends by ``ClosedError``."""
+        """Release everything; a running ``receive`` ends with ``ClosedError``."""
 
-    def abandon(self) -> None:  # noqa: B027 - most have nothing that a child shares with its parent
-        """Instead of ``close`` in a forked child: give back what is the child's own, and leave the parent's alone."""
+    def abandon(self) -> None:  # noqa: B027 - most lanes share nothing with a forked child
+        """Called instead of ``close`` in a forked child: release what belongs to the child, and leave what belongs to
+        the parent."""
 
 
 class ServerLane(ABC):
-    """The server's side. ``way`` is whatever the lane needs to answer that request."""
+    """The server's side. ``way`` is what the lane needs to send the answer."""
 
     #: The port that it listens at, where it has one.
     port: int | None = None
@@ -96,10 +97,10 @@ class ServerLane(ABC):
 
     @abstractmethod
     def answer(self, way: Any, data: bytes) -> bool:
-        """Send an answer; False where nobody is there to take it. The request is settled."""
+        """Send an answer; False if the client is gone. The request is settled."""
 
     def gone(self, way: Any) -> bool:
-        """Whether the client of that request has died; False where nobody can tell."""
+        """Whether the client of that request has died; False where that cannot be known."""
         return False
 
     @abstractmethod
@@ -108,7 +109,7 @@ class ServerLane(ABC):
 
     @abstractmethod
     def close(self, goodbye: bytes) -> None:
-        """Say goodbye to the clients, then give everything back."""
+        """Tell the clients that the server closes, then release everything."""
 
     def abandon(self) -> None:  # noqa: B027 - as for clients
         """Instead of ``close`` in a forked child."""

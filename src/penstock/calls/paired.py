@@ -1,14 +1,14 @@
 """Lanes over two channels, for ``bus:`` and ``shm:``: a server has one for requests, a client one for answers.
 
-``shm:/plan`` is no channel itself: a server of it reads ``shm:/plan/@server-ID``, a client ``shm:/plan/@client-ID``. A
-client finds the servers by their names and takes the one with the fewest of its own calls under way, in turn where
-several have as few. A call that was given up counts until its server answers another one.
+``shm:/plan`` itself is not a channel: a server reads ``shm:/plan/@server-ID``, a client ``shm:/plan/@client-ID``. A
+client finds the servers by the names of their channels and chooses the one with the fewest of its own calls in flight,
+in turn among equals. An abandoned call counts until its server answers another one.
 
 Rules:
 
-- Answers never wait. A client's channel has room for as many as it may have calls under way; one that cannot take an
-  answer has died or breaks the rule, and is forgotten.
-- No request goes to a server whose process has ended: the client watches the processes, which costs a call one look.
+- Answers never wait. A client's channel has room for as many as it may have calls under way; a client that cannot take
+  an answer has died or breaks this rule, and is dropped.
+- No request goes to a server whose process has ended: the client watches the processes, which costs one check per call.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from penstock.calls.lanes import ClientLane, ServerLane
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import PeerGone, PenstockError
 
-OLD_NS = 100_000_000  # a request that has waited so long may be of a client that has died meanwhile
+OLD_NS = 100_000_000  # after waiting this long, the client of a request may have died
 MAX_CLIENTS = 1024  # publishers that a server keeps open
 REQUEST_SLOTS = 64
-SWEEP_S = 1.0  # how often a server that waits lets go of clients that are gone
+SWEEP_S = 1.0  # how often an idle server drops clients that are gone
 RESCAN_S = 1.0  # how old the client's list of servers may get
 
 _bus_servers: dict[str, set[str]] = {}
@@ -40,7 +40,7 @@ _bus_lock = threading.Lock()
 
 
 class Place:
-    """The channels of one address: their names, and which servers live."""
+    """The channels of one address: their names, and which servers are alive."""
 
     def __init__(self, address: Address, spin_us: int = 0) -> None:
         self.scheme = address.scheme
@@ -59,7 +59,8 @@ class Place:
         """The reading end of a new channel that holds so many messages."""
         if not self._shm:
             return penstock.subscriber(name, depth=depth)
-        with self.writer(name, depth):  # a publisher says how many slots there are; the channel stays for its reader
+        # only a publisher sets the number of slots; the channel then stays open for its reader
+        with self.writer(name, depth):
             return penstock.subscriber(name, **self._shm)
 
     def writer(self, name: str, slots: int | None) -> Publisher:
@@ -74,14 +75,14 @@ class Place:
             writer.publish(data)
 
     def servers(self) -> dict[str, int]:
-        """The channels of servers that live, and the processes that read them (0: this one, on a bus)."""
+        """The channels of live servers, and the processes that read them (0: this process, on a bus)."""
         if not self._shm:
             with _bus_lock:
                 return dict.fromkeys(_bus_servers.get(self.base, ()), 0)
         return self._read_by_the_living(self.server(""))
 
     def clients(self) -> dict[str, int] | None:
-        """The channels of clients that live; None where nobody can tell and none outlives its handle."""
+        """The channels of live clients; None on a bus, where a channel ends with its handle."""
         return self._read_by_the_living(self.client(b"")) if self._shm else None
 
     def _read_by_the_living(self, prefix: str) -> dict[str, int]:
@@ -97,7 +98,7 @@ class Place:
         }
 
     def announce(self, name: str) -> None:
-        """A server of a bus is there. In shared memory its channel says so itself."""
+        """Register a server of a bus. In shared memory the existence of its channel is enough."""
         if not self._shm:
             with _bus_lock:
                 _bus_servers.setdefault(self.base, set()).add(name)
@@ -112,7 +113,7 @@ class Place:
 
 
 def slots_for(most: int) -> int:
-    """Room for the answers of so many calls, those that came too late for their callers among them."""
+    """Slots for the answers of so many calls, including answers that come too late."""
     return 2 * most + 16
 
 
@@ -128,11 +129,12 @@ class PairedClient(ClientLane):
         self._writers: dict[str, Publisher] = {}
         self._under_way: Counter[str] = Counter()
         self._given_up: Counter[str] = Counter()  # calls to a server since it last answered
-        self._turn = int.from_bytes(origin[:4])  # clients that call once each must not all take the same server
+        # start at random, so that clients that call only once do not all choose the same server
+        self._turn = int.from_bytes(origin[:4])
         self._scanned = 0.0
-        self._processes: dict[str, int] = {}  # descriptors of the servers' processes, readable when one has ended
+        self._processes: dict[str, int] = {}  # pidfds of the servers' processes, readable when one has ended
         self._ended = select.poll()
-        self._lock = threading.Lock()  # of the writers: a handle is used by one thread at a time
+        self._lock = threading.Lock()  # guards the writers: one thread at a time may use a handle
         self._counting = threading.Lock()
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
@@ -167,12 +169,12 @@ class PairedClient(ClientLane):
         return free[self._turn % len(free)]
 
     def _scan(self) -> None:
-        """Make the list of servers anew."""
+        """Rebuild the list of servers."""
         ended = [descriptor for descriptor, _ in self._ended.poll(0)]
         living = self._place.servers()
         self._scanned = time.monotonic()
         for descriptor in ended:
-            self._ended.unregister(descriptor)  # it has told
+            self._ended.unregister(descriptor)  # it has said goodbye
         for name in self._writers.keys() - living.keys():
             self._writers.pop(name).close()
             del self._under_way[name], self._given_up[name]
@@ -182,7 +184,7 @@ class PairedClient(ClientLane):
             self._watch(name, living[name])
 
     def _watch(self, name: str, process: int) -> None:
-        """See the end of a server's process; where that cannot be done, the next list of servers tells."""
+        """Watch for the end of a server's process. Where that is not possible, the next list of servers shows it."""
         if process:
             with contextlib.suppress(OSError):
                 descriptor = self._processes[name] = os.pidfd_open(process)
@@ -199,7 +201,8 @@ class PairedClient(ClientLane):
         with self._lock:
             writer = self._writers.get(str(peer))
             if writer is not None:
-                with contextlib.suppress(TimeoutError, PenstockError):  # no room: the time limit tells the server
+                # no room: the server will see the time limit of the request
+                with contextlib.suppress(TimeoutError, PenstockError):
                     self._place.publish(writer, data, 0.0)
 
     def receive(self, timeout: float) -> Envelope | None:
@@ -223,7 +226,7 @@ class PairedClient(ClientLane):
     def gone(self, peer: Hashable) -> bool:
         gone = peer not in self._place.servers()
         if gone:
-            self._scanned = 0.0  # the next call looks for servers anew
+            self._scanned = 0.0  # the next call searches for servers again
         return gone
 
     def wait_ready(self, servers: int, timeout: float | None) -> bool:
@@ -234,7 +237,7 @@ class PairedClient(ClientLane):
                 return False
             time.sleep(min(0.02, left))
         with self._lock:
-            self._scan()  # the next calls use all that were seen
+            self._scan()  # so that the next calls use all servers that were seen
         return True
 
     def fileno(self) -> int:
@@ -281,7 +284,7 @@ class PairedServer(ServerLane):
                 return None
 
     def _sweep(self) -> None:
-        """Let go of the channels whose clients are gone: an open end would keep them in memory."""
+        """Close the channels whose clients are gone: an open end would keep their memory."""
         if time.monotonic() - self._swept < SWEEP_S or not self._writers:
             return
         self._swept = time.monotonic()
@@ -316,14 +319,14 @@ class PairedServer(ServerLane):
         return living is not None and self._place.client(way) not in living
 
     def drop(self, way: Any) -> None:
-        """Nothing was taken that could be given back."""
+        """Nothing to release."""
 
     def close(self, goodbye: bytes) -> None:
         self._place.withdraw(self._name)
         self._requests.close()
         with self._lock:
             for writer in self._writers.values():
-                # Where it has no room, it sees soon that this server's channel has no reader.
+                # A client without room for this finds soon that the server's channel has no reader.
                 with contextlib.suppress(TimeoutError, PenstockError, OSError):
                     self._place.publish(writer, goodbye + self._name.encode(), 0.0)
                 writer.close()
@@ -336,7 +339,7 @@ def _left(deadline: float | None, otherwise: float = -1.0) -> float:
 
 
 def open_client(address: Address, origin: bytes, most: int, *, spin_us: int = 0) -> ClientLane:
-    """A client's lane at ``bus:NAME`` or ``shm:/NAME``. ``spin_us``: how long it looks before it sleeps (shm)."""
+    """A client's lane at ``bus:NAME`` or ``shm:/NAME``. ``spin_us``: how long it spins before it sleeps (shm)."""
     return PairedClient(Place(address, spin_us), origin, most)
 
 

@@ -2,13 +2,13 @@
 
 Requests are messages of the address's topic; servers take them from one queue (``?queue=``, by default the topic): each
 one goes to one of them. Answers are messages of ``TOPIC.@answers.CLIENT``, cancellations of ``TOPIC.@cancels``, which
-every server sees. So rights of calls are rights of topics.
+every server sees. So the rights to call are the rights to these topics.
 
 Rules:
 
-- A request is acknowledged after its answer is on disk; a server that dies in between leaves it to the next one, and a
-  second answer finds nobody who waits.
-- A request that has a time limit carries it as time to live, so that the broker forgets it when nobody waits any more.
+- A request is acknowledged after its answer is on disk; if a server dies in between, the next one gets the request, and
+  the client ignores a second answer.
+- A request that has a time limit carries it as its TTL, so that the broker drops it when the client no longer waits.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock.calls.envelope import Envelope, aged, unpack
 from penstock.calls.lanes import ClientLane, ServerLane, held
 from penstock.errors import ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 
-ANSWER_TTL_S = 3600.0  # an answer that nobody took is forgotten
-CANCEL_S = 1.0  # how long a broker that is away is waited for with a cancellation
+ANSWER_TTL_S = 3600.0  # TTL of an answer that is not read
+CANCEL_S = 1.0  # how long a cancellation waits for a broker that cannot be reached
 
 
 def answers_topic(topic: str, origin: bytes) -> str:
@@ -34,15 +34,15 @@ def answers_topic(topic: str, origin: bytes) -> str:
 
 
 def cancels_topic(topic: str) -> str:
-    """Where clients say which calls they no longer wait for."""
+    """The topic of cancellations."""
     return f"{topic}.@cancels"
 
 
 class QueuedClient(ClientLane):
     """The client's lane. Its peer is the broker, which outlives every server.
 
-    It connects when it first calls. The queue of the answers is temporary and goes on where it was after a reconnect,
-    so that an answer which comes while the broker or the connection is away is not missed.
+    It connects at its first call. The queue for its answers is temporary and keeps its place over a reconnect, so that
+    an answer that arrives while the connection is down is not missed.
     """
 
     durable = True
@@ -60,13 +60,13 @@ class QueuedClient(ClientLane):
         self._options = options
         self._client = Client(*self._place, **options)
         self._answers: Any = None
-        self._made = False  # the queue of requests
+        self._made = False  # set when the queue of requests is known to exist
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._closed = False
 
     def _ask(self, deadline: float | None, method: Any, *arguments: Any, **more: Any) -> Any:
-        """One question to the broker, which has until the deadline."""
+        """One request to the broker, which must answer before the deadline."""
         with held(self._lock, deadline, self._away):
             self._client.timeout = self._time_for(deadline)
             return method(*arguments, **more)
@@ -76,7 +76,7 @@ class QueuedClient(ClientLane):
         return timeout if deadline is None else max(0.001, min(timeout, deadline - time.monotonic()))
 
     def _open(self, deadline: float | None) -> None:
-        """The two queues: answers begin before the first request."""
+        """Create the two queues; that of the answers before the first request."""
         from penstock.broker import Subscriber
 
         with held(self._opening, deadline, self._away):
@@ -84,7 +84,7 @@ class QueuedClient(ClientLane):
                 options = {**self._options, "timeout": self._time_for(deadline)}
                 self._answers = Subscriber(*self._place, topics=self._answers_topic, ack="read", **options)
             if not self._made:
-                # So that requests wait for a server. Who may not make the queue relies on the server that did.
+                # Create the queue so that requests wait for a server. Without the right to, rely on the server's own.
                 with contextlib.suppress(RefusedError):
                     self._ask(deadline, self._client.queue, self._queue, create=True, topics=self._topic)
                 self._made = True
@@ -99,7 +99,7 @@ class QueuedClient(ClientLane):
         return "broker"
 
     def cancel(self, peer: Hashable, data: bytes) -> None:
-        # Where it does not arrive, the time to live of the request ends it.
+        # If it does not arrive, the TTL of the request ends the call.
         with contextlib.suppress(PenstockError, TimeoutError, OSError):
             self._ask(time.monotonic() + CANCEL_S, self._client.publish, cancels_topic(self._topic), data, ttl_s=60.0)
 
@@ -179,7 +179,7 @@ class QueuedServer(ServerLane):
         try:
             envelope = aged(unpack(bytes(message)), time.time_ns() - message.timestamp_ns)
         except ProtocolError:
-            self._requests.ack(message)  # it would come again for ever
+            self._requests.ack(message)  # it would be redelivered for ever
             raise
         return (message, envelope.origin), envelope
 
@@ -201,8 +201,8 @@ class QueuedServer(ServerLane):
                 self._settled.append(way[0])
 
     def close(self, goodbye: bytes) -> None:
-        """No goodbye: what was not answered goes to the next server."""
-        with contextlib.suppress(PenstockError, OSError):  # they come again, and a second answer finds nobody who waits
+        """Says no goodbye: requests without an answer go to the next server."""
+        with contextlib.suppress(PenstockError, OSError):  # they are redelivered; the client ignores a second answer
             self._acknowledge()
         self._requests.close()
         self._cancels.close()

@@ -4,12 +4,13 @@ The greeting is the tcp room's own (tokens are proved the same way); then each s
 
 Rules:
 
-- A connection never blocks: what the socket does not take waits, bounded; a peer that lets it fill is cut.
+- Sending never blocks: what the socket does not accept waits in a bounded buffer; a peer that lets it fill up is
+  disconnected.
 - The server has one thread for all connections, so that a slow function delays no greeting; requests wait in a bounded
   queue, and connections are not read while it is full.
-- A lost connection is ``PeerGone`` for the calls under way on it; the next call connects again. So does a call that
-  finds it lost before it is sent, where no other is under way.
-- A request that is larger than allowed is passed over unread and refused; it costs its own call alone.
+- When a connection is lost, its calls in flight end with ``PeerGone``; the next call connects again. So does a call
+  that finds the connection lost before it is sent, if no other is in flight.
+- A request that is larger than allowed is skipped unread and refused; the other calls of the connection go on.
 """
 
 from __future__ import annotations
@@ -49,21 +50,21 @@ class Connection:
         self.descriptor = connection.fileno()
         self.closed = False
         self._max = max_message_bytes
-        self._lock = threading.Lock()  # an encrypted socket is used by one thread at a time
+        self._lock = threading.Lock()  # a TLS socket may be used by one thread at a time only
         self._received = bytearray()
-        self._pass_over = 0  # bytes of what is too large
+        self._pass_over = 0  # bytes still to skip of a message that is too large
         self._unsent = bytearray()
         self._end = select.poll()
         self._end.register(self.descriptor, select.POLLRDHUP)
 
     @property
     def hung_up(self) -> bool:
-        """Whether the other side sends no more; what it had sent may still be there."""
+        """Whether the peer has closed its side; what it sent before may still be unread."""
         with self._lock:
             return not self.closed and bool(self._end.poll(0))
 
     def send(self, data: bytes) -> None:
-        """Send, or keep what the socket does not take; ``PeerGone`` where the peer has let too much wait."""
+        """Send, and buffer what the socket does not accept; ``PeerGone`` if the buffer is full."""
         whole = frame(FrameType.PAYLOAD, data)
         with self._lock:
             if self.closed:
@@ -74,7 +75,7 @@ class Connection:
             self._flush()
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send what is buffered."""
         with self._lock:
             if not self.closed:
                 self._flush()
@@ -95,7 +96,7 @@ class Connection:
         return bool(self._unsent)
 
     def receive(self) -> Iterator[Envelope]:
-        """The envelopes that are there. ``PeerGone``: the other side has closed."""
+        """The envelopes that have arrived. ``PeerGone``: the peer has closed."""
         yield from self._frames()
         while True:
             with self._lock:
@@ -142,7 +143,7 @@ class Connection:
         self.send(pack(Kind.REFUSAL, envelope.number, 0, envelope.origin, f"a request of {said}".encode()))
 
     def close(self) -> None:
-        """Close it; what waits is lost."""
+        """Close it; what is still buffered is lost."""
         with self._lock:
             if not self.closed:
                 self.closed = True
@@ -170,7 +171,7 @@ class StreamClient(ClientLane):
         self._keepalive = keepalive
         self._selector = selectors.DefaultSelector()
         self._connection: Connection | None = None
-        self._lock = threading.Lock()  # of connecting
+        self._lock = threading.Lock()  # held while connecting
         self._closed = False
 
     def send(self, data: bytes, deadline: float | None) -> Hashable:
@@ -202,7 +203,7 @@ class StreamClient(ClientLane):
                 return self._connection
             left = self._connect_timeout if deadline is None else deadline - time.monotonic()
             if left <= 0:
-                left = self._connect_timeout  # a call that may not wait still needs its connection once
+                left = self._connect_timeout  # even a call that must not wait needs a connection
             self._connection = Connection(self._open(min(left, self._connect_timeout)), self._max)
             self._selector.register(self._connection.descriptor, selectors.EVENT_READ)
             return self._connection
@@ -312,7 +313,7 @@ class StreamClient(ClientLane):
     def abandon(self) -> None:
         self._closed = True
         if self._connection is not None:
-            self._connection.socket.close()  # and not taken out of the selector: the kernel's list is the parent's too
+            self._connection.socket.close()  # do not unregister: the epoll instance is shared with the parent
         self._selector.close()
 
 
@@ -323,7 +324,7 @@ class _Peer:
         self.socket = connection
         self.name = name
         self.negotiation: Answer | None = negotiation
-        self.deadline = deadline  # of the greeting
+        self.deadline = deadline  # deadline of the greeting
         self.connection: Connection | None = None
 
 
@@ -381,7 +382,7 @@ class StreamServer(ServerLane):
             self._arm()
 
     def _turn(self, peer: _Peer, events: int) -> None:
-        """One connection's turn; whatever goes wrong in it ends this connection alone."""
+        """Serve one connection; an error in it ends this connection only."""
         try:
             if peer.connection is None:
                 self._greet(peer)
@@ -404,7 +405,7 @@ class StreamServer(ServerLane):
         try:
             connection, where = self._listener.accept()
         except OSError:
-            return  # it hung up before it was accepted, or there is no descriptor for it: it stays in the backlog
+            return  # the client hung up before it was accepted, or no descriptor is free: then it stays in the backlog
         if len(self._peers) >= self._max_clients:
             connection.close()
             self._warnings.warn("calls: %s: closed, %d clients are the most (max_clients)", where, self._max_clients)
@@ -433,7 +434,7 @@ class StreamServer(ServerLane):
         peer.connection = Connection(peer.socket, self._max)
 
     def _arm(self) -> None:
-        """Watch what each connection waits for; cut those whose greeting takes too long."""
+        """Register what each connection waits for; disconnect those whose greeting takes too long."""
         now = time.monotonic()
         self._paused = self._requests.qsize() >= MAX_WAITING
         for descriptor, peer in list(self._peers.items()):
@@ -484,7 +485,7 @@ class StreamServer(ServerLane):
             self._wake()
         connection, envelope, came_ns = found
         if connection.closed:
-            return None  # its client has gone meanwhile
+            return None  # its client has disconnected meanwhile
         return connection, aged(envelope, time.monotonic_ns() - came_ns)
 
     def answer(self, way: Any, data: bytes) -> bool:
@@ -512,7 +513,7 @@ class StreamServer(ServerLane):
             one.close()
 
     def close(self, goodbye: bytes) -> None:
-        """Closing the connections is the goodbye."""
+        """Close the connections, by which clients notice the end."""
         self._closed = True
         self._wake()
         self._thread.join()
@@ -531,7 +532,7 @@ class StreamServer(ServerLane):
 
 
 def _step(connection: socket.socket, negotiation: Negotiation) -> Any:
-    """Read what the greeting needs next; gives the agreement once it is reached."""
+    """Read what the greeting needs next; returns the agreement when the greeting is complete."""
     data = connection.recv(negotiation.needs)
     if not data:
         raise PeerGone("the other side closed the connection during the greeting")

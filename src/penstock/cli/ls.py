@@ -90,7 +90,7 @@ def waiting_text(block: Block) -> str:
 
 def _row(block: Block) -> tuple[str, ...]:
     return (
-        block.address or f"{block.room}:{block.name}",
+        block.place,
         block.kind,
         str(block.pid),
         show.count_text(flow(block)),

@@ -112,7 +112,7 @@ class View:
 
 
 def _address(look: Look) -> str:
-    return look.block.address or f"{look.block.room}:{look.block.name}"
+    return look.block.place
 
 
 def _live(watcher: Watcher, every: float, count: int | None, view: View) -> None:

@@ -1,6 +1,6 @@
-"""Foxglove: what flows here, and what was recorded, served to the Foxglove viewer by its WebSocket protocol.
+"""Foxglove: serves live channels and recordings to the Foxglove viewer over its WebSocket protocol.
 
-The parts are loaded when used: importing this loads nothing else. The package ``foxglove-sdk`` speaks the protocol.
+Importing this package loads nothing else; its parts are loaded when used. ``foxglove-sdk`` implements the protocol.
 """
 
 from __future__ import annotations

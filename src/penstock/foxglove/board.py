@@ -1,4 +1,4 @@
-"""Board: the topics that are shown, each a channel of the viewer, and who looks at which."""
+"""Board: the topics offered to viewers, each as a channel of the protocol, and how many viewers subscribe to each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ logger = logging.getLogger("penstock.foxglove")
 
 
 def viewer_topic(name: str) -> str:
-    """``camera.front`` as ``/camera/front``: a dot begins a field in the viewer's paths, other signs end a name."""
+    """``camera.front`` as ``/camera/front``: in the viewer's message paths a dot starts a field, and other signs end a
+    name."""
     return "/" + re.sub(r"[^A-Za-z0-9_/-]", "_", name.replace(".", "/")).strip("/")
 
 
@@ -41,7 +42,8 @@ class Shown:
         )
 
     def log(self, message: Any) -> None:
-        """Send it to who looks; one that is not of its schema is counted, told now and then, and passed over."""
+        """Send it to the viewers. A message that does not match its schema is counted, skipped, and logged now and
+        then."""
         try:
             body = self._presentation.convert(message)
         except ValueError as error:
@@ -55,7 +57,7 @@ class Shown:
 
 
 class Board:
-    """All topics by the name of their source. Looked at by the server's threads, changed by its own."""
+    """All topics by the name of their source. The server's thread changes it; the protocol's threads read it."""
 
     def __init__(self) -> None:
         self.context = foxglove.Context()
@@ -64,7 +66,7 @@ class Board:
         self._viewers: dict[int, int] = {}  # by the channel's id
 
     def show(self, source: str, name: str, schema: str | None) -> Shown | None:
-        """Make it known to the viewers, anew where its schema has changed. None: there are too many."""
+        """Announce the topic to viewers, again if its schema has changed. None: there are too many topics."""
         with self._lock:
             there = self._shown.get(source)
             if there is not None and there.schema == schema:
@@ -85,13 +87,13 @@ class Board:
         return shown
 
     def hide(self, source: str) -> None:
-        """Take it away."""
+        """Withdraw the topic."""
         with self._lock:
             shown = self._shown.pop(source, None)
             if shown is not None:
                 self._viewers.pop(shown.channel.id(), None)
         if shown is not None:
-            shown.channel.close()  # not under the lock: it calls back
+            shown.channel.close()  # without the lock: this calls back into `note_viewer`
 
     @property
     def topics(self) -> dict[str, Shown]:
@@ -100,17 +102,17 @@ class Board:
             return dict(self._shown)
 
     def note_viewer(self, channel: int, change: int) -> None:
-        """One more looks at it, or one fewer."""
+        """One viewer more or fewer subscribes to the topic."""
         with self._lock:
             self._viewers[channel] = max(0, self._viewers.get(channel, 0) + change)
 
     def watched(self, shown: Shown) -> bool:
-        """Whether anybody looks at it."""
+        """Whether a viewer subscribes to it."""
         with self._lock:
             return self._viewers.get(shown.channel.id(), 0) > 0
 
     @property
     def any_watched(self) -> bool:
-        """Whether anybody looks at anything."""
+        """Whether a viewer subscribes to anything."""
         with self._lock:
             return any(self._viewers.values())

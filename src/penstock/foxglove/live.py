@@ -1,7 +1,7 @@
-"""Live: addresses that are read while somebody looks at them.
+"""Live: addresses that are read while a viewer subscribes to them.
 
-Nothing is subscribed to before: a channel is opened for an instant to learn what its messages are made of, then read by
-a thread of its own from the first viewer to the last. What is published meanwhile by nobody's wish is not read.
+A channel is opened briefly to learn its schema. After that it is read, by a thread of its own, only while at least one
+viewer subscribes to it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from penstock.recording.story import topic_of
 
 __all__ = ["Live"]
 
-#: What may be read without taking it from somebody: a queue's messages go to one reader each.
+#: Reaches that can be read without taking messages from others. A broker's queue gives each message to one reader.
 SHARED = ("shm:", "tcp:", "journal:")
 GREETING_S = 1.0
-LOOKS = 5  # a publisher says its schema right after it has opened: it is looked for more than once
+LOOKS = 5  # a publisher announces its schema shortly after it has opened, so look more than once
 LOOK_S = 0.02
 BATCH = 256
 WAIT_S = 0.2
@@ -33,19 +33,20 @@ logger = logging.getLogger("penstock.foxglove")
 
 
 class Live:
-    """Addresses, or with none given all that is published on this machine. ``tend`` is called by one thread."""
+    """The given addresses, or all that are published on this machine. One thread calls ``tend``."""
 
     def __init__(self, board: Board, addresses: Sequence[str] = (), *, paused: bool = False) -> None:
         self.board = board
-        self.paused = paused  #: what is read meanwhile is passed over
+        self.paused = paused  #: while set, messages are read and not sent
         self._named = list(dict.fromkeys(addresses))
-        self._publishers: dict[str, frozenset[object]] = {}  # of each address, when its schema was looked at
+        # for each address, those present when its schema was last read
+        self._publishers: dict[str, frozenset[object]] = {}
         self._readers: dict[str, _Reader] = {}
-        self._looks: dict[str, int] = {}  # of each address, since its publishers changed
+        self._looks: dict[str, int] = {}  # for each address, reads since its publishers changed
         self._failed: dict[str, str] = {}
 
     def tend(self) -> None:
-        """Show what has come, take away what has gone, read what is looked at."""
+        """Announce new addresses, withdraw those that have gone, and read those with viewers."""
         found = self._found()
         for address in self.board.topics.keys() - found.keys():
             self._end(address)
@@ -66,7 +67,7 @@ class Live:
     def close(self) -> None:
         """End all reading."""
         for reader in self._readers.values():
-            reader.stop()  # all at once
+            reader.stop()  # stop all of them first, then wait for each
         for address in list(self._readers):
             self._end(address)
 
@@ -78,7 +79,7 @@ class Live:
         return {name: _keys(block for block in blocks if block.address.partition("?")[0] == name) for name in names}
 
     def _describe(self, address: str, publishers: frozenset[object]) -> None:
-        """Show the address with the schema that is there; looked at anew when its publishers have changed."""
+        """Announce the address with its current schema, which is read again when its publishers have changed."""
         reader = self._readers.get(address)
         shown = self.board.topics.get(address)
         if reader is not None and shown is not None:
@@ -95,7 +96,7 @@ class Live:
             except (PenstockError, OSError) as error:
                 self._tell(address, describe(error))
                 if address not in self._named:
-                    return  # it may be gone already
+                    return  # the channel may have gone already
                 schema = None
         if schema is not None:
             self._looks[address] = LOOKS
@@ -116,7 +117,7 @@ class Live:
         return schema
 
     def _tell(self, address: str, why: str) -> None:
-        """Once for each reason."""
+        """Log a reason once."""
         if self._failed.get(address) != why:
             self._failed[address] = why
             logger.warning("%s: %s", without_secrets(address), why)
@@ -133,7 +134,7 @@ def _keys(blocks: Iterable[Block]) -> frozenset[object]:
 
 
 class _Reader:
-    """One thread that reads an address as long as somebody looks."""
+    """One thread that reads an address while it has viewers."""
 
     def __init__(self, live: Live, address: str, shown: Shown) -> None:
         self.shown = shown
@@ -161,6 +162,6 @@ class _Reader:
                             self.shown.log(message)
         except (PenstockError, OSError) as error:
             logger.warning("%s is not read any more: %s", without_secrets(self._address), describe(error))
-            self._stop.wait(1.0)  # the next one tries again
+            self._stop.wait(1.0)  # the next `tend` tries again
         finally:
             self.ended = True

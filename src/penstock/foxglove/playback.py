@@ -1,8 +1,8 @@
-"""Playback: a recording, shown at its own speed or another, from any moment of it.
+"""Playback: plays a recording to viewers, at any speed and from any moment.
 
-One thread sends; whoever controls it (the viewer's buttons, parameters) says what is wanted under one lock and wakes
-it. Time stands still until somebody looks, and never runs ahead of what is shown. A seek shows of each topic the
-last message up to that moment, then goes on from there.
+One thread sends. Controls (the viewer's buttons, parameters) set the wanted state under one lock and wake that thread.
+The playback's clock stands still while there is no viewer, and never runs ahead of the messages sent. A seek sends the
+last message of each topic before that moment, then continues from there.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 __all__ = ["Playback", "State"]
 
 MIN_SPEED, MAX_SPEED = 0.01, 100.0
-TELL_S = 0.1  # how often the viewers hear what time it is
-LATE_S = 0.5  # behind by more, time waits for the messages
+TELL_S = 0.1  # how often the playback's time is sent to viewers
+LATE_S = 0.5  # if sending lags by more than this, the clock waits
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is told of a playback: ``playing``, ``paused`` or ``ended``, the moment, the speed."""
+    """What viewers are told of a playback: ``playing``, ``paused`` or ``ended``, the moment, the speed."""
 
     status: Literal["playing", "paused", "ended"]
     now_ns: int
@@ -42,7 +42,7 @@ class State:
 
 
 class Playback:
-    """``tell`` is called with the state when it has changed by itself, and now and then while it plays."""
+    """``tell`` is called with the state when the playback itself has changed it, and regularly while it plays."""
 
     def __init__(
         self, board: Board, directory: Path, tell: Callable[[State], None], *, paused: bool = False, loop: bool = False
@@ -66,11 +66,11 @@ class Playback:
         self._watched = self._ended = self._stopped = False
         self._speed = 1.0
         self._seek_ns: int | None = self.range_ns[0]
-        self._anchor = (time.monotonic(), self.range_ns[0])  # a moment of the clock, and the recording's at that moment
+        self._anchor = (time.monotonic(), self.range_ns[0])  # a monotonic time, and the recording's time at that moment
         self._told_at = 0.0
 
     def start(self) -> None:
-        """Begin, once ``tell`` can be called."""
+        """Start the thread; ``tell`` may be called from now on."""
         self._thread.start()
 
     def close(self) -> None:
@@ -82,10 +82,10 @@ class Playback:
             self._thread.join()
         self._stack.close()
 
-    # --- what is wanted, from any thread
+    # --- controls, from any thread
 
     def control(self, *, paused: bool | None = None, speed: float | None = None, seek_ns: int | None = None) -> State:
-        """Change what is given; gives the state that follows."""
+        """Change what is given; returns the new state."""
         with self._changed:
             self._anchor = (time.monotonic(), self._now_ns())
             if seek_ns is not None:
@@ -100,7 +100,7 @@ class Playback:
             return self._state(self._anchor[1], did_seek=seek_ns is not None)
 
     def look(self) -> None:
-        """Somebody has begun or ended to look: who comes while time stands still sees what stands there."""
+        """A viewer has subscribed or left. One that comes while the playback is paused gets the current messages."""
         watched = self.board.any_watched
         with self._changed:
             self._anchor = (time.monotonic(), self._now_ns())
@@ -111,7 +111,7 @@ class Playback:
 
     @property
     def state(self) -> State:
-        """How it stands now."""
+        """The current state."""
         with self._changed:
             return self._state(self._now_ns())
 
@@ -158,7 +158,7 @@ class Playback:
                 message = next(coming, None)
 
     def _next_step(self, message: Message | None) -> Literal["stop", "seek", "show", "tell"]:
-        """What there is to do now; waits until there is something."""
+        """Wait until there is something to do, and return it."""
         with self._changed:
             while not self._stopped and self._seek_ns is None:
                 if not self._moving:

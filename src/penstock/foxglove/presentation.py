@@ -1,7 +1,7 @@
 """How the messages of one schema are shown: in an encoding that the viewer reads, with its schema.
 
-JSON objects and protobuf go as they are. An ``Image`` becomes a ``foxglove.RawImage``. All else becomes a JSON object:
-what is none is its field ``value``, and a message that holds rows has them in ``rows``.
+JSON objects and protobuf go as they are. An ``Image`` becomes a ``foxglove.RawImage``. Everything else becomes a JSON
+object: a value that is no object becomes its field ``value``, and the rows of a message with many become ``rows``.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from penstock.types.shape import holds_rows, json_schema, shape_of
 __all__ = ["Presentation", "presentation_of"]
 
 SECOND_NS = 1_000_000_000
-#: By the channels and type of an image that has no name of an encoding.
+#: The encoding of an image that names none, by its number of channels and its type.
 UNNAMED = {
     (1, "|u1"): "mono8", (3, "|u1"): "rgb8", (4, "|u1"): "rgba8", (1, "<u2"): "16UC1", (1, "<f4"): "32FC1",
 }  # fmt: skip
-#: The names that mean something to the viewer under another name.
+#: Encodings that the viewer knows under another name.
 RENAMED = {"depth16": "16UC1", "depth32": "32FC1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """``convert`` makes what is sent of a message; ``ValueError`` where the message is not of its schema."""
+    """``convert`` makes the bytes that are sent; ``ValueError`` if the message does not match its schema."""
 
     encoding: str
     schema: foxglove.Schema | None
@@ -43,8 +43,8 @@ class Presentation:
 
 
 def presentation_of(text: str | None) -> Presentation:
-    """By the schema as it travels. What nobody described, or nothing here reads, is shown as JSON or text where it is
-    that, else as base64."""
+    """The presentation for a schema. Messages without a schema, or with an unknown one, are shown as JSON or text if
+    they are that, else as base64."""
     if not text:
         return _UNDESCRIBED
     try:

@@ -1,7 +1,7 @@
 """Server: shows live addresses, or plays a recording, to whoever connects with the Foxglove WebSocket protocol.
 
-Threads: ``run`` tends the live addresses; each address that is looked at, and a playback, has a thread of its own; what
-viewers ask for arrives on the protocol's threads, which only note it.
+Threads: ``run`` manages the live addresses; each address with viewers has a thread of its own, and so has a playback.
+Requests of viewers arrive on the protocol's threads, which only store them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STATUS = {"playing": PlaybackStatus.Playing, "paused": PlaybackStatus.Paused, "e
 
 
 class Server:
-    """A context. Shows ``recording`` where one is given, else ``addresses``, or with neither all of this machine."""
+    """A context manager. Shows ``recording`` if given, else ``addresses``, else everything on this machine."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class Server:
     ) -> None:
         if not is_loopback(host) and not insecure:
             raise InvalidArgument(
-                f"{host} is beyond this machine, and the protocol asks nobody who he is: whoever reaches it sees all "
-                "that is shown; --insecure allows it"
+                f"{host} can be reached from other machines, and the protocol has no authentication: whoever connects "
+                "sees all that is shown; --insecure allows it"
             )
         self.board = Board()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -117,20 +117,20 @@ class Server:
         return f"ws://{host}:{self.port}"
 
     def run(self, seconds: float | None = None) -> None:
-        """Tend the addresses, until interrupted or the time is over."""
+        """Manage the addresses until interrupted or the time is over."""
         deadline = None if seconds is None else time.monotonic() + seconds
         while deadline is None or time.monotonic() < deadline:
             if self.live is not None:
                 self.live.tend()
             try:
                 self._wake.get(timeout=TEND_S)
-                while True:  # many at once are one
+                while True:  # several wake-ups count as one
                     self._wake.get_nowait()
             except queue.Empty:
                 pass
 
     def note_viewer(self, channel: int, change: int) -> None:
-        """One more looks at a channel, or one fewer."""
+        """One viewer more or fewer subscribes to a channel."""
         self.board.note_viewer(channel, change)
         if self.playback is not None:
             self.playback.look()
@@ -151,7 +151,7 @@ class Server:
         return found
 
     def set_parameter(self, name: str, value: Any) -> None:
-        """What a viewer has set; anything else than those two is nothing."""
+        """Apply a parameter that a viewer has set; others than those two are ignored."""
         if name == "paused" and isinstance(value, bool):
             if self.live is not None:
                 self.live.paused = value
@@ -172,35 +172,35 @@ def _told(state: State, request: str) -> PlaybackState:
 
 
 class Listener(ServerListener):  # type: ignore[misc]  # without the package it is unknown
-    """What viewers ask for, on the protocol's threads."""
+    """Receives the requests of viewers, on the protocol's threads."""
 
     def __init__(self, server: Server) -> None:
         self._of = server
 
     def on_subscribe(self, client: Client, channel: ChannelView) -> None:
-        """Somebody looks."""
+        """A viewer subscribes to a channel."""
         self._of.note_viewer(channel.id, 1)
 
     def on_unsubscribe(self, client: Client, channel: ChannelView) -> None:
-        """Somebody has looked away, or is gone."""
+        """A viewer has unsubscribed or disconnected."""
         self._of.note_viewer(channel.id, -1)
 
     def on_get_parameters(
         self, client: Client, param_names: list[str], request_id: str | None = None
     ) -> list[Parameter]:
-        """Those, or all."""
+        """The parameters that are named, or all."""
         return [one for one in self._of.parameters() if not param_names or one.name in param_names]
 
     def on_set_parameters(
         self, client: Client, parameters: list[Parameter], request_id: str | None = None
     ) -> list[Parameter]:
-        """All of them, as they are then."""
+        """Set parameters; returns all of them afterwards."""
         for one in parameters:
             self._of.set_parameter(one.name, one.get_value())
         return self._of.parameters()
 
     def on_playback_control_request(self, playback_control_request: PlaybackControlRequest) -> PlaybackState | None:
-        """Play, pause, seek, faster and slower."""
+        """Play, pause, seek or change the speed."""
         asked, playback = playback_control_request, self._of.playback
         if playback is None:
             return None

@@ -7,6 +7,7 @@ the filter is asked. ``count`` puts what came since the joining into the link's 
 from __future__ import annotations
 
 import struct
+import time
 from typing import TYPE_CHECKING
 
 from penstock._core import Counters
@@ -29,7 +30,7 @@ class Flow:
         self._since, self._bytes_since = source.port.published, source.port.bytes
         self._bound: Bound | None = None
         self._overflowed_before = 0  # by the bounds that it had before
-        self._filtered = self._overflowed = 0
+        self._sent = self._filtered = self._overflowed = 0
 
     def count(self) -> None:
         """Bring the counters up to now."""
@@ -42,6 +43,9 @@ class Flow:
         refused, refused_bytes = struct.unpack("=QQ", self.refused)  # after it: a bound's are counted there too
         filtered = max(self._filtered, refused - overflowed)
         sent = max(self._source.port.published - self._since, filtered + overflowed)
+        if sent != self._sent:
+            self._sent = sent
+            self.counters.set("last_ns", time.time_ns())
         self.counters.set("matched", sent)
         self.counters.set("delivered", sent - filtered - overflowed)
         self.counters.set("bytes", max(0, self._source.port.bytes - self._bytes_since - refused_bytes))

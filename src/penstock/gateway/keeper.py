@@ -292,6 +292,8 @@ class Keeper:
                 worker = self._broker.worker_of(kept.module)
             except BrokerError:
                 continue
+            with contextlib.suppress(ValueError):  # it is gone, and its counters with it
+                worker.count()
             step, seconds = worker.doing, worker.seconds_in_step(now)
             if hasattr(kept.module, "seconds_in_hand") and step != "start":
                 step, seconds = "receive", kept.module.seconds_in_hand(now)

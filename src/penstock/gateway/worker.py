@@ -169,6 +169,7 @@ class Worker:
         self.outputs: dict[str, Output] = {}  # the named ones
         self.queue = queue
         self.counters = Counters("gateway", "module", name)
+        self._counting = threading.Lock()  # the thread counts after each batch, whoever watches it in the midst of one
         self.sources: dict[Output, Joint] = {}
         self.joints: dict[int | None, Joint] = {}  # of the links that lead here, by the id that their messages carry
         self.special = False  # one of them has a bound or a time to live
@@ -199,6 +200,7 @@ class Worker:
         self._woken = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ident = 0  # of the thread
+        self._counted = 0  # messages that were taken when it was last counted
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
         self._throttle = Throttle(log)
         self.adopt(module)
@@ -498,10 +500,19 @@ class Worker:
             self._throttle.error("module %r cannot receive; %d messages were dropped and counted", self.name, self.lost)
         else:
             self._serve(batch)
-        self.counters.set("matched", self.taken)
-        self.counters.set("delivered", self.handled)
-        self.counters.set("bytes", self.queue.delivered_bytes)
-        self.counters.set("depth", self.queue.queued)
+        self.count()
+
+    def count(self) -> None:
+        """Bring the counters up to now; by any thread, so that a slow module's count moves within a batch too."""
+        with self._counting:
+            handled, taken = self.handled, self.taken  # in this order: no more are handled than were taken
+            if taken != self._counted:
+                self._counted = taken
+                self.counters.set("last_ns", time.time_ns())
+            self.counters.set("matched", taken)
+            self.counters.set("delivered", handled)
+            self.counters.set("bytes", self.queue.delivered_bytes)
+            self.counters.set("depth", self.queue.queued)
 
     def _serve(self, batch: Sequence[GatewayMessage]) -> None:
         self.doing, self.busy_since = "receive", time.monotonic()

@@ -97,9 +97,9 @@ def open_publisher(
 def open_subscriber(
     address: Address, *, start: int | str = "new", on_message: Callable[[Message], Any] | None = None
 ) -> Follower:
-    """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern, absent it means ``default``.
+    """A follower of ``journal:DIRECTORY#TOPIC``; TOPIC may be a pattern and defaults to ``default``.
 
-    ``start`` is ``"new"``, ``"first"`` or a position. The journal must be there: its first publisher makes it.
+    ``start`` is ``"new"``, ``"first"`` or a position. The journal must exist: its first publisher creates it.
     ``on_message`` is called with every message from a thread of its own.
     """
     from penstock.errors import InvalidArgument
@@ -112,7 +112,8 @@ def open_subscriber(
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), address.name)
         raise InvalidArgument(f"there is no journal {address.name}: reading makes none, its first publisher does")
     deadline = time.monotonic() + 10
-    while not frontier.exists() and time.monotonic() < deadline:  # its writer is just making it; this comes last
+    # its writer is still creating it; the frontier file is written last
+    while not frontier.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     journal = Journal(address.name, mode="read")
     if start not in ("new", "first") and isinstance(start, str):

@@ -1,7 +1,8 @@
-"""Messages as Arrow record batches, made of the columns that a reader gives in one pass. pyarrow and numpy alone.
+"""Messages as Arrow record batches, built from the columns that a reader returns in one pass. Needs only pyarrow and
+numpy.
 
-The reader is the native one or its plain twin (``penstock.journal.format``); ``Read`` is its method ``columns``. Any
-thread that may use the reader.
+The reader is the native one or its equivalent in Python (``penstock.journal.format``); ``Read`` is the type of their
+method ``columns``. May be called by any thread that may use the reader.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ TYPES: Final[dict[str, Any]] = {
     "properties": pyarrow.map_(pyarrow.string(), pyarrow.string()),
 }
 DEFAULT: Final = ("position", "topic", "ordinal", "timestamp_ns", "data")
-_SOURCES: Final = {"timestamp": "timestamp_ns", "data": "payload"}  # the reader's column, where it has another name
+_SOURCES: Final = {"timestamp": "timestamp_ns", "data": "payload"}  # the reader's name for a column, where it differs
 
 Found = tuple[dict[str, Any], Sequence[str], int, int]
 Read = Callable[[int, int, int, int, Any, frozenset[str]], Found]
@@ -86,6 +87,6 @@ def _topics(numbers: Any, names: Sequence[str]) -> Any:
 
 
 def _maps(encoded: Any) -> Any:
-    """Properties are rare and small: decoded one by one, the empty ones without a look."""
+    """Properties as maps. They are rare and small, so they are decoded one by one, and empty ones skipped."""
     values = [list(layout.decode_properties(text).items()) if text else [] for text in encoded.to_pylist()]
     return pyarrow.array(values, TYPES["properties"])

@@ -1,4 +1,4 @@
-"""Books: what a publisher or follower of a journal counts, also while another thread closes it."""
+"""Books: the counters of a publisher or follower of a journal, safe against a concurrent ``close``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from penstock.channel import Ledger
 
 
 class Books:
-    """A handle's counters, which another thread may close while one is being counted with. Any thread."""
+    """A handle's counters. Any thread may count, also while another one closes them."""
 
     def __init__(self, counters: Counters) -> None:
         self._counters = counters
         self._lock = threading.Lock()
-        self._last: Ledger | None = None  # once closed
+        self._last: Ledger | None = None  # the last values, once closed
 
     def count(self, messages: int, size: int, dropped: int = 0, since_ns: int | None = None) -> None:
-        """``messages`` were stored or handed out; ``dropped`` went by retention before they were read."""
+        """``messages`` were stored or delivered now; ``dropped`` were removed by retention before they were read."""
         with self._lock:
-            if self._last is not None:  # closed meanwhile: what was done was done
+            if self._last is not None:  # closed meanwhile: too late to count
                 gone = {"gap": self._last.dropped.get("gap", 0) + dropped} if dropped else {}
                 self._last = replace(
                     self._last,
@@ -37,17 +37,18 @@ class Books:
                 self._counters.drop("gap", dropped)
             if since_ns is not None:
                 self._counters.measure(since_ns)
+            elif messages:
+                self._counters.set("last_ns", time.time_ns())
 
-    def stored(self, messages: int, size: int) -> None:
-        """``count``, with the time of it."""
-        self.count(messages, size)
+    def reach(self, position: int) -> None:
+        """Record where a reader continues, so that the monitor can compute its lag."""
         with self._lock:
             if self._last is None:
-                self._counters.set("last_ns", time.time_ns())
+                self._counters.set("position", position)
 
     @property
     def ledger(self) -> Ledger:
-        """As it is, or as it was at the end."""
+        """The current counts, or the last ones before ``close``."""
         with self._lock:
             return self._last or self._ledger()
 
@@ -56,7 +57,7 @@ class Books:
         return Ledger(matched=found["matched"], delivered=found["delivered"], dropped=dict(found["dropped"]))
 
     def close(self) -> bool:
-        """Give the counters back; False where that was done before."""
+        """Release the counters; False if that was done before."""
         with self._lock:
             if self._last is not None:
                 return False

@@ -1,4 +1,4 @@
-"""What ``penstock journal`` does, as functions that give data: ``info``, ``verify``, ``repair`` and ``cat``.
+"""What ``penstock journal`` does, as functions that return data: ``info``, ``verify``, ``repair`` and ``cat``.
 
 All but ``repair`` only read, also while a writer is at work. Any thread.
 """
@@ -74,7 +74,7 @@ class QueueInfo:
 
 @dataclass(slots=True)
 class JournalInfo:
-    """Everything about a journal that is known without reading it through."""
+    """Everything that is known about a journal without reading all of it."""
 
     directory: str
     uuid: str
@@ -89,7 +89,7 @@ class JournalInfo:
 
     @property
     def messages(self) -> int:
-        """How many are kept, as far as segments tell."""
+        """How many messages are stored, as far as the segments' headers say."""
         return sum(segment.messages or 0 for segment in self.segments)
 
 
@@ -143,7 +143,7 @@ def _segment(path: Path, first: int, following: int, revision: int, topics: dict
 
 
 def _summary(path: Path, first: int, following: int, header: layout.SegmentHeader) -> list[tuple[int, ...]]:
-    """Rows of the topic summary; where there is none that can be believed it is made from the index or the log."""
+    """Rows of the topic summary; if it is missing or fails its checksum, it is rebuilt from the index or the log."""
     segment = first, header.revision
     with suppress(FileNotFoundError, CorruptionError):
         rows = layout.decode_summary(read_all(path / layout.segment_name(*segment, "topics")), header)
@@ -193,7 +193,8 @@ def cat(
     topics: Iterable[str] | None = None,
     follow: bool = False,
 ) -> Iterator[Message]:
-    """Messages in order, from ``start`` up to but without ``end``; with ``follow`` also those that come."""
+    """Messages in order, from ``start`` up to but not including ``end``; with ``follow`` also new ones as they
+    arrive."""
     with Journal(directory, mode="read") as journal:
         at = journal.first if start is None else start
         if follow:

@@ -1,8 +1,8 @@
-"""Compaction by key: of topics that ask for it, sealed segments keep the last message of each key.
+"""Compaction by key: of topics that are configured for it, sealed segments keep only the last message of each key.
 
-Messages without a key stay. Positions and ordinals stay what they were; what went is a hole of reason ``compaction``.
-Memory grows with the number of different keys, not with the messages. Called by the writer, one at a time; readers go
-on with what they have mapped.
+Messages without a key stay. Positions and ordinals do not change; removed messages leave holes with the reason
+``compaction``. Memory grows with the number of different keys, not with the messages. Called by the writer, one at a
+time; readers continue with the files that they have mapped.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from penstock.journal.disk import Disk, read_all
 from penstock.journal.rewrite import Source, rewrite
 
 ENTRY = struct.Struct(f"{layout.INDEX_ENTRY_BYTES}s")
-POSITION, TOPIC = 0, 6  # of the fields of an entry
+POSITION, TOPIC = 0, 6  # offsets of an index entry's fields
 
 
 def compact(directory: Path, topics: set[int], active: int, frontier: int, disk: Disk) -> int:
-    """Rewrite every sealed segment that has something to drop; gives how many messages went."""
+    """Rewrite every sealed segment that has something to remove; returns how many messages were removed."""
     if not topics:
         return 0
     segments = layout.latest_segments(os.listdir(directory))
@@ -60,7 +60,7 @@ def _field(entry: bytes, number: int) -> int:
 def _compact_segment(
     directory: Path, source: Source, topics: set[int], latest: dict[tuple[int, bytes], int], disk: Disk
 ) -> int:
-    """A damaged segment is left alone: repair has to see it first."""
+    """Skips a damaged segment: it must be repaired first."""
     gone = {position for position, topic, key in _keyed(source, topics) if latest[topic, key] != position}
     if not gone or source.scan["damage"]:
         return 0

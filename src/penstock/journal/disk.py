@@ -1,6 +1,6 @@
-"""The disk as the journal uses it: the one seam through which files are made, written, synced, renamed and removed.
+"""The disk as the journal uses it: every file is created, written, synced, renamed and removed through this class.
 
-``Disk`` is the real one. Tests put a simulated one in its place, which loses, reorders and tears what was not synced.
+``Disk`` is the real one. Tests replace it by a simulated one, which loses, reorders and tears what was not synced.
 Any thread; errors are ``OSError``.
 """
 
@@ -26,7 +26,7 @@ class Disk:
     def create(self, path: Path, mode: int = 0o600) -> int:
         """A new file for reading and writing; an old one of that name is emptied (only ``*.new`` and caches are)."""
         with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISREG(path.lstat().st_mode):  # somebody's link or FIFO in our directory: not written through
+            if not stat.S_ISREG(path.lstat().st_mode):  # never write through a link or FIFO that somebody put here
                 path.unlink()
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
 
@@ -35,7 +35,7 @@ class Disk:
         return open_regular(path, os.O_RDWR)
 
     def close(self, file: int) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         os.close(file)
 
     def write(self, file: int, data: bytes, zeros: int, offset: int) -> None:
@@ -47,7 +47,7 @@ class Disk:
             offset += written
 
     def sync(self, file: int) -> None:
-        """What was written to the file is on disk when this returns."""
+        """Return when everything written to the file is on disk."""
         os.fdatasync(file)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -55,12 +55,12 @@ class Disk:
         old.rename(new)
 
     def remove(self, path: Path) -> None:
-        """Gone, or was not there."""
+        """Remove a file, if it exists."""
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
 
     def sync_directory(self, path: Path) -> None:
-        """Names made, renamed and removed in it are on disk when this returns."""
+        """Return when all created, renamed and removed names in it are on disk."""
         file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(file)
@@ -68,7 +68,8 @@ class Disk:
             os.close(file)
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """A whole file under its final name or not at all, synced (the name by ``sync_directory``)."""
+        """Write a file atomically and sync it: it appears complete or not at all (its name is durable after
+        ``sync_directory``)."""
         temporary = path.with_name(path.name + ".new")
         file = self.create(temporary)
         try:
@@ -81,11 +82,11 @@ class Disk:
 
 Found = TypeVar("Found")
 LISTINGS = 100
-LONGEST_HOLE = 1 << 30  # longer than any batch: what follows it in a log is none of ours
+LONGEST_HOLE = 1 << 30  # longer than any batch: in a log, nothing valid can follow such a hole
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a file. A link, which may lead anywhere, a FIFO, which would wait, a device are refused."""
+    """Open a regular file. Refuses links, which may lead anywhere, FIFOs, which would block, and devices."""
     try:
         file = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -99,7 +100,7 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def while_files_go(directory: Path, look: Callable[[], Found]) -> Found:
-    """``look()``, again where retention or compaction took a file meanwhile: what it looks at is listed anew."""
+    """Call ``look()``, and again if retention or compaction has removed a file meanwhile; it lists the files itself."""
     for _ in range(LISTINGS):
         try:
             return look()
@@ -114,7 +115,7 @@ def _of_segment(filename: str) -> bool:
 
 
 def read_all(path: Path) -> bytes:
-    """The whole file, by read and not by mapping, so that one truncated meanwhile is short and no fault.
+    """The whole file, read instead of mapped: a file that is truncated meanwhile then gives fewer bytes, not a SIGBUS.
 
     A sparse file is read up to the first hole that is longer than any batch.
     """
@@ -145,7 +146,7 @@ def _data_end(file: int) -> int:
     while hole < size:
         try:
             data = os.lseek(file, hole, os.SEEK_DATA)
-        except OSError:  # nothing but a hole from here on
+        except OSError:  # only a hole from here on
             return hole
         if data - hole > LONGEST_HOLE:
             return hole

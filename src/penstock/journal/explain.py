@@ -1,4 +1,4 @@
-"""Why nothing arrives: what a journal can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what its journal knows about it. Only reads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from typing import Any
 
 from penstock import address as addresses
 from penstock import topics
+from penstock.errors import CorruptionError
 from penstock.finding import Finding
 from penstock.quantities import iso_time
 
-__all__ = ["describe", "explain"]
+__all__ = ["describe", "end_of", "explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
@@ -40,8 +41,23 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
             yield Finding("a reader that begins with new messages does not see those", "--from 1", grave=False)
 
 
+def end_of(directory: str) -> int | None:
+    """The position after the last durable message; None where there is no journal that this process can read."""
+    from penstock.journal import layout
+    from penstock.journal.disk import read_part
+    from penstock.journal.recovery import read_frontier
+
+    marker = Path(directory) / layout.MARKER_NAME
+    try:
+        identity = layout.decode_marker(read_part(marker, 0, layout.MARKER_BYTES), str(marker))
+        words = read_frontier(Path(directory), identity)
+    except (OSError, CorruptionError):
+        return None
+    return words.frontier if words is not None else None
+
+
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """What is kept of an address: of its topic, or where it names none, of all."""
+    """What is stored for an address: for its topic, or for all if it names none."""
     from penstock.journal.commands import info
     from penstock.journal.layout import MARKER_NAME
 

@@ -44,6 +44,7 @@ class Follower(Subscriber):
         self.position = start
         self._place = f"{journal.directory.absolute()}#{','.join(patterns or ['>'])}"
         self._books = Books(Counters("journal", "subscriber", self._place))
+        self._books.reach(start)
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False
@@ -51,7 +52,8 @@ class Follower(Subscriber):
         self._present = presence.Presence(journal.directory)
 
     def agree(self, terms: Terms) -> None:
-        """What the topics' schemas say must be readable; topics that are described later are not looked at."""
+        """Check that the schemas of its topics can be read as the handle's type; topics that appear later are not
+        checked."""
         for topic, versions in self._described():
             terms.added_to(versions, f"topic {topic!r} of {self._journal.directory}")
 
@@ -66,16 +68,17 @@ class Follower(Subscriber):
 
     @property
     def schema(self) -> str | None:
-        """What the messages of its first topic that is described are made of, or None."""
+        """The schema of its first topic that has one, or None."""
         return next((versions[-1] for _, versions in self._described()), None)
 
     def schema_of(self, topic: str | None) -> str | None:
-        """What the messages of one of its topics are made of, or None."""
+        """The schema of one of its topics, or None."""
         return self._journal.schemas.newest(topic or "")[1] or None
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
-        batch = Follower.read_many(self, 1, timeout)  # whoever may read one may: see call_in_thread
+        # the class's own: `call_in_thread` replaces the instance's `read_many`
+        batch = Follower.read_many(self, 1, timeout)
         return batch[0] if len(batch) else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch:
@@ -86,16 +89,19 @@ class Follower(Subscriber):
             batch = self._take(most)
             if len(batch):
                 return batch
-            self._watch.drain()  # then look again: what came in between must not be slept over
+            self._watch.drain()  # then look again, so as not to sleep although a message has come in between
             batch = self._take(most)
             if len(batch) or not self._sleep(deadline):
                 return batch
 
     def _take(self, most: int) -> Batch:
         self._check_open()
-        batch, self.position, skipped = self._journal.read_counted(self.position, most, None, self._filter)
+        before = self.position
+        batch, self.position, skipped = self._journal.read_counted(before, most, None, self._filter)
         count = len(batch)
-        # At the end a message's age is its latency; in the past it is only its age.
+        if self.position != before:
+            self._books.reach(self.position)
+        # Only for a follower that has caught up is the age of a message its latency.
         since_ns = batch[0].stored_ns if count and self._waited else None
         self._waited = self._waited and not count
         if count or skipped:
@@ -118,6 +124,8 @@ class Follower(Subscriber):
             batch, following, skipped = self._journal.read_counted(self.position, 1, None, self._filter)
             if len(batch):
                 return True
+            if following != self.position:
+                self._books.reach(following)
             self.position = following
             if skipped:
                 self._books.count(0, 0, skipped)
@@ -125,12 +133,12 @@ class Follower(Subscriber):
                 return False
 
     def _sleep(self, deadline: float | None) -> bool:
-        """Until something may be there; False when the time is over."""
+        """Sleep until there may be a message; False when the time is over."""
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
             return False
         self._waited = True
-        if self._watch.fileno() < 0:  # no inotify left on this machine
+        if self._watch.fileno() < 0:  # no inotify instance is left on this machine
             time.sleep(FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S))
             return True
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
@@ -162,7 +170,7 @@ class Follower(Subscriber):
         return self._closed
 
     def close(self) -> None:
-        """Give everything back; a waiting ``read`` ends."""
+        """Release everything; a waiting ``read`` ends."""
         self._closed = True
         if not self._books.close():
             return
@@ -188,7 +196,7 @@ class JournalPublisher(Publisher):
 
     @property
     def schema(self) -> str | None:
-        """What the topic's messages are made of, or None."""
+        """The schema of the topic, or None."""
         return self._journal.schemas.newest(self.topic)[1] or None
 
     def publish(
@@ -202,11 +210,11 @@ class JournalPublisher(Publisher):
     ) -> int:
         """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position).
 
-        Where another thread closes the publisher meanwhile it is stored and this returns, or it is not and this raises.
+        If another thread closes the publisher meanwhile, this either stores the message and returns, or raises.
         """
         self._check_open()
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key, timestamp_ns)[1]
-        self._books.stored(1, total_bytes((data,)))
+        self._books.count(1, total_bytes((data,)))
         return ordinal
 
     def publish_many(
@@ -215,7 +223,7 @@ class JournalPublisher(Publisher):
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
     ) -> int:
-        """Store them in order as one atomic batch. Properties: of all, or of each."""
+        """Store them in order as one atomic batch. Properties: one mapping for all, or one for each."""
         self._check_open()
         items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
         if isinstance(properties, Mapping):
@@ -224,7 +232,7 @@ class JournalPublisher(Publisher):
             self._journal.commit(Entry(self.topic, data, one) for data, one in zip(items, properties, strict=True))
         else:
             self._journal.append_many(self.topic, items)
-        self._books.stored(len(items), total_bytes(items))
+        self._books.count(len(items), total_bytes(items))
         return len(items)
 
     def forward(self, batch: Iterable[Message]) -> int:
@@ -243,7 +251,7 @@ class JournalPublisher(Publisher):
         for publisher, message in pairs:
             by_publisher.setdefault(publisher, []).append(message.size)
         for publisher, sizes in by_publisher.items():
-            publisher._books.stored(len(sizes), sum(sizes))
+            publisher._books.count(len(sizes), sum(sizes))
         return len(pairs)
 
     def reserve(self, size: int) -> Draft:
@@ -256,7 +264,8 @@ class JournalPublisher(Publisher):
         return native.reserve(size, self.publish, self)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
-        """Wait until so many followers are there, in any process. What is stored waits for its readers anyway."""
+        """Wait for this many followers, in any process. Not needed to avoid losses: stored messages wait for their
+        readers."""
         check_timeout(timeout)
         self._check_open()
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -282,18 +291,19 @@ class JournalPublisher(Publisher):
         return self._closed
 
     def close(self) -> None:
-        """Give the journal back; the last publisher of a directory closes it."""
+        """Release the journal; the last publisher of a directory closes it."""
         self._closed = True
         if self._books.close():
             _give(self._journal)
 
 
-_shared: dict[Path, tuple[Journal, int]] = {}  # journals that publishers of this process share, and how many do
+# journals that publishers of this process share, and how many publishers use each
+_shared: dict[Path, tuple[Journal, int]] = {}
 _guard = Guard()
 
 
 def _after_fork() -> None:
-    """The child opens its own."""
+    """Forget them in a forked child, which must open its own."""
     _guard.renew()
     _shared.clear()
 

@@ -1,13 +1,15 @@
-"""Reading a journal with numpy alone: the plain twin of the native reader, for executors that lack the compiled core.
+"""Reading a journal with numpy only: the equivalent of the native reader, for Spark executors without the compiled
+core.
 
-``Directory.columns`` gives what ``penstock._core.journal.Reader.columns`` gives, and one test holds the two together.
+``Directory.columns`` gives what ``penstock._core.journal.Reader.columns`` gives, and a test compares the two.
 
 Rules:
 
-- No native code, no mapping: files are read by ``pread``, so a file truncated meanwhile is an error and no fault.
-- Nothing at or past the durable frontier is looked at.
-- An index entry is believed by its own checksum, and held against its record when the record's bytes are handed out;
-  a record by its CRC32C. An index that is not believed is made again from the log.
+- No native code, no mapping: files are read by ``pread``, so a file that is truncated meanwhile raises an error instead
+  of a SIGBUS.
+- Nothing at or past the durable frontier is read.
+- An index entry is checked by its own checksum, and compared with its record when the record's bytes are returned. A
+  record is checked by its CRC32C. An index that fails its check is rebuilt from the log.
 
 A ``Directory`` is used by one thread at a time. docs/formats.md, "Journal", has the tables.
 """
@@ -64,7 +66,7 @@ Entries = NDArray[Any]
 
 
 def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
-    """CRC32C of each row, continued from its seed: one step a column, for all rows at once."""
+    """CRC32C of each row, continued from its seed: one step per column, for all rows at once."""
     crc = ~seeds
     for column in range(rows.shape[1]):
         crc = crc >> numpy.uint32(8) ^ _TABLE[(crc ^ rows[:, column]) & numpy.uint32(255)]
@@ -72,7 +74,7 @@ def crc32c_rows(rows: NDArray[numpy.uint8], seeds: NDArray[numpy.uint32]) -> NDA
 
 
 def believed(entries: Entries, nonce: int) -> bool:
-    """Whether every index entry has the checksum that it must have. Where the native core is loaded, by it."""
+    """Whether the checksums of all index entries are right. Uses the native core if it is loaded."""
     if not len(entries):
         return True
     packed = numpy.ascontiguousarray(entries)
@@ -84,7 +86,7 @@ def believed(entries: Entries, nonce: int) -> bool:
 
 
 def summary(data: bytes, header: layout.SegmentHeader) -> NDArray[Any] | None:
-    """A ``.topics`` file; None where it cannot be believed: a checksum is wrong, or a row is missing."""
+    """A ``.topics`` file; None if a checksum is wrong or a row is missing."""
     if header.seal is None or len(data) % TOPICS.itemsize:
         return None
     rows = numpy.frombuffer(data, TOPICS)
@@ -104,7 +106,8 @@ def record_bytes(entries: Entries) -> Entries:
 
 
 def wrong_records(log: Entries, begins: Entries, entries: Entries, nonce: int) -> Entries:
-    """Which records fail their CRC32C (over nonce, position and all bytes after it), or are not the entries'."""
+    """Which records fail their CRC32C (over nonce, position and all bytes after it), or do not belong to their
+    entries."""
     wrong = numpy.zeros(len(begins), numpy.bool_)
     sizes = record_bytes(entries)
     head = numpy.frombuffer(nonce.to_bytes(8, "little"), numpy.uint8)
@@ -138,14 +141,15 @@ class Segment:
         self._scanned: Entries | None = None
 
     def index(self, start: int | None = None, stop: int | None = None) -> Entries:
-        """Index entries of the positions from ``start`` up to but without ``stop``, believed or made from the log."""
+        """Index entries of the positions from ``start`` up to but not including ``stop``, checked or rebuilt from the
+        log."""
         start = self.first if start is None else max(start, self.first)
         stop = self.next if stop is None else min(stop, self.next)
         if stop <= start:
             return numpy.empty(0, INDEX)
         if self._scanned is None:
             seal = self.header.seal
-            # With gaps an entry is found by its position, and one that lies would lead past others: all are read.
+            # With gaps an entry is found by its position, and a wrong position would hide others: read all of them.
             low, count = (0, seal.messages if seal else 0) if self.gaps else (start - self.first, stop - start)
             entries = _read_entries(self.path.with_suffix(".index"), low, count)
             positions = entries["position"].astype(numpy.int64)
@@ -158,7 +162,7 @@ class Segment:
         return _between(self._scanned, start, stop)
 
     def _scan(self) -> Entries:
-        """The index made from the log, every record checked. Slow, and only done where the cache was lost."""
+        """Build the index from the log, and check every record. Slow; only done if the cache was lost."""
         entries = _between(numpy.array(list(_walk(self)), dtype=INDEX), self.first, self.next)
         count = self.header.seal.messages if self.header.seal else None if self.gaps else self.next - self.first
         if count is not None and len(entries) != count:
@@ -228,7 +232,7 @@ def _walk(segment: Segment) -> Iterator[tuple[int, ...]]:
             checksum, _, _, _, identity, key, account, topic, properties, length, _, ordinal, *times = record
             place = offset + layout.BATCH.size + at
             extra = properties + identity + key + account
-            if HEAD + length + extra > record[1]:  # its parts are longer than it is: told as damaged
+            if HEAD + length + extra > record[1]:  # its parts are longer than the batch itself: reported as damage
                 length, extra, checksum = record[1] - HEAD, 0, checksum ^ 0xFFFF_FFFF
             yield (position, ordinal, *times, place, length, topic, extra, checksum, 0, 0)
             position += 1
@@ -250,7 +254,7 @@ def open_directory(path: str | os.PathLike[str]) -> Directory:
 
 
 class Directory:
-    """A journal's files as they are now; ``refresh`` looks again."""
+    """A journal's files as they are now; ``refresh`` lists them again."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -264,7 +268,7 @@ class Directory:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the frontier and the list of files again."""
+        """Read the frontier and the list of files again."""
         for _ in range(100):
             words = read_frontier(self.path, self.uuid)
             found = [item for item in layout.latest_segments(os.listdir(self.path)) if item[0] <= words.frontier]
@@ -287,15 +291,15 @@ class Directory:
         return self.segments[0].first if self.segments else 1
 
     def topics(self) -> dict[int, str]:
-        """Names by topic id. The newest segment's snapshot has all that were known before it; where it is damaged the
-        others tell what they have."""
+        """Names by topic id. The newest segment's snapshot has all that were known before it; if it is damaged, the
+        older segments are read."""
         for segment in reversed(self.segments):
             if self._names_of(segment):
                 break
         return dict(self._names)
 
     def _names_of(self, segment: Segment) -> bool:
-        """Learn names from a segment; False where it may have had more."""
+        """Read names from a segment; False if it may have more of them."""
         reached, whole = 0, True
         for header, body, offset in _batches(segment):
             reached = offset + layout.BATCH.size + len(body)
@@ -313,7 +317,7 @@ class Directory:
         return whole and reached > 0 and (not segment.end or reached >= segment.end)
 
     def _unknown(self, numbers: Entries) -> set[int]:
-        """Those of these topics whose names are not known; they are looked for once after each ``refresh``."""
+        """Those of these topics whose names are not known; they are searched for once after each ``refresh``."""
         found = set(numpy.unique(numbers).tolist())
         if not self._searched and not found <= self._names.keys():
             self.topics()
@@ -327,7 +331,7 @@ class Directory:
         for _ in range(LISTINGS):
             try:
                 return self._columns(start, stop, most, most_bytes, patterns, frozenset(wanted))
-            except FileNotFoundError:  # retention or compaction took a segment: go on with what there is
+            except FileNotFoundError:  # retention or compaction has removed a segment: continue with the others
                 self.refresh()
         raise StateError(f"the segments of {self.path} go faster than they can be read")
 
@@ -337,14 +341,14 @@ class Directory:
         for segment in self.segments:
             begin, end = max(start, segment.first), min(stop, self.frontier)
             if patterns is None and not segment.gaps:
-                end = min(end, begin + most)  # more are not given, so their entries need not be read
+                end = min(end, begin + most)  # no more are returned, so their entries need not be read
             entries = segment.index(begin, end)
             unknown = set()
             if patterns is not None or "topic" in wanted:
                 unknown = self._unknown(entries["topic"])
             names = self._names
             if patterns is not None:
-                if unknown:  # who asks for topics by name must not miss the messages of one whose name is damaged
+                if unknown:  # a filter by name must not silently skip a topic whose name is damaged
                     text = f"the name of topic number {min(unknown)} is damaged"
                     raise CorruptionError(f"{text}; run: penstock journal verify {self.path}", str(self.path))
                 chosen = [number for number, name in names.items() if any(matches(p, name) for p in patterns)]
@@ -400,7 +404,7 @@ def _columns(segment: Segment, entries: Entries, wanted: frozenset[str]) -> dict
     data, starts = segment.read(entries)
     heads = data[starts[:, None] + numpy.arange(HEAD)].view(RECORD)[:, 0]
     at = starts + HEAD
-    for name, field in PARTS.items():  # in the order in which they stand in a record
+    for name, field in PARTS.items():  # in the order of a record
         sizes = heads[field].astype(numpy.int64)
         if name in wanted:
             offsets = numpy.concatenate(([0], numpy.cumsum(sizes)))

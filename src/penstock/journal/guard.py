@@ -1,4 +1,4 @@
-"""Guard: a module's lock that a forked child can make anew, because whoever held it is not there."""
+"""Guard: a module's lock that a forked child can replace: the thread that held it does not exist in the child."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Guard:
         self.renew()
 
     def renew(self) -> None:
-        """Only right after a fork, by the one thread that there is."""
+        """Replace the lock; only right after a fork, by the child's only thread."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:

@@ -43,7 +43,7 @@ LOG = logging.getLogger("penstock.journal")
 SEGMENT_BYTES = 64 << 20
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_KIND = 65535
-QUEUE_KIND = 1  # of the journal's own state records
+QUEUE_KIND = 1  # kind of the journal's own state records
 
 
 class Journal(Reading):
@@ -132,7 +132,7 @@ class Journal(Reading):
             self.recovery = found.report
             self._open_frontier(found)
             disk = None if self._disk.native else self._disk
-            place = str(self.directory.absolute())  # for who looks from elsewhere
+            place = str(self.directory.absolute())  # so that the monitor can find it from another process
             self.writer = native.Writer(
                 self._frontier_file, self.segment_bytes, self.max_message_bytes, sync, disk, place
             )
@@ -186,7 +186,7 @@ class Journal(Reading):
         key: str | None = None,
         timestamp_ns: int | None = None,
     ) -> int:
-        """Store one message; it is on disk when its position is given."""
+        """Store one message; returns its position when it is on disk."""
         return self.append_numbered(topic, data, properties, message_id, key, timestamp_ns)[0]
 
     def append_numbered(
@@ -198,7 +198,7 @@ class Journal(Reading):
         key: str | None = None,
         timestamp_ns: int | None = None,
     ) -> tuple[int, int]:
-        """``append`` that gives the position and the ordinal."""
+        """``append`` that returns the position and the ordinal."""
         number = self._topic_ids.get(topic) or self._topic(topic)
         if self._dirty or self.writer.end >= self.segment_bytes:
             self._prepare()
@@ -255,10 +255,10 @@ class Journal(Reading):
         self.writer.commit()
 
     def commit_queues(self) -> None:
-        """The queues' notes so far are on disk when this returns.
+        """Return when all notes of the queues so far are on disk.
 
-        They go with whichever commit comes first. Where that was another thread's and failed, only that thread has
-        heard of it: then the whole states are stored again.
+        They are stored with the next commit of any thread. If that commit fails, only its own thread gets the error, so
+        the complete states are stored again.
         """
         failures = -1
         while failures != self.writer.failures:
@@ -267,14 +267,14 @@ class Journal(Reading):
             self.writer.commit()
 
     def _prepare(self) -> None:
-        """What goes before a commit: a new segment when this one is full, and the queues' notes into the batch."""
+        """Prepare a commit: begin a new segment if this one is full, and add the queues' notes to the batch."""
         if self.writer.end >= self.segment_bytes:
             self._roll()
         if not self._dirty and self._failures == self.writer.failures:
             return
         with self.queue_lock:
             dirty, self._dirty = self._dirty, set()
-            lost = self.writer.failures != self._failures  # notes were staged and dropped: store the whole states
+            lost = self.writer.failures != self._failures  # notes were staged and dropped: store the complete states
             self._failures = self.writer.failures
             for name in {*self.queue_states, *self._deleted} if lost else dirty:
                 state = self.queue_states.get(name) or self._deleted.get(name)
@@ -283,21 +283,21 @@ class Journal(Reading):
                     self.writer.stage_state(QUEUE_KIND, notes, layout.FLAG_INTERNAL)
 
     def touch_queue(self, state: QueueState) -> None:
-        """The queue has notes to be stored with the next commit."""
+        """Mark the queue: it has notes to be stored with the next commit."""
         self._dirty.add(state.name)
 
     def roll(self, *, full: bool = True) -> None:
         """Begin a new segment now if the active one is full, as committing would do before it writes.
 
-        For who stages and changes its state at the same time: right after a commit its state is what is on disk. With
-        ``full=False`` a segment that is not full is ended too, so that retention can free it, and one that has nothing
-        but state is replaced by its next revision, which begins with the snapshot.
+        For callers that change their state while they stage: right after a commit their state equals what is on disk.
+        With ``full=False`` a segment that is not full is ended too, so that retention can free it; one that contains
+        only state is replaced by its next revision, which begins with the snapshot.
         """
         if not full or self.writer.end >= self.segment_bytes:
             self._roll(full)
 
     def topic_id(self, name: str) -> int:
-        """The number under which ``writer`` knows a topic, made if new."""
+        """The number of a topic for ``writer``, assigned if new."""
         return self._topic_ids.get(name) or self._topic(name)
 
     def _topic(self, name: str) -> int:
@@ -311,15 +311,15 @@ class Journal(Reading):
     # -- state ------------------------------------------------------------------------------------------------------
 
     def state_records(self) -> Iterator[tuple[int, bytes]]:
-        """What was kept by ``state`` since the last snapshot, in order, as of opening."""
+        """The state records since the last snapshot, in order, as they were when the journal was opened."""
         return ((kind, data) for kind, flags, data in self._states if not flags & layout.FLAG_INTERNAL)
 
     def on_snapshot(
         self, function: Callable[[], Iterable[tuple[int, bytes]]], kinds: Iterable[int] | None = None
     ) -> None:
-        """Ask ``function`` for the whole state at the head of each new segment (see docs/rooms/journal.md).
+        """Call ``function`` for the complete state at the head of each new segment (see docs/rooms/journal.md).
 
-        ``kinds``: those of its records, None for all. Records of kinds that no function gives are carried over.
+        ``kinds``: the kinds of its records, None for all. Records of kinds without a function are copied.
         """
         self._check_writing()
         given = None if kinds is None else set(map(check_kind, kinds))
@@ -334,7 +334,7 @@ class Journal(Reading):
             self.writer.commit()  # raises what went wrong
             raise StateError("the journal failed: open it again")
         try:
-            states += self._internal_states()  # not before: what another thread commits meanwhile must be in it
+            states += self._internal_states()  # not earlier: it must contain what another thread commits meanwhile
             encoded = [layout.encode_record(layout.KIND_STATE, kind, data, flags=flags) for kind, flags, data in states]
             self.writer.commit_records(b"".join(encoded), len(encoded), layout.BATCH_SNAPSHOT)
             self._states = states
@@ -347,12 +347,12 @@ class Journal(Reading):
         return queues + [(SCHEMA_KIND, layout.FLAG_INTERNAL, record) for record in self._schemas.records()]
 
     def _state_for_roll(self) -> list[segments.State]:
-        """From those who keep it; of what nobody keeps, what the sealed segment has since its snapshot."""
+        """The state from the registered functions, and the sealed segment's records of all other kinds."""
         kept = [(check_kind(kind), 0, bytes(data)) for give in self._snapshots for kind, data in give()]
         return [*self._carried_states(), *kept, *self._internal_states()]
 
     def _carried_states(self) -> list[segments.State]:
-        """Those of kinds that no function gives; the log is read only where one may have been stored since opening."""
+        """Records of kinds without a function. The log is read only if one may have been stored since opening."""
         given = self._given_kinds
         if given is None or not self.writer.states:
             return []
@@ -368,15 +368,15 @@ class Journal(Reading):
         )
         return list(scan["states"])
 
-    # -- what topics are made of -----------------------------------------------------------------------------------
+    # -- schemas --------------------------------------------------------------------------------------------------
 
     @property
     def schemas(self) -> Schemas:
-        """What the messages of each topic are made of, version by version, where somebody has said so."""
+        """The schemas of the topics that have any, by version."""
         return self._schemas if self.mode == "write" else read_schemas(self.directory)
 
     def agree(self, topic: str, terms: Terms) -> None:
-        """Say what a topic's messages are made of: a new version, or refused where it does not go with those before."""
+        """Add a version to a topic's schemas; refused if it is not compatible with those before."""
         self._check_writing()
         with self._schema_lock:
             versions = list(self._schemas.versions(topic).values())
@@ -384,16 +384,20 @@ class Journal(Reading):
                 self._declare(topic, terms.text)
 
     def declare_schema(self, topic: str, text: str) -> None:
-        """Say it without a look at what was said before; on disk when this returns."""
+        """Add a version without comparing it with those before; on disk when this returns."""
         self._check_writing()
         with self._schema_lock:
             if self._schemas.newest(check_topic(topic))[1] != text:
                 self._declare(topic, text)
 
     def _declare(self, topic: str, text: str) -> None:
+<<<<<<< HEAD
         record = self._schemas.add(
             topic, text, self.writer.next_position
         )  # first: a segment that begins meanwhile has it at its head
+=======
+        record = self._schemas.add(topic, text)  # first, so that a segment that begins meanwhile has it in its head
+>>>>>>> main
         try:
             with self.transaction() as transaction:
                 transaction.state(SCHEMA_KIND, record, internal=True)
@@ -408,7 +412,7 @@ class Journal(Reading):
     # -- segments ---------------------------------------------------------------------------------------------------
 
     def _roll(self, only_if_full: bool = True) -> None:
-        """Begin a new segment if the active one is full. One that cannot be begun now is begun later."""
+        """Begin a new segment if the active one is full. If that fails, it is tried again later."""
         self._check_not_rolling()
         with self._roll_lock:
             self._upkeep.wait()
@@ -433,7 +437,7 @@ class Journal(Reading):
             self._rolling = None
 
     def _open_group(self, transaction: Transaction) -> None:
-        """For ``Transaction.spill``: from here to ``_leave_group`` the roll lock and the lead are the transaction's.
+        """For ``Transaction.spill``: from here to ``_leave_group`` the transaction holds the roll lock and the lead.
 
         The group begins in a segment of its own, whose first position is the frontier until the group ends: no reader
         looks past it.
@@ -470,7 +474,7 @@ class Journal(Reading):
     def _leave_group(self) -> None:
         self._group = None
         self._roll_lock.release()
-        self._announce()  # what retention took meanwhile
+        self._announce()  # what retention has removed meanwhile
 
     def _check_not_rolling(self) -> None:
         if self._rolling == threading.get_ident():
@@ -488,7 +492,7 @@ class Journal(Reading):
         if old is None:
             return None
         revision = 0
-        if first == old.header.first:  # nothing but state in it: two segments cannot begin at one position
+        if first == old.header.first:  # it contains only state: two segments cannot begin at one position
             revision = old.header.revision + 1
             if not replace_state or revision > layout.MAX_REVISION:
                 return None
@@ -524,7 +528,7 @@ class Journal(Reading):
         from penstock.journal.queue import Queue
 
         self._check_writing()
-        topic_filter(topics)  # refuses what are no patterns
+        topic_filter(topics)  # refuses invalid patterns
         topics = None if topics is None else tuple(topics)
         with self.queue_lock:
             state = self.queue_states.get(name)
@@ -548,7 +552,7 @@ class Journal(Reading):
         return Queue(self, state)
 
     def delete_queue(self, name: str) -> None:
-        """Forget the queue; its messages stay as long as retention keeps them."""
+        """Delete the queue; its messages stay as long as retention keeps them."""
         self._check_writing()
         with self.queue_lock:
             state = self.queue_states.pop(name, None)
@@ -559,13 +563,13 @@ class Journal(Reading):
             self.touch_queue(state)
         self.commit_queues()
         with self.queue_lock:
-            self._deleted.pop(name, None)  # on disk; kept until then, for the case that it is not
+            self._deleted.pop(name, None)  # not before it is on disk: the commit may fail
 
     def retain(self, *, passed: int | None = None, wait: bool = True) -> int:
-        """Remove the segments that retention lets go; gives how many.
+        """Remove the segments that retention allows to remove; returns how many.
 
-        ``passed``: every queue that is kept elsewhere is done with positions up to it. With ``wait=False`` nothing is
-        done while a segment is being sealed: ask again later.
+        ``passed``: queues outside of this journal have handled all positions up to it. With ``wait=False`` nothing is
+        done while a segment is being sealed; call again later.
         """
         self._check_writing()
         if wait:
@@ -586,8 +590,8 @@ class Journal(Reading):
         return removed
 
     def _announce(self) -> None:
-        """Tell readers that files came or went. Only who leads moves the frontier."""
-        if self._group is not None or not self.writer.take_lead():  # the end of a group tells of it
+        """Tell readers that files were added or removed. Only the thread with the lead moves the frontier."""
+        if self._group is not None or not self.writer.take_lead():  # the end of the group will tell them
             return
         try:
             self.writer.publish_frontier(self._first_kept(), 1)
@@ -601,13 +605,14 @@ class Journal(Reading):
             with self.queue_lock:
                 passed = min(state.floor for state in self.queue_states.values())
         limits = Limits(self.retain_age_s, self.retain_bytes, passed if self.retain_queues else None)
-        if limits == Limits() or self._group is not None:  # what nobody has seen yet must not go
+        if limits == Limits() or self._group is not None:  # must not remove what no reader can have seen yet
             return 0
         with self._upkeep.lock:
             return apply(self.directory, limits, self._disk)
 
     def compact(self) -> int:
-        """Of topics compacted by key keep the last message of each key, in sealed segments; gives how many went."""
+        """Remove from sealed segments all but the last message of each key, in topics compacted by key; returns how
+        many."""
         from penstock.journal.compaction import compact
 
         self._check_writing()
@@ -625,7 +630,7 @@ class Journal(Reading):
     # -- following --------------------------------------------------------------------------------------------------
 
     def follow(self, start: int | None = None, *, topics: Iterable[str] | None = None) -> Follower:
-        """A subscriber from ``start`` on (None: what comes after now)."""
+        """A subscriber from ``start`` on (None: new messages only)."""
         from penstock.journal.follow import Follower
 
         return Follower(self, self.frontier if start is None else check_position(start), topics)
@@ -638,12 +643,12 @@ class Journal(Reading):
         return self._closed
 
     def close(self) -> None:
-        """Give the files and the lock back; messages read stay valid. Twice does nothing."""
+        """Release the files and the lock; messages already read stay valid. Closing twice does nothing."""
         if self._closed:
             return
         self._check_not_rolling()
         self._closed = True
-        self._reader = None  # its descriptors go now, not when this object is collected; messages hold their own files
+        self._reader = None  # close the descriptors now, not at garbage collection; messages keep their mappings
         with self._sleepers_lock:
             sleepers = list(self._sleepers)
         for sleeper in sleepers:
@@ -651,7 +656,7 @@ class Journal(Reading):
         if self._group is not None:
             self._group.drop()
         if self.mode == "write":
-            with self._roll_lock:  # nobody begins a segment, and what was begun for the last one is waited for
+            with self._roll_lock:  # no segment begins from now on; wait for the work on the last one
                 self.writer.close()
                 self._upkeep.end()
             self._give_back_files()
@@ -665,12 +670,12 @@ class Journal(Reading):
         self._lock.release()
 
     def add_sleeper(self, sleeper: Any) -> None:
-        """``close`` calls its ``wake``, for as long as it lives."""
+        """Register a sleeper (weakly): ``close`` calls its ``wake``."""
         with self._sleepers_lock:
             self._sleepers.add(sleeper)
 
     def _forget_locks(self) -> None:
-        """In a forked child, where nobody holds them: the journal is the parent's, but closing it must not hang."""
+        """Replace the locks in a forked child. The journal belongs to the parent, but closing it here must not hang."""
         self._roll_lock, self._sleepers_lock = threading.Lock(), threading.Lock()
         self.queue_lock = threading.RLock()
         self._schema_lock = threading.Lock()

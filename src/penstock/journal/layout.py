@@ -1,6 +1,7 @@
-"""The journal's bytes: names of files, headers, records (docs/formats.md, "Journal"). No I/O, no numpy, no native code.
+"""The byte layout of a journal: file names, headers, records (docs/formats.md, "Journal"). No I/O, no numpy, no native
+code.
 
-``native/journal/format.hpp`` is the other place that knows them; a test compares the two. Any thread.
+``native/journal/format.hpp`` has the same layout; a test compares the two. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BATCH_MAGIC: Final = b"PBAT"
 SEGMENT_MAGIC: Final = b"PENSTKSG"
 FRONTIER_MAGIC: Final = b"PENSTKFR"
 INDEX_ENTRY_BYTES: Final = INDEX_ENTRY.size
-TIME_NOW: Final = -(2**63)  # no time was given: it is that of storing
+TIME_NOW: Final = -(2**63)  # no time was given: the time of storing is used
 
 KIND_MESSAGE: Final = 1
 KIND_STATE: Final = 2
@@ -70,7 +71,7 @@ _TABLE = _castagnoli()
 
 
 def crc32c(data: bytes, value: int = 0) -> int:
-    """CRC32C byte by byte: for headers, where readers without native code need it."""
+    """CRC32C byte by byte: for headers, in readers without native code."""
     crc = value ^ 0xFFFFFFFF
     for byte in data:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 255]
@@ -137,7 +138,7 @@ def latest_segments(names: Iterable[str]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """What a segment says of itself once nothing is added to it."""
+    """The summary in a segment's header once nothing more is added to the segment."""
 
     end: int
     next: int
@@ -173,7 +174,7 @@ class SegmentHeader:
 
     @property
     def seed(self) -> int:
-        """What the checksums of its seal, its index entries and its topic summary continue from."""
+        """The seed of the checksums of its seal, its index entries and its topic summary."""
         return crc32c(struct.pack("<Q", self.nonce))
 
     def encode_seal(self, seal: Seal) -> bytes:
@@ -203,9 +204,9 @@ def decode_segment_header(data: bytes, place: str) -> SegmentHeader:
 def decode_summary(
     data: bytes, header: SegmentHeader, crc32c: Callable[[bytes, int], int] = crc32c
 ) -> list[tuple[int, ...]] | None:
-    """The rows of a ``.topics`` file; None where it cannot be believed: a checksum is wrong, or a row is missing.
+    """The rows of a ``.topics`` file; None if a checksum is wrong or a row is missing.
 
-    ``crc32c``: who has a faster one gives it.
+    ``crc32c``: a faster implementation, if the caller has one.
     """
     if len(data) % TOPIC_SUMMARY.size or header.seal is None:
         return None
@@ -241,12 +242,12 @@ class Frontier:
 
     @property
     def plausible(self) -> bool:
-        """Whether the words can be true together: so many messages fit into so many bytes."""
+        """Whether the words are consistent: that many messages fit into that many bytes."""
         if not 1 <= self.frontier < MAX_POSITION or max(self.segment, self.first) > self.frontier:
             return False
         if self.end >= 1 << 56:
             return False
-        if not self.segment or not self.end:  # made anew, not moved yet
+        if not self.segment or not self.end:  # new, not moved yet
             return self.segment == self.end == 0
         return 0 <= self.frontier - self.segment <= (self.end - SEGMENT_HEADER_BYTES) // RECORD.size
 
@@ -264,7 +265,8 @@ def encode_frontier(uuid: UUID, words: Frontier) -> bytes:
 
 
 def decode_frontier(data: bytes, uuid: UUID) -> Frontier | None:
-    """The newest copy that is whole and can be true; None where there is none, or the file is another journal's."""
+    """The newest copy that is intact and plausible; None if there is none, or if the file belongs to another
+    journal."""
     if len(data) < FRONTIER_BYTES:
         return None
     magic, version, _, owner = FRONTIER_HEAD.unpack_from(data)
@@ -275,7 +277,7 @@ def decode_frontier(data: bytes, uuid: UUID) -> Frontier | None:
 
 
 def decode_copy(data: bytes, place: int, uuid: UUID) -> Frontier | None:
-    """One copy of the words; None where it is damaged or cannot be true."""
+    """One copy of the words; None if it is damaged or not plausible."""
     sequence, frontier, segment, end, generation, first, pid, checksum = FRONTIER_COPY.unpack_from(data, place)
     body = data[place : place + FRONTIER_COPY.size - 4]
     words = Frontier(pid, sequence, frontier, segment, end, generation, first)

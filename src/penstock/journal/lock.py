@@ -1,4 +1,5 @@
-"""One writer a journal: a POSIX record lock on its ``lock`` file, which dies with the process and names its pid.
+"""One writer per journal: a POSIX record lock on its ``lock`` file, which the kernel releases when the process ends and
+which names its pid.
 
 POSIX locks are not inherited by a forked child, but vanish when any descriptor of the file is closed, so a process
 opens the file once: a second writer in the same process is refused here, before the file is touched. Any thread.
@@ -22,7 +23,7 @@ _guard = Guard()
 
 
 def _after_fork() -> None:
-    """The child holds no record lock of its parent's."""
+    """Forget them in a forked child, which does not inherit record locks."""
     _guard.renew()
     _held.clear()
 
@@ -31,7 +32,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class WriterLock:
-    """Held from construction to ``release``; ``RefusedError`` where somebody else writes the journal."""
+    """Held from construction to ``release``; ``RefusedError`` if the journal has another writer."""
 
     def __init__(self, directory: Path) -> None:
         status = directory.stat()
@@ -52,7 +53,7 @@ class WriterLock:
             _held[self._key] = os.getpid()
 
     def release(self) -> None:
-        """Let another writer in. Twice does nothing."""
+        """Release the lock. Releasing twice does nothing."""
         with _guard:
             if self._file >= 0:
                 os.close(self._file)
@@ -61,7 +62,7 @@ class WriterLock:
 
 
 def _holder(file: int) -> int:
-    """Pid of the lock's holder; 0: it has just gone."""
+    """Pid of the lock's holder; 0: it has just ended."""
     asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
     fields = _FLOCK.unpack(fcntl.fcntl(file, fcntl.F_GETLK, asked))
     return 0 if fields[0] == fcntl.F_UNLCK else int(fields[4])

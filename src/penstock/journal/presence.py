@@ -1,7 +1,7 @@
-"""Presence: how many followers a journal has, over all processes, without a file or a process left behind by a crash.
+"""Presence: counts the followers of a journal over all processes; a crash leaves nothing behind.
 
-Each follower holds a shared open-file-description lock on a random byte of the ``readers`` file; counting asks the
-kernel for one lock after the other. A hint for ``wait_ready``, nothing more. Any thread.
+Each follower holds a shared open-file-description lock on a random byte of the ``readers`` file; to count, the kernel
+is asked for one lock after the other. Used for ``wait_ready`` only. Any thread may call this.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Presence:
             fcntl.fcntl(self._file, _OFD_SETLK, place)
 
     def leave(self) -> None:
-        """Twice does nothing."""
+        """Release the lock. Leaving twice does nothing."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
@@ -43,7 +43,7 @@ class Presence:
 
 
 def count(directory: Path) -> int:
-    """Followers that are there now."""
+    """The number of followers now."""
     try:
         file = open_regular(directory / READERS_NAME, os.O_RDWR)
     except (OSError, CorruptionError):
@@ -55,7 +55,7 @@ def count(directory: Path) -> int:
             kind, _, at, length, _ = _FLOCK.unpack(fcntl.fcntl(file, _OFD_GETLK, asked))
             if kind == fcntl.F_UNLCK:
                 break
-            # The kernel names any one lock in the range, not the first: count those before it, then go on after it.
+            # The kernel reports any lock in the range, not the first: count those before it, then continue after it.
             found += 1 + _between(file, start, at)
             start = at + max(1, length)
         return found

@@ -1,13 +1,16 @@
-"""Queue: a named consumer of a journal whose place survives everything.
+"""Queue: a named consumer of a journal whose place survives crashes and restarts.
 
-Which messages are done, out or come again is the native ``QueueState``'s business; this adds the I/O and the clock.
+The native ``QueueState`` knows which messages are done, in flight or due for redelivery; this adds the I/O and the
+clock.
 
 Rules:
 
-- At least once: what was not acknowledged comes again after the time-out, a nack or a restart, with its tries counted.
-- An ack is on disk with the journal's next commit; ``flush`` commits now. Lost before that, the message comes again.
-- With ``max_tries`` the count is on disk before a message is handed out, so that one which kills its consumer ends up
-  with the dead letters.
+- Delivery is at least once: what was not acknowledged is redelivered after the time-out, a nack or a restart, and its
+  tries are counted.
+- An ack is on disk with the journal's next commit; ``flush`` commits now. If it is lost before that, the message is
+  redelivered.
+- With ``max_tries`` the count is on disk before a message is delivered, so that a message that kills its consumer
+  becomes a dead letter in the end.
 
 Any thread; several threads share a queue by sharing the object.
 """
@@ -29,15 +32,15 @@ from penstock.journal.queue_notes import QueueState
 FALLBACK_POLL_S = 0.01
 ANY_BYTES = 2**63
 NEVER = 2**63 - 1
-READER = 1  # what the state calls whoever reads: threads share what is out
-MOST_DEAD = 1024  # messages that are looked at for being dead in one go
+READER = 1  # the consumer's name in the state: threads share what is in flight
+MOST_DEAD = 1024  # messages that are checked for used-up tries at once
 
 if TYPE_CHECKING:
     from penstock.journal.journal import Journal
 
 
 class Queue:
-    """Made by ``Journal.queue``."""
+    """A durable queue; created by ``Journal.queue``."""
 
     def __init__(self, journal: Journal, state: QueueState) -> None:
         self._journal = journal
@@ -47,9 +50,9 @@ class Queue:
         self._touch = journal.touch_queue
         self._filter = topic_filter(state.settings.topics)
         self._watch = native.Watch(str(journal.directory))
-        self._readers = 0  # threads that look for messages or wait for them
+        self._readers = 0  # threads that read or wait for messages
         journal.add_sleeper(self)
-        self.expired = 0  # gone by retention or compaction before they were read
+        self.expired = 0  # removed by retention or compaction before they were read
 
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
@@ -57,7 +60,7 @@ class Queue:
         return messages[0] if messages else None
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> list[Message]:
-        """Up to ``most`` messages, those that come again first; waits for the first one only."""
+        """Up to ``most`` messages, redeliveries first; waits for the first one only."""
         check_timeout(timeout)
         messages = self._take(most)
         return messages or self._wait_and_take(most, timeout)
@@ -65,7 +68,7 @@ class Queue:
     def _wait_and_take(self, most: int, timeout: float | None) -> list[Message]:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._journal.queue_lock:
-            self._readers += 1  # from here on a change of the state wakes
+            self._readers += 1  # from here on a change of the state wakes this thread
         try:
             while True:
                 self._watch.drain()
@@ -77,13 +80,14 @@ class Queue:
                     return []
                 self._sleep(left)
         finally:
-            # One wake ends one sleep, and only who is awake sees what else there is and when: it is passed on.
+            # One wake-up ends one sleep. There may be more messages, which only a thread that is awake can see: wake
+            # the next.
             with self._journal.queue_lock:
                 self._readers -= 1
                 self._wake_readers()
 
     def _take(self, most: int) -> list[Message]:
-        """What is to be handed out now, without waiting."""
+        """The messages to deliver now, without waiting."""
         state, places = self.state, self._places
         max_tries = state.settings.max_tries
         again: list[int] = []
@@ -105,13 +109,14 @@ class Queue:
             if places.changed:
                 self._touch(state)
             if self._readers and (again or fresh):
-                self._watch.wake()  # what was taken comes again at a time that sleepers do not know yet
+                # wake sleepers: they do not know yet when the messages just taken are due for redelivery
+                self._watch.wake()
         if dead or (max_tries and (again or fresh)):
             self._store_tries(dead, again, fresh)
         return self._messages(again) + fresh if again else fresh
 
     def _find_dead(self, now_ns: int, max_tries: int) -> list[int]:
-        """Those that used up their tries; they wait until they are buried."""
+        """Those that used up their tries; they are held back until they are buried."""
         if not max_tries:
             return []
         dead = [position for position, tries in self._places.due(now_ns, MOST_DEAD) if tries >= max_tries]
@@ -120,12 +125,13 @@ class Queue:
         return dead
 
     def _store_tries(self, dead: list[int], again: list[int], fresh: list[Message]) -> None:
-        """Bury the dead ones, and have it on disk that the others are tried."""
+        """Bury the dead ones, and store the tries of the others."""
         try:
             self._bury(dead)
             if again or fresh:
                 self.flush()
-        except BaseException:  # a full disk: nobody gets them, so they are neither out nor tried
+        # a full disk: they are not delivered, so they are not in flight and the try does not count
+        except BaseException:
             with self._journal.queue_lock:
                 now_ns = time.time_ns()
                 for position in [*again, *(message.position or 0 for message in fresh)]:
@@ -135,7 +141,7 @@ class Queue:
             raise
 
     def _scan(self, most: int, now_ns: int, deadline_ns: int) -> list[Message]:
-        """New messages from the cursor on, put out."""
+        """New messages from the cursor on, now in flight."""
         state, places = self.state, self._places
         room = min(state.settings.max_in_flight - places.outstanding, most)
         reader = self._journal._reader or self._journal._live_reader()
@@ -165,13 +171,13 @@ class Queue:
         self._watch.wake()
 
     def _bury(self, dead: list[int]) -> None:
-        """Copies to the dead letters and the acks of the originals, in one commit."""
+        """Copy messages to the dead letters and acknowledge the originals, in one commit."""
         topic = self.state.settings.dead_letter or f"dead.{self.name}"
         for position in dead:
             with self._journal.queue_lock:
                 tries = self._places.deliveries(position)
                 note = self.state.burial(position)
-                if not 0 < self.state.settings.max_tries <= tries:  # sought elsewhere, or has more tries, meanwhile
+                if not 0 < self.state.settings.max_tries <= tries:  # meanwhile the queue was moved, or has more tries
                     self._places.postpone(position, time.time_ns())
                     continue
             with self._journal.transaction() as transaction:
@@ -188,7 +194,7 @@ class Queue:
                 except LookupError:
                     self.expired += 1
                 transaction.state(QUEUE_KIND, note, internal=True)
-            with self._journal.queue_lock:  # not before it is on disk: a failed commit must leave it where it was
+            with self._journal.queue_lock:  # only when it is on disk: a failed commit must change nothing
                 self._places.acknowledge_each(position)
                 self._touch(self.state)
 
@@ -198,13 +204,13 @@ class Queue:
         if due != NEVER:
             until = max(0.0, (due - time.time_ns()) / 1e9) + 0.001
             left = until if left is None else min(left, until)
-        if self._watch.fileno() < 0:  # no inotify left on this machine: nobody tells of appends
+        if self._watch.fileno() < 0:  # no inotify instance is left on this machine: appends must be polled for
             left = FALLBACK_POLL_S if left is None else min(left, FALLBACK_POLL_S)
         self._watch.wait(-1 if left is None else math.ceil(left * 1000))
         self._journal._live_reader()  # closed meanwhile
 
     def ack(self, message: Message | int | Iterable[Message | int]) -> bool:
-        """Done with it, or with all of a batch; False when it, or one of them, was not out."""
+        """Acknowledge a message or a batch; False if one of them was not in flight."""
         if not isinstance(message, int | Message):
             messages = list(message)
             return self.ack_many(messages) == len(messages)
@@ -224,8 +230,8 @@ class Queue:
             self._watch.wake()
 
     def ack_many(self, messages: Iterable[Message | int]) -> int:
-        """Done with them; gives how many were out."""
-        # What the caller's code gives one by one is not taken under the lock.
+        """Acknowledge messages; returns how many were in flight."""
+        # Iterate over the caller's messages before taking the lock: its code may block.
         given = messages if isinstance(messages, list | tuple) else list(messages)
         with self._journal.queue_lock:
             done = self._places.acknowledge_each(given)
@@ -233,14 +239,14 @@ class Queue:
             return done
 
     def ack_through(self, message: Message | int) -> int:
-        """Done with it and all that were delivered before it and are still out."""
+        """Acknowledge it and all that were delivered before it and are still in flight."""
         with self._journal.queue_lock:
             done = self._places.acknowledge(0, 0, _position(message), True)
             self._answered()
             return done
 
     def nack(self, message: Message | int, *, delay_s: float = 0) -> bool:
-        """Not done: it comes again after ``delay_s``."""
+        """Return a message: it is redelivered after ``delay_s``."""
         delay_ns = int(delay_s * 1e9)
         with self._journal.queue_lock:
             due_ns = time.time_ns() + delay_ns
@@ -249,7 +255,7 @@ class Queue:
             return out
 
     def extend(self, message: Message | int) -> bool:
-        """Still at it: the ack time-out starts again."""
+        """Restart its ack time-out."""
         with self._journal.queue_lock:
             return self._places.extend(_position(message), time.time_ns() + self.state.settings.ack_timeout_ns)
 
@@ -259,18 +265,18 @@ class Queue:
             return self._places.deliveries(_position(message))
 
     def seek(self, position: int) -> None:
-        """Go on with ``position``, forwards or back; on disk when this returns."""
+        """Continue with ``position``, forwards or back; on disk when this returns."""
         with self._journal.queue_lock:
             self.state.seek(position)
             self._answered()
         self.flush()
 
     def purge(self) -> None:
-        """Everything stored so far is done."""
+        """Acknowledge everything stored so far."""
         self.seek(self._journal.frontier)
 
     def flush(self) -> None:
-        """Acks given so far are on disk when this returns."""
+        """Return when all acks so far are on disk."""
         self._journal.commit_queues()
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
 """How a journal keeps its queues in the log: their names, settings and places. No I/O, no clock.
 
-What is done, out or comes again stands in the native ``QueueState``, which the broker's queues stand on too. Here it
-gets a name and settings, and becomes notes: ``changes()`` for the next commit, ``encode()`` for a snapshot. A record is
-the queue's name and then notes, of which each may be replayed twice.
+The native ``QueueState``, which the broker's queues use too, knows what is done, in flight or due for redelivery. This
+adds a name and settings, and makes notes of it: ``changes()`` for the next commit, ``encode()`` for a snapshot. A
+record is the queue's name and then notes, of which each may be replayed twice.
 
 Not thread-safe: its owner calls it under its own lock. Times are nanoseconds of the owner's realtime clock.
 """
@@ -19,22 +19,23 @@ from penstock._core import journal as native
 from penstock.errors import CorruptionError, InvalidArgument
 from penstock.topics import MAX_NAME_BYTES, check_pattern
 
-OLD_NOTE: Final = struct.Struct("<BQQ")  # places as they were noted one by one; read, never written (but DELETED)
+OLD_NOTE: Final = struct.Struct("<BQQ")  # notes of old versions; read, never written (except DELETED)
 SIZED: Final = struct.Struct("<BI")
 HEAD: Final = struct.Struct("<H")
-SETTINGS, DELETED, PLACES = 5, 7, 8  # of a note; SETTINGS and PLACES are sized, 1 to 4 and 6 are old notes
+# sizes of notes; SETTINGS and PLACES have their own size, 1 to 4 and 6 are old notes
+SETTINGS, DELETED, PLACES = 5, 7, 8
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """What a queue was made with. ``max_tries`` 0: for ever. ``dead_letter``: a topic, empty for none."""
+    """The settings of a queue. ``max_tries=0``: no limit. ``dead_letter``: a topic, empty for none."""
 
     topics: tuple[str, ...] = (">",)
     ack_timeout_ns: int = 30_000_000_000
     max_tries: int = 0
     dead_letter: str = ""
     max_in_flight: int = 65536
-    extra: dict[str, str] = field(default_factory=dict)  # the owner's own
+    extra: dict[str, str] = field(default_factory=dict)  # for the owner's use
 
     def __post_init__(self) -> None:
         for pattern in self.topics:
@@ -44,7 +45,7 @@ class QueueSettings:
 
 
 class QueueState:
-    """The state of one queue: ``places`` says what is done and what is out."""
+    """The state of one queue: ``places`` says what is done and what is in flight."""
 
     def __init__(self, name: str, settings: QueueSettings | None = None, *, floor: int = 0) -> None:
         if not name or len(name.encode("utf-8", "surrogateescape")) > MAX_NAME_BYTES:
@@ -53,7 +54,7 @@ class QueueState:
         self.settings = settings or QueueSettings()
         self.places = native.QueueState(floor + 1)
         self.deleted = False
-        self._notes: list[bytes] = []  # of settings and deletion, not given yet
+        self._notes: list[bytes] = []  # notes of settings and deletion that `changes` has not returned yet
 
     @property
     def floor(self) -> int:
@@ -67,49 +68,51 @@ class QueueState:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """What is done above the floor: first and last of each run."""
+        """What is done above the floor, as runs: first and last position of each."""
         return self.places.runs
 
     @property
     def in_flight(self) -> int:
-        """How many are out."""
+        """How many are in flight."""
         return self.places.in_flight
 
     @property
     def waiting(self) -> int:
-        """How many come again later, or have used up their tries."""
+        """How many are due for redelivery later, or have used up their tries."""
         return self.places.waiting
 
     def seek(self, position: int) -> None:
-        """Go on with ``position``, forwards or backwards: everything before it is done, nothing from it on."""
+        """Continue with ``position``, forwards or backwards: everything before it counts as done, nothing from it
+        on."""
         self.places.reset(position)
 
     def delete(self) -> None:
-        """The queue is no more."""
+        """Mark the queue as deleted."""
         self.deleted = True
         self._notes.append(OLD_NOTE.pack(DELETED, 0, 0))
 
     def change(self, settings: QueueSettings) -> None:
-        """Other settings from now on."""
+        """Change the settings."""
         if settings != self.settings:
             self.settings = settings
             self._notes.append(_settings_note(settings))
 
     def changes(self) -> bytes:
-        """What has happened since the last call, for a state record; empty when nothing has."""
+        """The changes since the last call, for a state record; empty if there are none."""
         notes, self._notes = self._notes, []
         if self.places.changed:
             notes.append(_sized(PLACES, self.places.delta()))
         return self._record(*notes) if notes else b""
 
     def encode(self) -> bytes:
-        """The whole state, for a snapshot; what ``changes`` has not given yet is in it too."""
+        """The complete state, for a snapshot, including what ``changes`` has not returned yet."""
         if self.deleted:
             return self._record(OLD_NOTE.pack(DELETED, 0, 0))
         return self._record(_settings_note(self.settings), _sized(PLACES, self.places.snapshot()))
 
     def burial(self, position: int) -> bytes:
-        """A record for the commit that stores its copy: that one is done. Acknowledge it after that."""
+        """The record that marks a message as done, for the commit that stores its copy. Acknowledge the message after
+        that commit."""
         return self._record(_sized(PLACES, self.places.done_record(position)))
 
     def _record(self, *notes: bytes) -> bytes:
@@ -117,7 +120,7 @@ class QueueState:
         return HEAD.pack(len(name)) + name + b"".join(notes)
 
     def apply(self, data: bytes) -> None:
-        """Replay what ``changes`` or ``encode`` gave, once or more often; only before anything is delivered."""
+        """Replay notes of ``changes`` or ``encode``, once or more often; only before anything is delivered."""
         try:
             self._apply(data)
         except struct.error:
@@ -142,7 +145,7 @@ class QueueState:
 
 
 def restore(records: Iterable[bytes]) -> dict[str, QueueState]:
-    """Queues from their records in order of storing."""
+    """The queues, restored from their records in the order of storing."""
     states: dict[str, QueueState] = {}
     for data in records:
         name = queue_name(data)
@@ -157,7 +160,7 @@ def restore(records: Iterable[bytes]) -> dict[str, QueueState]:
 
 
 def queue_name(data: bytes) -> str:
-    """Whose record this is."""
+    """The name of the queue that a record belongs to."""
     if len(data) < HEAD.size:
         raise CorruptionError("the notes of a queue end before its name")
     size = HEAD.unpack_from(data)[0]

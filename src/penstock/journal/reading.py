@@ -58,7 +58,7 @@ class Reading:
         return {name.decode("utf-8", "replace"): number for number, name in self._live_reader().topics()}
 
     def read(self, position: int) -> Message:
-        """The message, a view of the mapped file; LookupError where there is none, CorruptionError where damaged."""
+        """The message, as a view of the mapped file; LookupError if there is none, CorruptionError if it is damaged."""
         message = self._live_reader().read(check_position(position))
         if message is None:
             raise LookupError(f"there is no message at position {position} ({self._why_missing(position)})")
@@ -83,14 +83,14 @@ class Reading:
     def read_from(
         self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
     ) -> tuple[Batch, int]:
-        """``read_many`` with a filter made by ``topic_filter``, and the position to go on from."""
+        """``read_many`` with a filter from ``topic_filter``; also returns the position to continue from."""
         batch, following, _ = self.read_counted(start, most, most_bytes, chosen)
         return batch, following
 
     def read_counted(
         self, start: int, most: int, most_bytes: int | None = None, chosen: native.TopicFilter | None = None
     ) -> tuple[Batch, int, int]:
-        """The same, and how many positions from ``start`` on are not kept any more."""
+        """As ``read_from``; also returns how many positions from ``start`` on have been removed."""
         if most < 1:
             raise InvalidArgument(f"most={most} must be at least 1")
         limit = 2**63 if most_bytes is None else most_bytes
@@ -128,7 +128,7 @@ class Reading:
     ) -> Iterator[pyarrow.RecordBatch]:
         """Arrow record batches of a range of positions, gathered without a loop over messages.
 
-        Every byte that is handed out is checked; ``check`` is taken for callers of earlier versions.
+        Every byte returned has been checked; ``check`` is accepted for callers of earlier versions.
         """
         from penstock.journal.arrow import record_batches
 
@@ -149,7 +149,7 @@ class Reading:
         return info(self.directory)
 
     def verify(self) -> list[recovery.Damage]:
-        """Every byte against its checksums; empty when the journal is whole."""
+        """Check every byte against its checksums; empty if the journal is intact."""
         from penstock.journal.verify import verify
 
         self._live_reader()

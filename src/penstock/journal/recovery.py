@@ -1,14 +1,14 @@
-"""Opening a journal for writing: make it if it is not there, find its durable end, close off a torn tail, tell.
+"""Opening a journal for writing: create it if it does not exist, find its durable end, cut off a torn tail, and report.
 
 Rules:
 
 - A directory with entries but no marker, or of another version, is refused untouched.
-- Only the last segment is read. What survives past the frontier is written again and synced before it is served:
-  after a failed sync pages read back as good although they are not on disk.
+- Only the last segment is read. Intact batches past the frontier are written again and synced before they are served:
+  after a failed sync, pages can be read correctly although they are not on disk.
 - A file that others may have mapped is never truncated: after a torn tail or damage a new segment is begun.
 - Positions are never used twice: the next one is at least the frontier.
-- What lies past the frontier and is not whole is a torn tail. What is not whole before it is damage: told, or refused
-  with nothing changed, so that the next look finds it again.
+- Broken bytes past the frontier are a torn tail. Broken bytes before it are damage: it is reported, or opening is
+  refused and nothing changed, so that the next attempt finds the same.
 
 Called by one thread, under the writer's lock.
 """
@@ -30,7 +30,7 @@ from penstock.journal.lock import WriterLock
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A place that is not what it must be; positions ``first`` to ``last`` are lost with it (last < first: none)."""
+    """A damaged place; the positions ``first`` to ``last`` are lost with it (last < first: none)."""
 
     path: str
     offset: int
@@ -51,7 +51,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Recovery:
-    """What opening found: the tail that was closed off and the damage that was met, if any."""
+    """What opening found: the tail that was cut off and the damage, if any."""
 
     created: bool = False
     torn_bytes: int = 0
@@ -62,7 +62,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class Recovered:
-    """Where a writer goes on."""
+    """Where a writer continues."""
 
     uuid: uuid.UUID
     report: Recovery
@@ -77,7 +77,7 @@ class Recovered:
 
 @dataclass(slots=True)
 class LastSegment:
-    """The active segment, when appending to it can go on."""
+    """The active segment, if it can be appended to."""
 
     header: layout.SegmentHeader
     end: int
@@ -88,7 +88,7 @@ class LastSegment:
 
 
 def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> tuple[uuid.UUID, WriterLock, bool]:
-    """The journal's identity, with its lock taken; the directory is made where it is missing or empty.
+    """Take the lock and return the journal's identity; create the directory if it is missing or empty.
 
     ``identity``: what a new one gets; a random one by default.
     """
@@ -98,7 +98,7 @@ def prepare(directory: Path, disk: Disk, identity: uuid.UUID | None = None) -> t
     if not marker.exists():
         ours = (layout.LOCK_NAME, layout.READERS_NAME)
         foreign = [name for name in os.listdir(directory) if name not in ours and not name.endswith(".new")]
-        if foreign and not marker.exists():  # else it was made while we looked
+        if foreign and not marker.exists():  # otherwise another process has just created it
             raise InvalidArgument(
                 f"{directory} is not a journal (it has {foreign[0]!r} but no {layout.MARKER_NAME}): left as it is"
             )
@@ -131,7 +131,7 @@ def read_frontier(directory: Path, identity: uuid.UUID) -> layout.Frontier | Non
 
 
 def check_owner(directory: Path) -> None:
-    """Refuse to write into another user's directory, or where another user's link leads. root's are trusted."""
+    """Refuse to write into a directory of another user, or through another user's link. Those of root are trusted."""
     trusted = (os.geteuid(), 0)
     for status, what in ((directory.lstat(), "link"), (directory.stat(), "directory")):
         if status.st_uid not in trusted:
@@ -142,7 +142,7 @@ def check_owner(directory: Path) -> None:
 
 
 def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: bool = False) -> Recovered:
-    """Everything a writer needs to go on, with the surviving tail on disk."""
+    """Everything that a writer needs to continue; the surviving tail is on disk."""
     result = Recovered(identity, Recovery())
     frontier = read_frontier(directory, identity)
     segments = tidy(directory, disk, frontier.frontier if frontier else 0)
@@ -162,13 +162,13 @@ def recover(directory: Path, identity: uuid.UUID, disk: Disk, *, refuse_damage: 
                 raise _refusal(directory, result.report.damage)
         return result
     result.first = segments[0][0]
-    _seal_older(directory, segments, disk)  # first: unsealed ones are always the last
+    _seal_older(directory, segments, disk)  # first, because only the last segments may be unsealed
     _read_last(directory, segments[-1], frontier, disk, result, refuse_damage)
     return result
 
 
 def mended_by(directory: Path | str) -> str:
-    """What to do about damage, for errors."""
+    """What to do about damage, for error texts."""
     return f"'penstock journal repair {directory}' keeps all that is whole"
 
 
@@ -178,14 +178,15 @@ def _refusal(directory: Path, damage: list[Damage]) -> CorruptionError:
 
 
 def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) -> None:
-    """A crash may have come between the beginning of a segment and the sealing of those before it, or torn a seal."""
+    """Seal older segments: a crash may have come after the next one began and before the seal, or may have torn the
+    seal."""
     unsealed = []
     for segment, following in zip(segments[-2::-1], segments[:0:-1], strict=True):
         path = directory / layout.segment_name(*segment)
         try:
             header = layout.decode_segment_header(read_part(path, 0, layout.SEGMENT_HEADER_BYTES), str(path))
         except CorruptionError:
-            continue  # told when it is read or verified
+            continue  # reported when it is read or verified
         if header.seal is not None:
             continue
         unsealed.append((segment, header, following[0]))
@@ -194,7 +195,7 @@ def _seal_older(directory: Path, segments: list[tuple[int, int]], disk: Disk) ->
 
 
 def tidy(directory: Path, disk: Disk, durable: int) -> list[tuple[int, int]]:
-    """Remove what a crash left behind: files half made, revisions that a newer one replaced, groups without an end."""
+    """Remove what a crash left behind: unfinished files, replaced revisions, groups without an end."""
     names = os.listdir(directory)
     segments = layout.latest_segments(names)
     latest = dict(segments)
@@ -211,7 +212,7 @@ def tidy(directory: Path, disk: Disk, durable: int) -> list[tuple[int, int]]:
 def _drop_open_group(
     directory: Path, segments: list[tuple[int, int]], durable: int, disk: Disk
 ) -> list[tuple[int, int]]:
-    """Segments of a group whose last batch is missing have nothing that anybody saw: they go, the last one first.
+    """Remove the segments of a group whose last batch is missing: no reader has seen them. The last one goes first.
 
     What the group has in the segment in which it began is a torn tail there.
     """
@@ -226,7 +227,7 @@ def _drop_open_group(
     try:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
     except CorruptionError:
-        return segments  # told when it is read
+        return segments  # reported when it is read
     if native.scan(read_all(path), header.nonce, first, 2**63, durable, header.gaps)["open_group"] != group:
         return segments
     from penstock.journal.rewrite import remove_segment
@@ -257,7 +258,7 @@ def _read_last(
     durable = frontier.frontier if frontier else 0
     scan = native.scan(data, header.nonce, header.first, 2**63, durable, header.gaps)
     found = [Damage(str(path), at, size, first, after - 1, text) for at, size, first, after, text in scan["damage"]]
-    # Where it was rewritten since, its end is another one.
+    # If the segment was rewritten since, it ends elsewhere.
     ours = frontier is not None and frontier.segment == header.first and not (header.gaps or header.revision)
     known = frontier.end if frontier and ours else layout.SEGMENT_HEADER_BYTES
     if scan["end"] < known and not found:
@@ -286,7 +287,7 @@ def _read_last(
 
 
 def _write_again(path: Path, data: bytes, start: int, end: int, disk: Disk, report: Recovery) -> None:
-    """What is past the frontier may be in memory only: written and synced once more, it is on disk."""
+    """Write what is past the frontier again and sync it, because it may be in the page cache only."""
     file = disk.open(path)
     try:
         if start < end:
@@ -307,9 +308,9 @@ def write_caches(
     *,
     sealed: bool,
 ) -> int:
-    """Index and block sums made again from the log; gives the running sum of the last, unfinished block.
+    """Rebuild the index and the block sums from the log; returns the running sum of the last, unfinished block.
 
-    Written in place: a reader that has them mapped sees what it must see anyway.
+    Written in place: a reader that has them mapped sees the same bytes or the correct ones.
     """
     end = scan["end"]
     sums = native.block_sums(data, end)
@@ -324,7 +325,8 @@ def write_caches(
         old = _old_cache(path)
         if old is not None and not sealed and old[: len(content)] == content and not any(old[len(content) :]):
             continue
-        if suffix == "topics" and len(old or b"") > len(content):  # its size is how many it has: sealed within a group
+        # the file's size says how many entries it has: the segment was sealed inside of a group
+        if suffix == "topics" and len(old or b"") > len(content):
             disk.remove(path)
             disk.sync_directory(directory)
             old = None
@@ -339,7 +341,7 @@ def write_caches(
 
 
 def _old_cache(path: Path) -> bytes | None:
-    """What a cache has; None where it must be made. What is no file at all is replaced."""
+    """The content of a cache; None if it must be rebuilt. Anything but a regular file is replaced."""
     try:
         return read_all(path)
     except (FileNotFoundError, CorruptionError):
@@ -349,7 +351,7 @@ def _old_cache(path: Path) -> bytes | None:
 def seal_from_log(
     directory: Path, segment: tuple[int, int], header: layout.SegmentHeader, following: int, disk: Disk
 ) -> None:
-    """Seal a segment that the one beginning at ``following`` has succeeded."""
+    """Seal a segment whose successor begins at ``following``."""
     data = read_all(directory / layout.segment_name(*segment))
     scan = native.scan(data, header.nonce, header.first, following, following, header.gaps)
     seal_segment(directory, segment, header, data, scan, following, disk)
@@ -367,7 +369,7 @@ def times_of(summary: bytes) -> tuple[int, int, int, int]:
 def seal_written(
     directory: Path, header: layout.SegmentHeader, end: int, following: int, tail: int, disk: Disk
 ) -> None:
-    """Seal a segment whose caches this process has written in full: they are synced, not made again.
+    """Seal a segment whose caches this process has written completely: they are synced, not rebuilt.
 
     ``tail`` is the sum of the last, unfinished block.
     """
@@ -401,7 +403,7 @@ def seal_segment(
     following: int,
     disk: Disk,
 ) -> None:
-    """Caches synced, then the seal. Everything in it can be made again from the log."""
+    """Sync the caches, then write the seal. All of it can be rebuilt from the log."""
     write_caches(directory, segment, header, data, scan, disk, sealed=True)
     count = len(scan["index"]) // layout.INDEX_ENTRY_BYTES
     times = (scan[name] for name in ("least_time_ns", "greatest_time_ns", "least_stored_ns", "greatest_stored_ns"))

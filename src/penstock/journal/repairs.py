@@ -1,4 +1,5 @@
-"""Repair: keep everything that is whole, say what is lost. A damaged segment becomes a new revision without the damage.
+"""Repair: keep everything that is intact and report what is lost. A damaged segment gets a new revision without the
+damage.
 
 Takes the writer's lock, so no writer may be running; readers may. One thread.
 """
@@ -39,7 +40,7 @@ class RepairReport:
 
 
 def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> RepairReport:
-    """Make the journal whole again, without what is damaged."""
+    """Repair the journal: remove what is damaged."""
     path, disk, report = Path(directory), disk or Disk(), RepairReport()
     if not (path / layout.MARKER_NAME).exists():
         raise InvalidArgument(f"{path} is not a journal (no {layout.MARKER_NAME} in it)")
@@ -55,7 +56,7 @@ def repair(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> Re
         lock.release()
     from penstock.journal.journal import Journal
 
-    with Journal(path, disk=disk) as journal:  # closes off a torn tail, makes frontier and caches
+    with Journal(path, disk=disk) as journal:  # cuts off a torn tail, rebuilds frontier and caches
         report.damage += [item for item in journal.recovery.damage if item not in report.damage]
     report.lost = merge(report.lost)
     return report
@@ -100,7 +101,7 @@ def _repair_segment(
 def _header(
     data: bytes, place: str, identity: UUID, segment: tuple[int, int]
 ) -> tuple[layout.SegmentHeader, Damage | None]:
-    """The header, or one made from the file's name and the nonce in its batches where it is damaged."""
+    """The header; if it is damaged, one made from the file's name and the nonce in its batches."""
     try:
         header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], place)
         if header.uuid == identity and header.first == segment[0]:

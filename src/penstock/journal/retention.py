@@ -1,6 +1,7 @@
-"""Retention: whole sealed segments go, the oldest first, by age, by size and by what every queue has passed.
+"""Retention: removes whole sealed segments, the oldest first, by age, by size and by what every queue has handled.
 
-The active segment never goes. Who has a removed file mapped keeps it. Under the writer's lock; ``choose`` is pure.
+The active segment is never removed. A reader keeps a removed file that it has mapped. Called under the writer's lock;
+``choose`` is a pure function.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.journal.rewrite import remove_segment
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: no limit. ``passed``: every queue is done with positions up to it."""
+    """None: no limit. ``passed``: every queue has handled the positions up to it."""
 
     age_s: float | None = None
     size: int | None = None
@@ -27,7 +28,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Sealed:
-    """What retention looks at of a sealed segment."""
+    """What retention needs to know of a sealed segment."""
 
     first: int
     revision: int
@@ -37,7 +38,7 @@ class Sealed:
 
 
 def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: int) -> list[Sealed]:
-    """The segments that go: always the oldest ones, so that what is left is one range."""
+    """The segments to remove: always the oldest ones, so that the rest is one range."""
     total = active_bytes + sum(segment.bytes for segment in segments)
     chosen = []
     for segment in segments:
@@ -52,7 +53,7 @@ def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: in
 
 
 def apply(directory: Path, limits: Limits, disk: Disk) -> int:
-    """Remove what the limits let go; gives how many segments."""
+    """Remove the segments that exceed the limits; returns how many."""
     if limits == Limits():
         return 0
     names = layout.latest_segments(os.listdir(directory))

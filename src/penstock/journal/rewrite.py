@@ -1,7 +1,8 @@
 """Rewriting a segment as its next revision: what compaction and repair share.
 
 The caches of the new revision are written first and its ``.log`` renamed into place last, so that a crash leaves either
-revision whole. The old files are removed after it; who has them mapped keeps them. Under the writer's lock.
+revision whole. The old files are removed afterwards; readers keep those that they have mapped. Called under the
+writer's lock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SUFFIXES = ("log", "index", "sums", "topics")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A segment as it was read: its bytes and what the scan of them gave."""
+    """A segment as it was read: its bytes and the result of scanning them."""
 
     header: layout.SegmentHeader
     revision: int
@@ -34,7 +35,7 @@ class Source:
 
 
 def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk) -> None:
-    """Write the next revision with the index entries ``kept``; on disk when this returns, the old one gone."""
+    """Write the next revision with the index entries ``kept`` and remove the old one; on disk when this returns."""
     old = source.header
     header = layout.SegmentHeader(
         old.uuid, secrets.randbits(64) | 1, old.first, time.time_ns(), source.revision + 1, old.flags | flags
@@ -63,7 +64,7 @@ def rewrite(directory: Path, source: Source, kept: bytes, flags: int, disk: Disk
 
 
 def encode_head(scan: dict[str, Any]) -> list[bytes]:
-    """Topics and states as the segment's end has them, for the snapshot at its head."""
+    """Topics and states as of the segment's end, for the snapshot in its head."""
     records = [
         layout.encode_record(layout.KIND_TOPIC, number, name, flags=flags, ordinal=ordinal, stored_ns=stored_ns)
         for number, name, flags, ordinal, stored_ns in scan["topics"]
@@ -74,6 +75,6 @@ def encode_head(scan: dict[str, Any]) -> list[bytes]:
 
 
 def remove_segment(directory: Path, first: int, revision: int, disk: Disk) -> None:
-    """The ``.log`` first: without it the others count for nothing."""
+    """Remove a segment's files, the ``.log`` first: without it the others are ignored."""
     for suffix in SUFFIXES:
         disk.remove(directory / layout.segment_name(first, revision, suffix))

@@ -1,10 +1,10 @@
-"""What the messages of each topic are made of, version by version, as state records.
+"""The schemas of each topic, by version, as state records.
 
-The journal keeps its own under kind 2 with the internal flag; a broker's stand in its journal under the broker's kind
-8. Both have one form: u16 bytes of the topic's name, u32 version, the name, the schema's text (UTF-8), which says from
-which position on the version counts (``penstock.types.versions.dated``).
+The journal keeps its own under kind 2 with the internal flag; a broker's are in its journal under the broker's kind 8.
+Both have the same format: u16 bytes of the topic's name, u32 version, the name, the schema's text
+(UTF-8), which ends with the position from which the version counts (``penstock.types.versions.dated``).
 
-``Schemas`` is changed by one thread at a time; looked at by any.
+One thread at a time may change ``Schemas``; any thread may read it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from penstock.journal.disk import read_all
 from penstock.types import Schema
 from penstock.types.versions import dated, joined, undated
 
-KIND = 2  # of the journal's own state records
-BROKER_KIND = 8  # of a broker's
-MAX_VERSIONS = 64  # of a topic; the oldest are forgotten first
+KIND = 2  # kind of the journal's own records
+BROKER_KIND = 8  # kind of a broker's records
+MAX_VERSIONS = 64  # versions per topic; the oldest are dropped first
 _HEAD = struct.Struct("<HI")
 
 
@@ -38,7 +38,7 @@ class Schemas:
 
     @property
     def topics(self) -> list[str]:
-        """Those whose messages are described."""
+        """The topics that have a schema."""
         return sorted(self._versions)
 
     def versions(self, topic: str) -> dict[int, str]:
@@ -46,7 +46,7 @@ class Schemas:
         return dict(self._versions.get(topic, {}))
 
     def newest(self, topic: str) -> tuple[int, str]:
-        """Version and text; 0 and nothing where none was said."""
+        """Version and text; 0 and an empty text if there is none."""
         return next(reversed(self._versions.get(topic, {0: ""}).items()))
 
     def dated(self, topic: str) -> list[tuple[int, str]]:
@@ -59,23 +59,23 @@ class Schemas:
 
     @property
     def total_bytes(self) -> int:
-        """Of all texts."""
+        """The size of all texts."""
         return sum(len(text) for versions in list(self._versions.values()) for text in versions.values())
 
     def add(self, topic: str, text: str, since: int) -> bytes:
-        """One more version, of messages from the position ``since`` on; gives its record."""
+        """Add a version, of messages from the position ``since`` on; returns its record."""
         record = _record(topic, self.newest(topic)[0] + 1, since, text)
         self.note(record)
         return record
 
     def remove_newest(self, topic: str) -> None:
-        """It could not be stored."""
+        """Undo ``add``: the record could not be stored."""
         versions = self.versions(topic)
         versions.popitem()
         self._put(topic, versions)
 
     def note(self, record: bytes) -> None:
-        """What a record says; one that cannot be is passed over."""
+        """Apply a record; an invalid one is skipped."""
         if len(record) < _HEAD.size:
             return
         size, version = _HEAD.unpack_from(record)
@@ -87,7 +87,7 @@ class Schemas:
         self._put(topic, {number: versions[number] for number in sorted(versions)[-MAX_VERSIONS:]})
 
     def _put(self, topic: str, versions: dict[int, str]) -> None:
-        """A new mapping of the topic each time: who looks at the old one is not disturbed."""
+        """Replaces the topic's mapping instead of changing it, so that threads can read the old one undisturbed."""
         for version in self._versions.get(topic, {}).keys() - versions.keys():
             self._since.pop((topic, version), None)
         if versions:
@@ -96,7 +96,7 @@ class Schemas:
             self._versions.pop(topic, None)
 
     def records(self) -> Iterator[bytes]:
-        """All of it, for a snapshot."""
+        """The records of all versions, for a snapshot."""
         for topic, versions in list(self._versions.items()):
             for version, text in versions.items():
                 yield _record(topic, version, self._since.get((topic, version), 0), text)
@@ -116,7 +116,7 @@ def records_in(states: Iterable[tuple[int, int, bytes]], brokers: bool = False) 
 
 
 def _is_one(record: bytes) -> bool:
-    """Whether it is a broker's: others may use that kind for what they like."""
+    """Whether it is a broker's record: other programs may use that kind for anything."""
     schemas = Schemas([record])
     try:
         return bool(schemas.topics) and bool(Schema.parse(schemas.newest(schemas.topics[0])[1]))
@@ -125,14 +125,14 @@ def _is_one(record: bytes) -> bool:
 
 
 def read_schemas(directory: Path) -> Schemas:
-    """Out of the last segment of a journal, which anybody may read: its head repeats what was said before."""
+    """Read the schemas from a journal's last segment, whose head repeats those before. Needs no lock."""
     for first, revision in reversed(layout.latest_segments(os.listdir(directory))):
         path = directory / layout.segment_name(first, revision)
         try:
             data = read_all(path)
             header = layout.decode_segment_header(data[: layout.SEGMENT_HEADER_BYTES], str(path))
             scan = native.scan(data, header.nonce, header.first, 2**63, header.first, header.gaps)
-        except (FileNotFoundError, PenstockError):  # just removed, or damaged: the one before it says the same or less
+        except (FileNotFoundError, PenstockError):  # just removed, or damaged: the one before it has the same or less
             continue
         return Schemas(records_in(scan["states"], brokers=True))
     return Schemas()

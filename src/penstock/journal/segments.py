@@ -1,4 +1,5 @@
-"""The active segment's files: begun with a snapshot under a temporary name, sealed when the next one has begun.
+"""The active segment's files. A segment starts with a snapshot, under a temporary name, and is sealed after the next
+one has started.
 
 Used by the writing journal only, by the thread that holds the writer's lead.
 """
@@ -36,11 +37,11 @@ class ActiveSegment:
         return self.header.first, self.header.revision
 
     def path(self, suffix: str = "log") -> Path:
-        """Of one of its files."""
+        """The path of one of its files."""
         return self.directory / layout.segment_name(*self.name, suffix)
 
     def close(self) -> None:
-        """The descriptors; what is mapped stays."""
+        """Close the descriptors; mappings stay."""
         while self.files:
             self.disk.close(self.files.pop())
 
@@ -48,7 +49,7 @@ class ActiveSegment:
 def resume(
     directory: Path, last: recovery.LastSegment, writer: native.Writer, next_position: int, disk: Disk
 ) -> ActiveSegment:
-    """Go on where the last process stopped."""
+    """Continue where the last process stopped."""
     segment = ActiveSegment(directory, last.header, disk)
     try:
         for suffix in ("log", "index", "sums"):
@@ -76,10 +77,10 @@ def begin(
     next_position: int = 0,
     revision: int = 0,
 ) -> ActiveSegment:
-    """A new segment, headed by a snapshot of all topics and states; on disk under its name when this returns.
+    """Start a new segment with a snapshot of all topics and states; on disk under its name when this returns.
 
-    On a failure before it has its name the writer is put back to the segment it had. After that nobody knows which of
-    the two a power cut would leave as the last one, so neither may take another message: the writer fails.
+    If it fails before the rename, the writer returns to the old segment. After the rename nobody knows which of the two
+    would be the last one after a power cut, so neither may take another message: the writer fails.
     """
     nonce = secrets.randbits(64) | 1
     header = layout.SegmentHeader(identity, nonce, first, time.time_ns(), revision, flags)
@@ -101,11 +102,11 @@ def begin(
         replaced = True
         flag = layout.BATCH_SNAPSHOT | (layout.BATCH_TOPICS if writer.topics() else 0)
         writer.commit_records(b"".join(records), len(records), flag)
-        disk.remove(segment.path("topics"))  # of one that began here and was closed off without a message
+        disk.remove(segment.path("topics"))  # left by a segment that started here and was ended without a message
         disk.rename(temporary, segment.path())
         disk.sync_directory(directory)
     except BaseException as error:
-        if replaced and not temporary.exists():  # renamed, or nobody can say
+        if replaced and not temporary.exists():  # it was renamed, or that is not known
             writer.fail(getattr(error, "errno", None) or errno.EIO)
             segment.close()
             raise

@@ -1,7 +1,7 @@
-"""Stretches of a piece of memory as Arrow arrays, without a loop over them. numpy and pyarrow alone; any thread.
+"""Makes Arrow arrays of many byte ranges of one buffer, without a Python loop. Needs numpy and pyarrow; any thread.
 
-The memory is taken as one binary array in which what is wanted and what lies between alternate; one ``take`` in C++
-gathers every second value. Who calls has checked that the stretches ascend and lie inside: nothing is checked here.
+The buffer is treated as one binary array in which wanted and unwanted ranges alternate; one ``take`` in C++ gathers
+every second value. The caller has checked that the ranges ascend and lie inside the buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def stretches(data: Array, begins: Array, sizes: Array) -> Any:
     if count == 0 or not sizes.any():
         zeros = pyarrow.py_buffer(numpy.zeros(count + 1, numpy.int32))
         return pyarrow.Array.from_buffers(pyarrow.binary(), count, [None, zeros, pyarrow.py_buffer(b"")])
-    if not sizes.all():  # where there is nothing, the offset must still be between its neighbours
+    if not sizes.all():  # an empty range must still have an offset between its neighbours
         reached = numpy.maximum.accumulate(numpy.where(sizes > 0, begins + sizes, begins[0]))
         begins = numpy.where(sizes > 0, begins, reached)
     first, last = int(begins[0]), int(begins[-1] + sizes[-1])
@@ -44,6 +44,6 @@ def texts(data: Array, begins: Array, sizes: Array) -> Any:
     try:
         text = values.cast(pyarrow.string())  # looks at every byte
     except pyarrow.ArrowInvalid:
-        replaced = [value.decode(errors="replace") for value in values.to_pylist()]  # by whom it was written is wrong
+        replaced = [value.decode(errors="replace") for value in values.to_pylist()]  # the writer stored invalid UTF-8
         text = pyarrow.array(replaced, pyarrow.string())
     return pyarrow.compute.if_else(pyarrow.array(sizes > 0), text, pyarrow.scalar(None, pyarrow.string()))

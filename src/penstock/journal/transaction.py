@@ -1,8 +1,8 @@
 """Transaction: messages of many topics and state records, stored together or not at all.
 
-They are gathered in memory and stored as one batch. Where that would be too much, ``spill`` stores what was gathered so
-far out of sight: the batches of such a transaction are a group that ends with ``commit`` and is nothing without its
-end. A transaction is used by one thread; several may be open at a time, of which one has spilled.
+They are collected in memory and stored as one batch. If that would be too large, ``spill`` stores what was collected so
+far, invisible to readers: the batches form a group that ends with ``commit`` and is ignored without its end. One thread
+uses a transaction; several may be open at a time, but only one may have spilled.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class Transaction:
         self._messages.extend((number, data, b"", b"", b"", layout.TIME_NOW) for data in batch)
 
     def append_batch(self, batch: Batch, topics: Sequence[str]) -> None:
-        """Add a batch, each message with its properties, message id, key and time; ``topics`` by number of channel."""
+        """Add a batch, each message with its properties, message id, key and time; ``topics``: the topic of each
+        channel number."""
         self._check_open()
         numbers = [self._journal.topic_id(name) for name in topics]
         self._messages.append((batch, struct.pack(f"<{len(numbers)}I", *numbers)))
@@ -88,18 +89,19 @@ class Transaction:
         self._states.append((kind, layout.FLAG_INTERNAL if internal else 0, data))
 
     def spill(self, *, roll: bool = True) -> None:
-        """Store the messages added so far; nobody sees them before ``commit``, which makes all of it visible at once.
+        """Store the messages added so far; readers see them only after ``commit``, which makes everything visible at
+        once.
 
-        Until then other commits to this journal wait. A transaction that is dropped after it has spilled fails the
-        journal: opened again, it has nothing of it. ``roll=False``: it stays in one segment, however large, for whose
-        state runs ahead of what is committed.
+        Until then other commits to this journal wait. Dropping a transaction after it has spilled fails the journal:
+        when it is opened again, nothing of the transaction is there. ``roll=False`` keeps it in one segment, however
+        large; for callers whose state runs ahead of what is committed.
         """
         self._check_open()
         if not self._spilled:
             self._journal._open_group(self)
             self._spilled = True
         try:
-            # states go with the end: the head of a segment that begins before it is asked for what is committed
+            # states are stored with the end: a segment that starts before it has only committed state in its head
             first, last, _ = self._journal.writer.stage_all(self._messages, [])
             self._journal.writer.commit_part()
             if roll:
@@ -111,7 +113,7 @@ class Transaction:
         self._note(first, last)
 
     def drop(self) -> None:
-        """Nothing of it is stored. Twice does nothing."""
+        """Drop it: nothing is stored. Dropping twice does nothing."""
         spilled, self._done, self._spilled = self._spilled, True, False
         if spilled:
             self._journal.writer.drop_group()
@@ -142,7 +144,8 @@ class Transaction:
         if not self._messages and not self._states:
             return
         writer = self._journal.writer
-        self._journal._prepare()  # before, not after: whoever gives the state has applied all that was committed
+        # before the commit: until then the state that on_snapshot functions return is the committed one
+        self._journal._prepare()
         first, last, ticket = writer.stage_all(self._messages, self._states)
         writer.commit(ticket)
         self._note(first, last)

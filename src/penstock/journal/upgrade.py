@@ -1,8 +1,8 @@
 """Converting a journal of version 1 into one of this version, in place, segment by segment.
 
-Each segment becomes its next revision in the new form, synced before the old one goes; the marker, which says the
-version, is replaced last. So a run that was cut off is run again and goes on. A damaged journal is refused before
-anything is written: the release that wrote it repairs it. Version 1 knew one time: it becomes both.
+Each segment gets a next revision in the new format, synced before the old one is removed; the marker, which holds the
+version, is replaced last. So an interrupted run can be repeated and continues. A damaged journal is refused before
+anything is written: the release that wrote it repairs it. Version 1 had one time per message, which becomes both times.
 Takes the writer's lock; one thread.
 """
 
@@ -29,7 +29,7 @@ OLD_SEAL: Final = struct.Struct("<QQQqqII")
 
 
 def upgrade(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> int:
-    """Convert the journal; gives how many segments were, 0 where it is of this version already."""
+    """Convert the journal; returns how many segments were converted, 0 if it already has this version."""
     path, disk = Path(directory), disk or Disk()
     recovery.check_owner(path)
     marker = path / layout.MARKER_NAME
@@ -41,13 +41,13 @@ def upgrade(directory: str | os.PathLike[str], *, disk: Disk | None = None) -> i
         segments = layout.latest_segments(os.listdir(path))
         frontier = _frontier(path, identity)
         sources = [name for name in segments if _version(path, name) == 1]
-        for name in sources:  # all of them, before the first is written
+        for name in sources:  # check all of them before the first is written
             _convert(path, name, _limit(segments, name, frontier), -(2**63))
         stored_ns = -(2**63)
         for name in sources:
             body, stored_ns = _convert(path, name, _limit(segments, name, frontier), stored_ns)
             _replace(path, identity, name, body, _limit(segments, name, frontier), disk)
-        disk.remove(path / layout.FRONTIER_NAME)  # opening makes it anew; every record that is there was checked
+        disk.remove(path / layout.FRONTIER_NAME)  # opening rebuilds it; all records have been checked
         disk.write_file(marker, layout.encode_marker(identity))
         disk.sync_directory(path)
     finally:
@@ -74,7 +74,7 @@ def _marker(path: Path) -> tuple[int, UUID]:
 
 
 def _frontier(path: Path, identity: UUID) -> int:
-    """Everything below it must be there. 0: not known (the file was lost, or a run before this one has removed it)."""
+    """All positions below it must exist. 0: not known (the file was lost, or an earlier run has removed it)."""
     try:
         words = OLD_FRONTIER.unpack_from(read_all(path / layout.FRONTIER_NAME))
     except (FileNotFoundError, struct.error):
@@ -157,7 +157,7 @@ def _old_batches(data: bytes, nonce: int, end: int) -> Iterator[tuple[int, tuple
         header = layout.BATCH.unpack_from(data, at)
         size = header[6]
         if header[0] != layout.BATCH_MAGIC or header[2] != nonce or not layout.BATCH.size <= size <= end - at:
-            return  # the torn tail; what had to be there is checked by its position
+            return  # the torn tail; the caller checks that every confirmed position exists
         yield at, (*header, data[at + 8 : at + layout.BATCH.size]), data[at + layout.BATCH.size : at + size]
         at += size
 

@@ -1,11 +1,12 @@
-"""Upkeep: what is done for segments that are full. They are sealed, then retention looks at what can go.
+"""Upkeep: seals full segments, then applies retention.
 
 Sealing syncs the caches of a segment, some hundred milliseconds of disk time, so it happens in a thread of its own
 while appending goes on; the next roll waits for it, so that at most one full segment is unsealed and unsealed
-ones are always the last. On a disk that is not the system's own (a simulated one) it happens in place: then every
-operation has its turn.
+ones are always the last. On a simulated disk it happens in the calling thread, so that the order of operations is
+fixed.
 
-``lock`` is held for changing sealed segments: sealing, retention, compaction. Never while the writer's lead is held.
+``lock`` is held while sealed segments are changed: by sealing, retention, compaction. It is never taken while holding
+the writer's lead.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Full(NamedTuple):
     header: layout.SegmentHeader
     following: int  # the first position of the next one
     end: int
-    tail: int | None  # the sum of its last block; None: its caches are not whole
+    tail: int | None  # the sum of its last block; None: its caches are incomplete
 
 
 class Upkeep:
@@ -45,38 +46,38 @@ class Upkeep:
         self.lock = threading.RLock()
 
     def begin(self, full: Full) -> None:
-        """Seal it, in a thread where the disk is the system's. ``wait`` comes before."""
+        """Start sealing a segment, in a thread on a real disk. Call ``wait`` before."""
         if not self._disk.native:
             self._work(full)
             return
         self._thread = threading.Thread(target=self._work, args=(full,), name="penstock-journal-seal")
         try:
             self._thread.start()
-        except RuntimeError:  # no thread left on this machine
+        except RuntimeError:  # the system allows no more threads
             self._thread = None
             self._work(full)
 
     def wait(self) -> None:
-        """Until what was begun is done."""
-        thread = self._thread  # kept: whoever else waits must find it too
+        """Wait until the work that was started is done."""
+        thread = self._thread  # not cleared: other threads that wait must find it too
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
     def end(self) -> None:
-        """Wait, and let go of who is kept up, so that it is not kept alive by this."""
+        """Wait, then drop the reference to the journal."""
         self.wait()
         with self.lock:
             self._retain = None
 
     @contextlib.contextmanager
     def idle(self) -> Iterator[None]:
-        """Nothing is under way and nothing begins; the caller keeps others from rolling."""
+        """A context in which no work runs and none starts; the caller prevents rolls."""
         self.wait()
         with self.lock:
             yield
 
     def forget_locks(self) -> None:
-        """In a forked child: whoever held them, and the thread, are not there."""
+        """Replace the locks in a forked child, where neither their holders nor the thread exist."""
         self.lock = threading.RLock()
         self._thread = None
 
@@ -90,7 +91,7 @@ class Upkeep:
             LOG.warning("retention could not be applied: %s", error)
 
     def _seal(self, full: Full) -> None:
-        """Sync the caches of a full segment and say so in its header. What fails is made again later."""
+        """Sync the caches of a full segment, then seal its header. A failure is retried later."""
         self._unsealed.append(full)
         if len(self._unsealed) == 1 and full.tail is not None:
             try:
@@ -102,10 +103,9 @@ class Upkeep:
         self.seal_rest()
 
     def seal_rest(self) -> None:
-        """Seal what could not be sealed before, for want of room perhaps; the caller holds ``lock``.
+        """Seal what could not be sealed before, perhaps because the disk was full; the caller holds ``lock``.
 
-        Retention asks for it: a segment that is not sealed is never freed, and on a full disk nothing else may follow
-        that would try again.
+        Retention calls this: an unsealed segment is never removed, and on a full disk nothing else would retry.
         """
         try:
             while self._unsealed:

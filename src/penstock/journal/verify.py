@@ -1,4 +1,5 @@
-"""Verify: every byte of a journal against its checksums, and its caches against the log. Reads only, by ``pread``.
+"""Verify: checks every byte of a journal against its checksums, and its caches against the log. Only reads, with
+``pread``.
 
 Any thread; a journal that is being written is verified up to its durable frontier.
 """
@@ -20,9 +21,9 @@ from penstock.journal.recovery import Damage, read_frontier
 
 
 def verify(directory: str | os.PathLike[str]) -> list[Damage]:
-    """Everything that is not as it must be, in order of position; empty when the journal is whole.
+    """All damage, in order of position; empty if the journal is intact.
 
-    Segments that retention or compaction takes meanwhile are looked for again.
+    Starts again if retention or compaction removes segments meanwhile.
     """
     path = Path(directory)
     return while_files_go(path, lambda: _verify(path))
@@ -49,7 +50,7 @@ def _verify(path: Path) -> list[Damage]:
 
 
 def _verify_frontier(place: Path, identity: UUID) -> list[Damage]:
-    """A copy that stays damaged; one that a writer was just changing is whole at the next look."""
+    """Find a damaged copy. One that a writer was just changing is intact at the next read."""
     for _ in range(100):
         data = read_part(place, 0, layout.FRONTIER_BYTES)
         broken = [at for at in layout.FRONTIER_COPIES if layout.decode_copy(data, at, identity) is None]
@@ -95,7 +96,7 @@ def _verify_caches(
     scan: dict[str, Any],
     active: bool,
 ) -> list[Damage]:
-    """Only where the log is whole: a cache of a damaged log tells nothing more. A missing one is no damage."""
+    """Check the caches, if the log is intact: with a damaged log they prove nothing. A missing cache is no damage."""
     if scan["damage"]:
         return []
     found = []

@@ -6,20 +6,28 @@ from typing import Any
 
 __all__ = ["dashboard"]
 
+#: A name means something in its room only: a bus and a channel in shared memory may have the same.
+NAME = "{{room}} {{name}}"
+
+_LATENCY = "sum by (le, room, name) (rate(penstock_latency_seconds_bucket[5m]))"
+
 #: Title, unit of Grafana, and queries with their legends, in the order of the page.
 _PANELS: tuple[tuple[str, str, tuple[tuple[str, str], ...]], ...] = (
-    ("Published", "cps", (('sum by (name) (rate(penstock_matched_total{kind="publisher"}[1m]))', "{{name}}"),)),
-    ("Delivered", "cps", (('sum by (name) (rate(penstock_delivered_total{kind!="publisher"}[1m]))', "{{name}}"),)),
+    ("Published", "cps", (('sum by (room, name) (rate(penstock_matched_total{kind="publisher"}[1m]))', NAME),)),
+    ("Delivered", "cps", (('sum by (room, name) (rate(penstock_delivered_total{kind!~"publisher|tail"}[1m]))', NAME),)),
     ("Lost", "cps", (
-        ('sum by (name, reason) (rate(penstock_dropped_total{reason!="filtered"}[1m]))', "{{name}}: {{reason}}"),
+        (
+            'sum by (room, name, reason) (rate(penstock_dropped_total{reason!="filtered",kind!="tail"}[1m]))',
+            NAME + ": {{reason}}",
+        ),
     )),
     ("Latency", "s", (
-        ("histogram_quantile(0.5, sum by (le, name) (rate(penstock_latency_seconds_bucket[5m])))", "{{name}} p50"),
-        ("histogram_quantile(0.99, sum by (le, name) (rate(penstock_latency_seconds_bucket[5m])))", "{{name}} p99"),
+        (f"histogram_quantile(0.5, {_LATENCY})", f"{NAME} p50"),
+        (f"histogram_quantile(0.99, {_LATENCY})", f"{NAME} p99"),
     )),
-    ("Waiting", "short", (("sum by (name) (penstock_depth)", "{{name}}"),)),
-    ("Lag", "short", (("sum by (name) (penstock_lag)", "{{name}}"),)),
-    ("Bytes", "Bps", (('sum by (name) (rate(penstock_bytes_total{kind="publisher"}[1m]))', "{{name}}"),)),
+    ("Waiting", "short", (("sum by (room, name) (penstock_depth)", NAME),)),
+    ("Lag", "short", (("sum by (room, name) (penstock_lag)", NAME),)),
+    ("Bytes", "Bps", (('sum by (room, name) (rate(penstock_bytes_total{kind="publisher"}[1m]))', NAME),)),
     ("Books that do not close", "short", (("penstock_alarms", "handles"),)),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from penstock.observe.rates import flow
-from penstock.observe.topology import graph, place_of
+from penstock.observe.topology import graph
 from penstock.observe.watcher import Look, State, summary
 
 __all__ = ["Changes", "handle_record", "state_record"]
@@ -16,7 +16,7 @@ def handle_record(look: Look) -> dict[str, Any]:
     block, ledger, latency = look.block, look.block.ledger, look.latency
     return {
         "key": f"{block.pid}-{block.index}-{block.taking}",
-        "where": place_of(look), "name": block.name,
+        "where": block.place, "channel": block.channel, "name": block.name, "name_cut": block.name_cut,
         "address": block.address, "room": block.room, "kind": block.kind, "pid": block.pid,
         "program": block.program, "state": block.state, "opened_ns": block.opened_ns,
         "messages": flow(block), "bytes": block.bytes,

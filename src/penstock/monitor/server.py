@@ -40,13 +40,12 @@ from penstock.monitor.grafana import dashboard
 from penstock.monitor.report import Changes, state_record
 from penstock.observe.explain import explain
 from penstock.observe.latency import BOUNDS_NS
-from penstock.observe.topology import place_of
 from penstock.observe.watcher import Watcher
 
 __all__ = ["Settings", "application"]
 
 PAGE = Path(__file__).parent / "page"
-SCRIPTS = ("channel", "format", "graph", "page", "plots", "tail")
+SCRIPTS = ("channel", "choices", "format", "graph", "page", "plots", "tail")
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css"),
@@ -194,15 +193,15 @@ class _Api:
         return JSONResponse(self._watcher.history.series(names or None, last))
 
     async def events(self, request: Request) -> Response:
-        """One event per look: what changed of the state, and the newest sample of every series."""
+        """One event per look: what changed of the state, and the newest sample of every series; in between, beats."""
 
         async def stream() -> AsyncIterator[str]:
             seen = 0
             changes = Changes()
             while not self._ending() and not await request.is_disconnected():
                 state = await asyncio.to_thread(self._watcher.wait, seen, 0.5)
-                if state.time_ns == seen:
-                    yield ": nothing new\n\n"
+                if state.time_ns == seen:  # the page takes silence for a connection that was lost
+                    yield "event: beat\ndata: 1\n\n"
                     continue
                 seen = state.time_ns
                 record = {**changes.of(self._record(request)), "sample": self._watcher.history.series(None, 1)}
@@ -225,7 +224,7 @@ class _Api:
         latencies = [
             look.block.latency_counts
             for look in self._watcher.state.looks
-            if place_of(look).partition("?")[0] == address and look.block.latency_counts
+            if look.block.channel == address and look.block.latency_counts
         ]
         counts = [sum(column) for column in zip(*latencies, strict=True)] if latencies else []
         record: dict[str, Any] = {"address": address, "latency": _distribution(counts)}

@@ -17,6 +17,7 @@ from penstock import address as addresses
 from penstock.errors import CapacityError, InvalidArgument, RefusedError
 from penstock.filter import compile_filter
 from penstock.observe import decode
+from penstock.observe.memory import tailing
 from penstock.observe.snapshot import live
 from penstock.types.fields import Values
 
@@ -47,11 +48,19 @@ def follow(text: str, expression: str = "") -> Iterator[dict[str, Any]]:
     if not _tail_slots.acquire(blocking=False):
         raise CapacityError(f"{MAX_TAILS} tails are open already; end one first")
     try:
-        with penstock.subscriber(where) as subscriber:
+        with tailing():
+            opened = _open(where)
+        with opened as subscriber:
             yield {"opened": where}
             yield from _limited_records(subscriber, Values(subscriber), passes)
     finally:
         _tail_slots.release()
+
+
+def _open(where: str) -> penstock.Subscriber:
+    """A subscriber that takes as little as it can: of shared memory one slot, so that the program keeps its own."""
+    options = {"max_active_messages": 1} if addresses.parse(where).scheme == "shm" else {}
+    return penstock.subscriber(where, **options)
 
 
 def _limited_records(subscriber: penstock.Subscriber, values: Values, passes: Any) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from penstock import address as addresses
 from penstock.filter import compile_filter
 from penstock.finding import QUIET_S, Finding
 from penstock.observe.health import STANDSTILL
-from penstock.observe.memory import seen
+from penstock.observe.memory import TAIL, seen, tailing
 from penstock.observe.rates import PRODUCERS, READERS, flow
 from penstock.observe.snapshot import Block, Key, live, matching
 from penstock.types.fields import Values
@@ -41,7 +41,7 @@ def explain(text: str, watch_s: float = WATCH_S) -> list[Finding]:
         return sorted(found, key=lambda finding: not finding.grave)
     found = [*_process_findings({b.pid for b in blocks}), *_room_findings(parts)]
     found += _publisher_findings(parts.text, [b for b in blocks if b.kind in PRODUCERS], parts.scheme)
-    readers = [b for b in blocks if b.kind not in PRODUCERS]
+    readers = [b for b in blocks if b.kind not in (*PRODUCERS, TAIL)]
     found += _reader_findings(readers, _stalled_readers(readers, watch_s), watch_s)
     if not blocks or (parts.scheme == "shm" and not any(b.kind in PRODUCERS for b in blocks)):
         found += _similar_addresses(parts, everything)
@@ -60,7 +60,9 @@ def explain_filter(text: str, expression: str, seconds: float) -> Finding:
     seen = passed = 0
     example = ""
     deadline = time.monotonic() + seconds
-    with penstock.subscriber(text) as subscriber:
+    with tailing():
+        opened = penstock.subscriber(text)
+    with opened as subscriber:
         values = Values(subscriber)
         while (left := deadline - time.monotonic()) > 0:
             came, through, first = _count_passing(subscriber, values, passes, min(left, 0.5))
@@ -165,7 +167,7 @@ def _reader_findings(readers: list[Block], stalled: set[Key], watch_s: float) ->
             yield Finding(f"{block.waiting} messages wait for {who}, which took none {quiet}")
         elif block.waiting:
             yield Finding(f"{who} reads, and {block.waiting} messages wait for it", grave=False)
-        if block.kind == "queue" and block.peers == 0 and (block.depth or block.lag):
+        if block.without_consumer and (block.depth or block.lag):
             yield Finding(f"the queue {block.name} has {block.depth or block.lag} messages and no consumer")
         if filtered := block.dropped.get("filtered"):
             if block.delivered:

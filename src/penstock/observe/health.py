@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.observe.rates import PRODUCERS, Rate
+from penstock.observe.memory import TAIL
+from penstock.observe.rates import PRODUCERS, Rate, flow
 from penstock.observe.snapshot import Block
 
 __all__ = ["Verdict", "ORDER", "judge"]
@@ -21,6 +22,9 @@ LATE_MESSAGES = 10_000
 
 #: The ``state`` text of a handle that cannot go on begins with one of these.
 STANDSTILL = ("stuck", "blocked", "dead", "failed", "no credit", "paused", "given up")
+
+#: Kinds that are watched by who runs them, which says so itself when one is stuck: a module may take its time.
+SUPERVISED = ("module",)
 
 #: Counters are read without a lock, between two stores of a running handle: they may be inconsistent by so much.
 BOOKS_SLACK = 64
@@ -36,6 +40,8 @@ class Verdict:
 
 def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
     """The verdict on one block; ``books_open_looks`` is how many looks in a row its ledger did not balance."""
+    if block.kind == TAIL:  # whoever looks may miss messages: that is no trouble of the program's
+        return Verdict("ok" if rate.messages_hz else "idle", () if rate.messages_hz else ("no message to show",))
     found: dict[str, list[str]] = {}
     # One or two looks may have caught the counters between two stores; three in a row have not.
     if books_open_looks >= 3:
@@ -55,9 +61,14 @@ def judge(block: Block, rate: Rate, books_open_looks: int = 0) -> Verdict:
     if worst is not None:
         return Verdict(worst, tuple(reason for known in ORDER for reason in found.get(known, ())))
     if rate.messages_hz == 0 and (block.idle_s is None or block.idle_s > IDLE_S):
-        said = "no message yet" if block.idle_s is None else f"no message for {block.idle_s:.0f} s"
-        return Verdict("idle", (said,))
+        return Verdict("idle", (_idle_since(block),))
     return Verdict("ok")
+
+
+def _idle_since(block: Block) -> str:
+    if block.idle_s is not None:
+        return f"no message for {block.idle_s:.0f} s"
+    return "no message since the monitor began" if flow(block) else "no message yet"
 
 
 def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
@@ -66,13 +77,25 @@ def _stuck(block: Block, rate: Rate) -> list[tuple[str, str]]:
     moves = block.kind == "queue" and rate.messages_hz > 0  # the state is that of one consumer; others may go on
     if state.startswith(STANDSTILL) and not moves:
         found.append(("stuck", block.state))
-    open_s = (block.read_ns - block.opened_ns) / 1e9
-    quiet_s = block.idle_s if block.idle_s is not None else open_s
-    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in PRODUCERS and quiet_s > STUCK_S:
-        found.append(("stuck", f"{block.waiting} messages wait and none was taken for {quiet_s:.0f} s"))
+    if block.waiting > 0 and rate.messages_hz == 0 and block.kind not in (*PRODUCERS, *SUPERVISED):
+        found += [("stuck", reason) for reason in _standing(block)]
     if block.capacity and block.depth >= block.capacity and rate.messages_hz == 0:
         found.append(("stuck", f"full: {block.depth} of {block.capacity}"))
     return found
+
+
+def _standing(block: Block) -> list[str]:
+    """Why what waits is not taken, where that has lasted."""
+    open_s = (block.read_ns - block.opened_ns) / 1e9
+    quiet_s = block.idle_s if block.idle_s is not None else open_s
+    if quiet_s <= STUCK_S:
+        return []
+    if block.without_consumer:
+        return [f"{block.waiting} messages wait and it has no consumer"]
+    # A handle that has taken messages and records no time: since when nothing moves is not known.
+    known = block.idle_s is not None or not flow(block)
+    since = f"for {quiet_s:.0f} s" if known else "since the monitor began"
+    return [f"{block.waiting} messages wait and none was taken {since}"]
 
 
 def books_open(block: Block) -> bool:

@@ -3,11 +3,14 @@
 A handle of shared memory only counts messages. How many slots it holds, how far behind it is and when the channel was
 last written is in the channel itself, which this module reads without joining it. A subscriber that is further behind
 than the channel has slots has lost the difference, even if it has not noticed yet. A gateway's source counts nothing
-itself: its links do. For handles that do not count their peers, those open on this machine are counted. Any thread.
+itself: its links do. For handles that do not count their peers, those open on this machine are counted. How far a
+reader of a journal is behind is the journal's frontier less its position. A tail is no reader of the program's: neither
+it nor what a broker keeps for it counts as one. Any thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -18,7 +21,10 @@ from penstock.observe.snapshot import Block, Key, live
 if TYPE_CHECKING:
     from penstock.shm import Channel, Member
 
-__all__ = ["seen", "with_memory", "with_peers", "with_sources"]
+__all__ = ["TAIL", "seen", "tailing", "with_journals", "with_memory", "with_peers", "with_sources", "without_tails"]
+
+#: The kind of a handle by which somebody looks at messages, and which is no part of the watched program.
+TAIL = "tail"
 
 #: Reaches whose handles are all on this machine, so that they can be counted from here.
 LOCAL = ("bus", "shm", "journal")
@@ -31,14 +37,59 @@ def seen() -> list[Block]:
         from penstock import shm
 
         blocks = with_memory(blocks, shm.channels())
-    return with_peers(with_sources(blocks))
+    return with_peers(without_tails(with_journals(with_sources(blocks))))
+
+
+@contextlib.contextmanager
+def tailing() -> Iterator[None]:
+    """What this thread opens meanwhile is a tail."""
+    from penstock import _core
+
+    _core.counters_kind(TAIL)
+    try:
+        yield
+    finally:
+        _core.counters_kind("")
+
+
+def without_tails(blocks: list[Block]) -> list[Block]:
+    """Make a broker's temporary queue of a tail part of it, and take tails off the readers that a publisher counts."""
+    tails: dict[str, int] = {}
+    queues = set()
+    for block in blocks:
+        if block.kind == TAIL:
+            tails[block.channel] = tails.get(block.channel, 0) + 1
+            queues.add(block.name.partition("?queue=")[2])
+
+    def joined(block: Block) -> Block:
+        if (block.room, block.kind) == ("broker", "queue") and block.name in queues:
+            return replace(block, kind=TAIL)
+        if block.kind in PRODUCERS and block.peers and block.channel in tails:
+            return replace(block, peers=max(0, block.peers - tails[block.channel]))
+        return block
+
+    return [joined(block) for block in blocks] if tails else blocks
+
+
+def with_journals(blocks: list[Block]) -> list[Block]:
+    """Give readers of journals their lag, in positions: other topics of the journal count too."""
+    readers = [b for b in blocks if b.room == "journal" and b.position and b.address]
+    if not readers:
+        return blocks
+    from penstock.journal.explain import end_of
+
+    directories = {b.key: b.address.removeprefix("journal:").partition("#")[0] for b in readers}
+    ends = {directory: end_of(directory) for directory in set(directories.values())}
+    return [
+        replace(b, lag=max(0, end - b.position)) if (end := ends.get(directories.get(b.key, ""))) else b for b in blocks
+    ]
 
 
 def with_sources(blocks: list[Block]) -> list[Block]:
     """Give each gateway module that only sends the counts of its busiest outgoing link."""
     sent: dict[tuple[int, str], tuple[int, int]] = {}
     for block in blocks:
-        if (block.room, block.kind) == ("gateway", "link"):
+        if (block.room, block.kind) == ("gateway", "link") and not block.name_cut:
             key = (block.pid, block.name.partition(" -> ")[0])
             sent[key] = max(sent.get(key, (0, 0)), (block.matched, block.last_ns))
 
@@ -56,10 +107,10 @@ def with_peers(blocks: list[Block]) -> list[Block]:
     sides: dict[tuple[str, bool], int] = {}
     for block in blocks:
         if block.kind in (*PRODUCERS, *READERS):
-            side = (block.address.partition("?")[0], block.kind in PRODUCERS)
+            side = (block.channel, block.kind in PRODUCERS)
             sides[side] = sides.get(side, 0) + 1
     return [
-        replace(block, peers=sides.get((block.address.partition("?")[0], block.kind not in PRODUCERS), 0))
+        replace(block, peers=sides.get((block.channel, block.kind not in PRODUCERS), 0))
         if not block.peers and block.kind in (*PRODUCERS, *READERS) and block.room in LOCAL
         else block
         for block in blocks

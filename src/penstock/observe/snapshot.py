@@ -53,6 +53,8 @@ class Block:
     lag: int = 0
     latency_sum_ns: int = 0
     latency_counts: tuple[int, ...] = ()
+    name_cut: bool = False  #: its name was too long: ``name`` is for people, and no address follows from it
+    position: int = 0  #: where a reader of a journal goes on
 
     @property
     def key(self) -> Key:
@@ -85,6 +87,11 @@ class Block:
         return self.lag if self.room == "shm" and self.kind == "subscriber" else self.depth
 
     @property
+    def without_consumer(self) -> bool:
+        """Whether it is a broker's queue that nobody consumes."""
+        return (self.room, self.kind) == ("broker", "queue") and self.peers == 0
+
+    @property
     def ledger(self) -> Ledger:
         """The counts as a ledger; a negative in-flight count becomes 0, so that the ledger visibly does not balance."""
         return Ledger(
@@ -94,7 +101,17 @@ class Block:
     @property
     def address(self) -> str:
         """The address that ``penstock sub`` takes for this handle; empty if there is none."""
-        return address_of(self.room, self.name)
+        return "" if self.name_cut else address_of(self.room, self.name)
+
+    @property
+    def place(self) -> str:
+        """What it is open on: its address, else ``room:name``."""
+        return self.address or f"{self.room}:{self.name}"
+
+    @property
+    def channel(self) -> str:
+        """Its place without options: what all handles of one channel have in common."""
+        return self.place if self.name_cut else self.place.partition("?")[0]
 
     @property
     def inside_gateway(self) -> bool:
@@ -138,12 +155,24 @@ def matching(blocks: Iterable[Block], address: str) -> list[Block]:
     if part or "*" in address:
         fitting = re.compile(re.escape(address).replace(r"\*", ".*") + ("" if part else r"(\?.*)?"), re.DOTALL)
         fits = fitting.search if part else fitting.fullmatch
-        return [b for b in blocks if fits(b.address or f"{b.room}:{b.name}")]
+        return [b for b in blocks if fits(b.place)]
     # A separator must follow: shm:/cam is not above shm:/camera.
     wanted = absolute(address.partition("?")[0].rstrip("/#"))
+    long = _cut_names(wanted)
     return [
-        b for b in blocks if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?"))
+        b
+        for b in blocks
+        if b.address == wanted or b.address.startswith((wanted + "#", wanted + "/", wanted + "?")) or b.name in long
     ]
+
+
+def _cut_names(address: str) -> set[str]:
+    """The names under which the counters have an address that is too long for them; empty for all others."""
+    from penstock import _core
+
+    rest = address.partition(":")[2]
+    names = {address, rest, rest.removeprefix("/"), rest.removeprefix("//")}
+    return {cut for name in names if (cut := _core.counters_name(name)) != name}
 
 
 def absolute(address: str) -> str:

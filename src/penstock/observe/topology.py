@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.address import ROOMS
+from penstock.observe.memory import TAIL
 from penstock.observe.rates import PRODUCERS, flow
 from penstock.observe.snapshot import Key
 from penstock.observe.watcher import Look, State
 from penstock.system import Process
 
-__all__ = ["graph", "place_of"]
+__all__ = ["graph"]
 
 #: What one drawing holds, and how many users of one kind a channel has before they share one node.
 MAX_NODES = 60
@@ -99,16 +100,18 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
     inside = _add_gateways(state, nodes, edges)
     rest = [look for look in state.looks if look.block.key not in inside]
     # A broker is shown by its topics and queues: as a place it would swallow all of them into one node.
-    places = {place_of(look) for look in rest if look.block.kind in PLACES and look.block.kind != "broker"}
+    places = {look.block.place for look in rest if look.block.kind in PLACES and look.block.kind != "broker"}
     for look in rest:
         if look.block.room == "broker" and look.block.kind == "queue" and not look.block.address:
             _queue_node(look.block.name, nodes).add_handle(look)
-        elif ARROW in look.block.name:
+        elif look.block.kind == TAIL:
+            continue  # no part of what is watched
+        elif ARROW in look.block.name and not look.block.name_cut:
             _add_link(look, nodes, edges)
         elif look.block.kind in ("broker", "links"):
             continue  # other nodes show what it holds or stands for
         elif look.block.kind in PLACES:
-            _channel_node(place_of(look), look, nodes).add_handle(look)
+            _channel_node(look.block.place, look, nodes).add_handle(look)
         elif look.block.kind == "pipeline":
             _add_pipeline(look, places, nodes, edges)
         elif look.block.kind == "module":
@@ -188,6 +191,8 @@ def _add_gateways(state: State, nodes: dict[str, _Node], edges: dict[tuple[str, 
         if block.room != "gateway" or block.kind not in ("module", "link"):
             continue
         used.add(block.key)
+        if block.kind == "link" and block.name_cut:
+            continue  # between which two modules is not known
         if block.kind == "module":
             node = _link_end(block.name, block.pid, nodes)
             if node.type == "module":
@@ -217,11 +222,6 @@ def _link_end(name: str, pid: int, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(key, _Node(key, "module", name, "gateway", f"module {pid}"))
 
 
-def place_of(look: Look) -> str:
-    """The channel that a handle works on, as an address or ``room:name``."""
-    return look.block.address or f"{look.block.room}:{look.block.name}"
-
-
 def _channel_node(where: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(where, _Node(where, "channel", where, look.block.room))
 
@@ -247,7 +247,8 @@ def _add_pipeline(
     look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
     """Add a pipeline; one named ``NAME <- SOURCE`` gets an edge from its source."""
-    name, _, source = (part.strip() for part in look.block.name.partition(SOURCE))
+    whole = look.block.name
+    name, source = (part.strip() for part in ((whole, "") if look.block.name_cut else whole.partition(SOURCE)[::2]))
     node = _module_node(name, look, nodes)
     node.add_handle(look)
     if source:
@@ -264,8 +265,8 @@ def _add_handle(
     look: Look, places: set[str], state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
     block = look.block
-    where = place_of(look)
-    bare = where.partition("?")[0]
+    where = look.block.place
+    bare = look.block.channel
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _channel_node(parent, look, nodes)
     own = bare[len(parent) + 1 :] if parent != bare else ""
@@ -277,7 +278,7 @@ def _add_handle(
     )
     node.detail = f"{block.kind} {block.pid}"
     node.add_handle(look)
-    _, queued, queue = where.partition("?queue=")
+    _, queued, queue = where.partition("?queue=") if not look.block.name_cut else ("", "", "")
     if queued and block.kind == "subscriber":  # the topic fills the queue, the queue feeds its consumer
         _add_to_edge(edges, channel.id, _queue_node(queue, nodes).id, look)
         _add_to_edge(edges, _queue_node(queue, nodes).id, node.id, look)

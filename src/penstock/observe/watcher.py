@@ -18,7 +18,7 @@ from penstock.observe import health
 from penstock.observe.history import History
 from penstock.observe.history_file import HistoryFile
 from penstock.observe.latency import Spread, Windows
-from penstock.observe.memory import seen
+from penstock.observe.memory import TAIL, seen
 from penstock.observe.rates import READERS, Rate, between, flow
 from penstock.observe.snapshot import Block, Key
 
@@ -105,10 +105,14 @@ class Watcher:
         return state
 
     def _with_last_moved(self, blocks: list[Block]) -> list[Block]:
-        """Give handles that record no time of their last message the time when their count last changed."""
+        """Give handles that record no time of their last message the time when their count was last seen to change.
+
+        What a handle had counted when it is seen for the first time may be old: that is no change, unless it was opened
+        since the last look."""
         moved: dict[Key, tuple[int, int]] = {}
         for block in blocks:
-            count, when = self._last_counts.get(block.key, (0, 0))
+            fresh = 0 < self._looked_ns <= block.opened_ns
+            count, when = self._last_counts.get(block.key, (0 if fresh else flow(block), 0))
             moved[block.key] = (count, when) if flow(block) == count else (flow(block), block.read_ns)
         self._last_counts = moved
         return [b if b.last_ns >= (when := moved[b.key][1]) else replace(b, last_ns=when) for b in blocks]
@@ -173,9 +177,9 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
         values[name] = values.get(name, 0.0) + value
 
     for look in state.looks:
-        if look.block.inside_gateway:
+        if look.block.inside_gateway or look.block.kind == TAIL:
             continue
-        block, where = look.block, look.block.address or f"{look.block.room}:{look.block.name}"
+        block, where = look.block, look.block.place
         role = "in" if block.kind == "publisher" else "out"
         add(f"rate/{role}/{where}", look.rate.messages_hz)
         add(f"bytes/{role}/{where}", look.rate.bytes_hz)
@@ -196,14 +200,15 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
 
 def summary(state: State) -> dict[str, Any]:
     """The totals of one look."""
+    looks = [look for look in state.looks if look.block.kind != TAIL]
     published = sum(look.rate.messages_hz for look in state.looks if look.block.kind == "publisher")
-    delivered = sum(look.rate.messages_hz for look in state.looks if reads(look.block))
+    delivered = sum(look.rate.messages_hz for look in looks if reads(look.block))
     return {
-        "handles": len(state.looks),
+        "handles": len(looks),
         "processes": len(state.processes),
         "published_hz": published,
         "delivered_hz": delivered,
         "bytes_hz": sum(look.rate.bytes_hz for look in state.looks if look.block.kind == "publisher"),
-        "lost": sum(look.block.lost for look in state.looks),
+        "lost": sum(look.block.lost for look in looks),
         "alarms": len(state.alarms),
     }

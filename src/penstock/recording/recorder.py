@@ -262,12 +262,13 @@ class Recorder:
         """All together; where one of them is not for a journal (too long, say), each on its own."""
         before = source.messages + source.missed
         try:
-            in_parts(
-                entries,
-                lambda some: self._commit(source, tape, some),
-                lambda _, error: self._miss(source, tape, 1, error),
-                refusals=REFUSALS,
-            )
+            for piece in tape.pieces(entries):
+                in_parts(
+                    piece,
+                    lambda some: self._commit(source, tape, some),
+                    lambda _, error: self._miss(source, tape, 1, error),
+                    refusals=REFUSALS,
+                )
         except Exception as error:
             self._miss(source, tape, len(entries) - (source.messages + source.missed - before), error)
             raise

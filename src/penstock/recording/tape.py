@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,19 @@ class Tape:
             self._head_segment()
             self._journal.commit(entries)
             self._bytes += size
+
+    def pieces(self, entries: list[Entry]) -> Iterator[list[Entry]]:
+        """What to commit at a time: where old segments go by size, a commit that fills one would go all at once."""
+        if self.plan.max_bytes is None:
+            yield entries
+            return
+        begin = size = 0
+        for at, entry in enumerate(entries):
+            if size and size + len(memoryview(entry.data)) > self._journal.segment_bytes:
+                yield entries[begin:at]
+                begin, size = at, 0
+            size += len(memoryview(entry.data))
+        yield entries[begin:]
 
     def describe(self, topic: str, schema: str | None) -> None:
         """What the topic's messages are made of, in this part and in those that follow."""

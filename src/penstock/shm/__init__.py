@@ -1,6 +1,6 @@
 """Shared-memory channels: publish and subscribe between the processes of one machine, without a server.
 
-The first user of a channel creates it, the last one removes it; what a killed process held is taken back by the others.
+The first user of a channel creates it, the last one removes it; the others reclaim what a killed process held.
 ``penstock.publisher("shm:/camera")`` opens one; the classes here have everything the reach can do.
 
 Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any); a forked child opens its own handles.

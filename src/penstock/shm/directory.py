@@ -1,6 +1,6 @@
-"""Channels of this machine as seen from outside: who is there, what they hold, what the dead left.
+"""The channels of this machine, seen from outside: their members, the slots these hold, and what killed processes left.
 
-Any thread. Looking joins nothing and changes nothing.
+Any thread may call this. It joins no channel and changes nothing, except ``clean``.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ class Member:
     dropped: int
     joined_ns: int
     next_ordinal: int
-    held: int = 0  #: slots that it keeps from being written again
+    held: int = 0  #: slots that it holds, which cannot be reused meanwhile
     oldest_held_ns: int = 0  #: when the oldest message among them was published
 
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A channel, its memory and its members. ``problem`` is not empty where its files are damaged or not ours."""
+    """A channel, its memory and its members. ``problem`` says what is wrong where its files are damaged or belong to
+    another user."""
 
     name: str
     type: str

@@ -1,4 +1,4 @@
-"""Why nothing arrives: what shared memory can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what shared memory knows about it. Only reads; joins no channel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     mux = parts.options.get("mux")
     channel = next((c for c in channels() if c.name == (mux or parts.name)), None)
     if channel is None:
-        return  # nobody has it open: told by who looks at the counters
+        return  # no process has it open: the caller finds that from the counters
     if channel.problem:
         yield Finding(f"the files of {channel.name} cannot be used: {channel.problem}", "penstock shm clean")
         return
@@ -74,7 +74,7 @@ def _blocked(channel: Channel, member: Member, name: str) -> Iterator[Finding]:
 
 
 def describe(parts: addresses.Address) -> dict[str, Any]:
-    """The channel's memory, and who is there."""
+    """The channel's memory and its members."""
     wanted = parts.options.get("mux") or parts.name
     channel = next((c for c in channels() if c.name == wanted), None)
     if channel is None:

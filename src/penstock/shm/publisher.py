@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_SLOT_SIZE = 4096
 MAX_SLOTS_FOR_TIME = 1 << 16
 
-MAX_SCHEMA_BYTES = 262_144  # of all versions of a channel's type, as the native side has it
+MAX_SCHEMA_BYTES = 262_144  # longest text of all versions of a channel's type, as in the native core
 
 
 class Publisher(native.Publisher, channel.Publisher):
@@ -93,8 +93,9 @@ class Publisher(native.Publisher, channel.Publisher):
         return newest_schema(self)
 
     def forward(self, batch: Any) -> int:
-        """Publish messages of any reach with the metadata they have; refused where this channel has no place for it."""
-        size = len(batch[0].metadata or b"") if len(batch) else 0  # of all of them: they come from one channel
+        """Publish messages of any reach with the metadata they have; refused if this channel has no room for
+        metadata."""
+        size = len(batch[0].metadata or b"") if len(batch) else 0  # the same for all: they come from one channel
         if size > self.metadata_size:
             raise InvalidArgument(
                 f"channel {self.name!r} has {self.metadata_size} bytes of metadata, and the messages bring {size}; "
@@ -130,9 +131,10 @@ class Publisher(native.Publisher, channel.Publisher):
 
     @property
     def ledger(self) -> Ledger:
-        """What was published: in this reach it is delivered to the channel when it is published.
+        """What was published. At this reach a published message counts as delivered: it is in the channel.
 
-        An unreliable publisher's message that gave way to what reliable subscribers had not read is dropped: overflow.
+        A message of an unreliable publisher that found no slot, because reliable subscribers had not read what was in
+        them, is dropped (``overflow``).
         """
         published, given_up = self._counts()
         dropped = {"overflow": given_up} if given_up else {}
@@ -143,17 +145,17 @@ class Publisher(native.Publisher, channel.Publisher):
 
 
 def history_slots(kept: Kept, slot_size: int | None) -> int:
-    """How many slots hold it: one a message; where time bounds it, as many as the bytes fill."""
+    """How many slots the history needs: one per message; if it is bounded by time, as many as its bytes fill."""
     if not kept.age_ns:
         return kept.messages
     return min(max(1, kept.bytes // (slot_size or DEFAULT_SLOT_SIZE)), MAX_SLOTS_FOR_TIME)
 
 
 def agree_on_schema(handle: Any, terms: channel.Terms) -> None:
-    """The first to say a type says it for all; what others bring must go with it, and with what others brought.
+    """The first typed handle sets the channel's type. The types of later ones must be compatible with all before.
 
-    The channel keeps the versions one to a line, the newest last, and looks whether they are still those that were
-    compared before it takes another one.
+    The channel stores the versions one per line, the newest last. It accepts a new version only if the stored ones are
+    still those that it was compared with.
     """
     where = f"channel {handle.name!r}"
     there, known = handle._agree_on_schema(terms.name, terms.text, None)

@@ -1,8 +1,9 @@
 """The subscriber. ``read``, ``read_newest``, ``read_many``, ``find``, ``wait``, ``fileno`` and ``close`` are native.
 
-Rules: one thread at a time; messages may be released by any. A message holds its slot until released or collected;
-so many at once as ``max_active_messages``, or while slots are free. At that limit a read waits for one: ``read(0)``
-gives None and the message stays unread; a read that has waited in vain warns once and says who holds what.
+Rules: one thread at a time; messages may be released by any. A message holds its slot until it is released or
+garbage-collected. At most ``max_active_messages`` may be held, or as many as there are free slots. At that limit a read
+waits for a release: ``read(0)`` gives None and the message stays unread; a read that times out warns once and says
+which process holds which slots.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class WeakReference:
-    """Gives the message back while its slot is unchanged, else None. Holds nothing meanwhile."""
+    """Returns the message while its slot is unchanged, else None. Does not hold the slot."""
 
     __slots__ = ("_place", "_subscriber")
 

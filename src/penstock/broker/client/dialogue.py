@@ -114,6 +114,7 @@ class Dialogue:
         self.scanner = Scanner("deliveries", max(max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self.ready = False
         self.version = VERSION
+        self.times = False  # whether the broker takes times of publishers; one of an older version does not
         self.journal = ""
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
@@ -149,11 +150,13 @@ class Dialogue:
         if self.ready:
             self._outgoing.append(data + b"\n")
 
-    def publish(self, topic: str, items: Any, options: str = "", properties: Properties = b"") -> Pending:
-        """Messages to one topic; settled when all of them are on disk."""
+    def publish(
+        self, topic: str, items: Any, options: str = "", properties: Properties = b"", times: Any = None
+    ) -> Pending:
+        """Messages to one topic; settled when all of them are on disk. ``times``: signed 64-bit numbers, one each."""
         head = self._heads.get(topic) or self._head_of(topic)
         tail = f" {options}".encode() if options else b""
-        data = publish_lines(head, items, tail, self.max_message_bytes, properties)
+        data = publish_lines(head, items, tail, self.max_message_bytes, properties, times)
         count = len(items)
         return self._add(Pending(data, count, publishes=True))
 
@@ -429,6 +432,7 @@ class Dialogue:
         self.journal = fields.get("journal", "")
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
+        self.times = "times" in fields
         self.ready = True
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -22,10 +23,11 @@ from penstock._core import Counters
 from penstock._core.broker import reserve
 from penstock.broker import words
 from penstock.broker.client.clients import Client
-from penstock.broker.client.requests import encode_many, publish_options
+from penstock.broker.client.requests import encode_many, publish_options, times_of
 from penstock.carry import total_bytes
 from penstock.channel import Deadline, Ledger
 from penstock.errors import ClosedError, InvalidArgument
+from penstock.journal.layout import TIME_NOW
 
 if TYPE_CHECKING:
     from penstock._core import Batch, Draft, Message
@@ -100,12 +102,15 @@ class Publisher(channel.Publisher):
         with self._turn:
             return self._client.schema(self.topic)[1] or None
 
-    def publish(self, data: Buffer, *, properties: Mapping[str, str] | None = None) -> int | None:
+    def publish(
+        self, data: Buffer, *, properties: Mapping[str, str] | None = None, timestamp_ns: int | None = None
+    ) -> int | None:
         """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
         encoded = words.encode_properties(properties)
+        times = None if timestamp_ns is None else times_of([timestamp_ns])
         with self._turn:
             self._check()
-            self._send([data], encoded)
+            self._send([data], encoded, times)
             self._settle(self._unconfirmed)
         return None
 
@@ -119,28 +124,30 @@ class Publisher(channel.Publisher):
         return self._publish_all(batch, encode_many(properties))
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
-        """Publish messages of any reach with the properties they have; gives how many were published."""
+        """Publish messages of any reach with the times and properties they have; gives how many were published."""
+        times = times_of(_time_of(message) for message in batch) if self._client._dialogue.times else None
         if isinstance(batch, list):  # which brings its bytes alone
-            return self.publish_many(batch, properties=[message.properties for message in batch])
-        return self._publish_all(batch, None)
+            properties = encode_many([message.properties for message in batch])
+            return self._publish_all(batch, properties, times)
+        return self._publish_all(batch, None, times)
 
-    def _publish_all(self, batch: Iterable[Buffer], properties: Properties) -> int:
+    def _publish_all(self, batch: Iterable[Buffer], properties: Properties, times: array[int] | None = None) -> int:
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
         if isinstance(properties, list) and len(properties) != len(items):
             raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
         with self._turn:
             self._check()
-            self._send_all(items, properties)
+            self._send_all(items, properties, times)
         return len(items)
 
-    def _send_all(self, items: Any, properties: Properties) -> None:
+    def _send_all(self, items: Any, properties: Properties, times: array[int] | None) -> None:
         if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
             if len(items):
-                self._send(items, properties)
+                self._send(items, properties, times)
         else:
             for begin in range(0, len(items), CHUNK):
                 part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
-                self._send(items[begin : begin + CHUNK], part)
+                self._send(items[begin : begin + CHUNK], part, times and times[begin : begin + CHUNK])
                 self._settle(max(self._unconfirmed, 4 * CHUNK))
         self._settle(self._unconfirmed)
 
@@ -149,9 +156,9 @@ class Publisher(channel.Publisher):
         self._check()
         return reserve(self.publish, size)
 
-    def _send(self, items: Any, properties: Properties) -> None:
+    def _send(self, items: Any, properties: Properties, times: array[int] | None) -> None:
         dialogue = self._client._dialogue
-        pending = dialogue.publish(self.topic, items, self._options, properties)
+        pending = dialogue.publish(self.topic, items, self._options, properties, times)
         self._under_way.append(pending)
         self._count += pending.count
         self._counters.add("matched", pending.count)
@@ -246,3 +253,8 @@ class Publisher(channel.Publisher):
     def closed(self) -> bool:
         """Whether ``close`` was called."""
         return self._closing
+
+
+def _time_of(message: Message) -> int:
+    """0 is that of messages that have none."""
+    return message.timestamp_ns or TIME_NOW

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +45,12 @@ class Requests(ABC):
         ttl_s: float | None = None,
         delay_s: float | None = None,
         at_ns: int | None = None,
+        timestamp_ns: int | None = None,
     ) -> Any:
-        """Publish one message; its position, once it is on disk."""
+        """Publish one message; its position, once it is on disk. ``timestamp_ns``: its time, if not that of storing."""
         options = publish_options(message_id, ttl_s, delay_s, at_ns)
-        pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties))
+        times = None if timestamp_ns is None else times_of([timestamp_ns])
+        pending = self._dialogue.publish(topic, [data], options, words.encode_properties(properties), times)
         pending.convert = lambda span: _position(span[1], pending.duplicate)
         return self._finish(pending)
 
@@ -58,11 +61,14 @@ class Requests(ABC):
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
         ttl_s: float | None = None,
+        timestamps_ns: Iterable[int] | None = None,
     ) -> Any:
-        """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each."""
+        """Publish them in order; first and last position, once all are on disk. Properties: of all, or of each; times:
+        of each."""
         items = batch if hasattr(batch, "__len__") else list(batch)
         options = publish_options(None, ttl_s, None, None)
-        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties)))
+        times = None if timestamps_ns is None else times_of(timestamps_ns)
+        return self._finish(self._dialogue.publish(topic, items, options, encode_many(properties), times))
 
     def stage(
         self,
@@ -236,6 +242,14 @@ def start_option(position: int | None, ordinal: int | None, time_ns: int | None)
     if len(given) != 1:
         raise InvalidArgument("say one of position, ordinal and time_ns")
     return given[0]
+
+
+def times_of(given: Iterable[int]) -> array[int]:
+    """Times of messages as the native core takes them."""
+    try:
+        return array("q", given)
+    except (OverflowError, TypeError) as error:
+        raise InvalidArgument(f"a time is a whole number of nanoseconds since 1970, in 64 bits: {error}") from None
 
 
 def milliseconds(seconds: float, what: str) -> int:

@@ -30,6 +30,16 @@ export function middle(text, most) {
   return text.slice(0, head) + "…" + text.slice(text.length - tail);
 }
 
+// As much of a text as is so wide, in a font as CSS names it: `shorten` gives it with at most so many letters.
+const pen = document.createElement("canvas").getContext("2d");
+export function fit(text, width, font, shorten) {
+  pen.font = font;
+  let most = text.length, shown = text;
+  while (most > 1 && pen.measureText(shown).width > width) shown = shorten(text, most = Math.min(most - 1, Math.ceil(most * width / pen.measureText(shown).width)));
+  return shown;
+}
+export const end = (text, most) => text.length <= most ? text : text.slice(0, most - 1) + "…";
+
 export const WORDS = { ok: "flowing", idle: "idle", late: "late", losing: "losing", stuck: "stuck", books: "books do not close" };
 export const WORST_FIRST = ["books", "stuck", "losing", "late", "ok", "idle"];
 export const TROUBLES = ["books", "stuck", "losing", "late"];

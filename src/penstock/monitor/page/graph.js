@@ -1,9 +1,10 @@
 // The flow as a layered graph: messages go from left to right; on a narrow screen the drawing scrolls inside of its box. A line
 // that passes a layer has a place of its own in it, so that it goes around the boxes.
-import { element, middle, rate } from "/format.js";
+import { element, end, fit, middle, rate } from "/format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { width: 190, height: 46 }, LANE = 14, GAP = 16;
+const INSIDE = BOX.width - 18 - 8;  // what a box has for its text
 const drawn = { shape: "", nodes: new Map(), edges: new Map() };
 
 function shape(name, attributes, parent) {
@@ -100,8 +101,9 @@ function line({ passes, back }) {
 function build(graph, holder) {
   const { columns, routes } = layers(graph), room = Math.max(240, holder.clientWidth - 4);
   const { width: wide, height } = place(columns, room), width = wide + (routes.some(route => route.back) ? 52 : 0);  // lines back go around
+  const family = getComputedStyle(holder).fontFamily;
   const svg = shape("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": "publishers, channels and subscribers" });
-  drawn.nodes.clear(); drawn.edges.clear();
+  drawn.nodes.clear(); drawn.edges.clear(); drawn.family = family;
   for (const route of routes) {
     const d = line(route);
     const still = shape("path", { class: "edge", d }, svg), pulse = shape("path", { class: "edge pulse idle", d }, svg);
@@ -112,9 +114,9 @@ function build(graph, holder) {
     const group = shape("g", { class: `node ${node.type === "channel" ? "channel" : "user"}`, transform: `translate(${x} ${y})`, tabindex: 0 }, svg);
     shape("rect", { class: "box", width: across, height: BOX.height, rx: 8 }, group);
     const health = shape("rect", { class: "idle", width: 5, height: BOX.height - 12, x: 6, y: 6, rx: 2.5 }, group);
-    shape("text", { x: 18, y: 19 }, group).textContent = middle(node.label, Math.floor((across - 24) / 6.9));
+    shape("text", { x: 18, y: 19 }, group).textContent = fit(node.label, INSIDE, `12px ${family}`, middle);
     const small = shape("text", { x: 18, y: 35, class: "small" }, group);
-    drawn.nodes.set(node.id, { group, health, small, node, letters: Math.floor((across - 24) / 5.9) });
+    drawn.nodes.set(node.id, { group, health, small, node });
     group.dataset.id = node.id;
   }
   holder.replaceChildren(svg);
@@ -134,7 +136,7 @@ export function draw(graph, holder, whenEmpty) {
     parts.node = node;
     parts.health.setAttribute("class", node.health);
     const lost = node.lost ? ` · ${node.lost} lost` : "", what = node.type === "channel" ? "" : ` · ${node.detail || node.type}`;
-    const said = `${rate(node.rate_hz)}${what}${lost}`, shown = said.length > parts.letters ? said.slice(0, parts.letters - 1) + "…" : said;
+    const shown = fit(`${rate(node.rate_hz)}${what}${lost}`, INSIDE, `10.5px ${drawn.family}`, end);
     if (parts.small.textContent !== shown) parts.small.textContent = shown;
     parts.group.dataset.health = node.health;
   }

@@ -1,28 +1,32 @@
 // The page: one event of the server each second brings what changed. One view is shown at a time, and only that one is drawn.
 import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, middle, rate, reconcile, span as spanText, text, worst } from "/format.js";
 import { draw, nodeUnder } from "/graph.js";
+import { keep, kept } from "/choices.js";
 import { Plot, choice } from "/plots.js";
 import { Tail } from "/tail.js";
 import { showChannel, leaveChannel } from "/channel.js";
 
 const one = id => document.getElementById(id);
 const KEEP = 900, MOST_ROWS = 300, MOST_QUEUES = 60, MOST_TROUBLES = 50;
-const view = { state: null, handles: new Map(), times: [], series: {}, long: null, span: 60, spanChosen: false, paused: false, sort: "health", up: false, heard: 0, name: "overview", channel: "", chosen: "", events: null };
+const SILENT_MS = 2000, LOOK_MS = 500;  // the server says something each second; so long without a word is no connection
+const view = { state: null, handles: new Map(), times: [], series: {}, long: null, span: 60, spanChosen: false, paused: false, sort: "health", up: false, heard: 0, lost: false, name: "overview", channel: "", chosen: "", events: null };
 const plots = [...document.querySelectorAll(".plots canvas[data-plot]:not(#field-plot)")].map(canvas => new Plot(canvas, () => showPlots()));
 
-const bare = handle => (handle.where || handle.address).replace(/\?.*$/, "");
+const bare = handle => handle.channel;
+const isTail = handle => handle.kind === "tail";  // somebody looks at messages: no part of what is watched
 const channelLink = address => `#channel=${encodeURIComponent(address)}`;
 // How long an idle handle has been idle is counted here: it changes every second, and nothing else of the handle does.
 function reason(handle) {
   if (handle.health !== "idle") return handle.reasons[0] ?? "";
-  return handle.last_s ? `no message for ${spanText(Math.max(0, view.state.time_s - handle.last_s))}` : "no message yet";
+  if (handle.last_s) return `no message for ${spanText(Math.max(0, view.state.time_s - handle.last_s))}`;
+  return handle.messages ? "no message since the monitor began" : "no message yet";
 }
 
 function showHead(state) {
   const words = [...view.handles.values()].filter(handle => !handle.internal).map(handle => handle.health), word = worst(words);
   const many = words.filter(found => TROUBLES.includes(found)).length;
-  one("status").className = `pill ${word}`;
-  text(one("status"), many ? `${WORDS[word]}: ${many} in trouble` : WORDS[word]);
+  one("status").className = `pill ${view.lost ? "stuck" : word}`;
+  text(one("status"), view.lost ? "no connection" : many ? `${WORDS[word]}: ${many} in trouble` : WORDS[word]);
   one("pipelines-link").hidden = ![...view.handles.values()].some(handle => handle.room === "spark");
   text(one("version"), state.version ?? ""); text(one("looked"), `looked at ${new Date(state.time_s * 1000).toLocaleTimeString()}`);
   const alarm = one("alarm"), open = [...view.handles.values()].filter(handle => handle.health === "books");
@@ -79,27 +83,46 @@ function button(label, pressed) {
 async function act(action, handle) {
   const lasting = { purge: "Drop every message that waits in", redrive: "Send the dead letters back to" }[action];
   if (lasting && !window.confirm(`${lasting} ${handle.name}?`)) return;
-  const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ queue: handle.name, pid: handle.pid }) });
-  const said = await answer.json();
-  window.alert(said.done ?? said.error);
+  try {
+    const answer = await fetch(`/api/actions/${action}`, { method: "POST", headers: { "X-Penstock-Action": "1", "Content-Type": "application/json" }, body: JSON.stringify({ queue: handle.name, pid: handle.pid }) });
+    const said = await answer.json();
+    say(said.done ?? said.error, !answer.ok);
+  } catch { say(`${action} of ${handle.name}: the monitor did not answer; whether it was done is not known`, true); }
 }
+
+// What an action did, at the foot of the page; success goes by itself, trouble stays until it was read.
+function say(what, bad) {
+  const box = one("said");
+  clearTimeout(view.saying);
+  box.classList.toggle("bad", bad); text(box.firstChild, what); box.hidden = false;
+  if (!bad) view.saying = setTimeout(() => { box.hidden = true; }, 8000);
+}
+one("said").lastChild.addEventListener("click", () => { one("said").hidden = true; });
 
 function channels() {
   const found = new Map();
   for (const handle of view.handles.values()) {
-    if (handle.internal) continue;
-    const where = bare(handle), known = found.get(where) ?? { where, room: handle.room, handles: [], rate_hz: 0, lost: 0, programs: new Set(), pids: new Set() };
-    known.handles.push(handle); known.lost += handle.lost; known.programs.add(handle.program); known.pids.add(handle.pid);
-    known.rate_hz = Math.max(known.rate_hz, handle.rate_hz);
-    found.set(where, known);
+    if (handle.internal || isTail(handle)) continue;
+    if (!found.has(bare(handle))) found.set(bare(handle), []);
+    found.get(bare(handle)).push(handle);
   }
-  return [...found.values()].map(channel => ({ ...channel, health: worst(channel.handles.map(handle => handle.health)) }));
+  return [...found].map(([where, handles]) => channelOf(where, handles));
 }
 
+// A channel as far as these handles are on it.
+function channelOf(where, handles) {
+  return { where, handles, room: handles[0].room, rate_hz: Math.max(...handles.map(handle => handle.rate_hz)), programs: new Set(handles.map(handle => handle.program)),
+    pids: new Set(handles.map(handle => handle.pid)), health: worst(handles.map(handle => handle.health)) };
+}
+
+// The groups that a channel is in, and what of it belongs there: of a process's group only what that process does.
 const GROUPS = {
-  reach: channel => [channel.room],
-  prefix: channel => [channel.where.replace(/^([a-z]+:\/{0,2}[^/.#]*[/.#]?).*$/, "$1")],
-  process: channel => [...channel.pids].map(pid => `${channel.handles.find(handle => handle.pid === pid).program} (${pid})`),
+  reach: channel => [[channel.room, channel]],
+  prefix: channel => [[channel.where.replace(/^([a-z]+:\/{0,2}[^/.#]*[/.#]?).*$/, "$1"), channel]],
+  process: channel => [...channel.pids].map(pid => {
+    const own = channelOf(channel.where, channel.handles.filter(handle => handle.pid === pid));
+    return [`${own.handles[0].program} (${pid})`, own];
+  }),
 };
 
 function showChannels() {
@@ -108,9 +131,9 @@ function showChannels() {
   const fitting = all.filter(fits);
   one("channel-none").hidden = fitting.length > 0 || !wanted;
   text(one("channel-count"), wanted ? `${count(fitting.length)} of ${count(all.length)}` : count(all.length));
-  for (const channel of fitting) for (const group of GROUPS[one("group-by").value](channel)) {
+  for (const channel of fitting) for (const [group, part] of GROUPS[one("group-by").value](channel)) {
     if (!groups.has(group)) groups.set(group, []);
-    groups.get(group).push(channel);
+    groups.get(group).push(part);
   }
   const sorted = [...groups].map(([name, members]) => ({ name, members, health: worst(members.map(member => member.health)), rate_hz: members.reduce((sum, member) => sum + member.rate_hz, 0) }))
     .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.name.localeCompare(b.name));
@@ -140,15 +163,21 @@ function makeChannel(channel) {
   const row = element("button", "channel"), name = element("span", "name", middle(channel.where, 44));
   row.type = "button"; row.title = channel.where; row.dataset.where = channel.where;
   row.append(element("span", "dot"), name, element("b", "n"));
-  row.addEventListener("click", () => chooseChannel(view.chosen === channel.where ? "" : channel.where));
+  row.addEventListener("click", () => goTo(view.chosen === channel.where ? "" : channel.where));
   row.addEventListener("dblclick", () => { location.hash = channelLink(channel.where); });
   return row;
 }
 
+// What is chosen is part of the page's address, so that it outlives a reload and can be sent to somebody.
+const overviewLink = where => where ? `#overview=${encodeURIComponent(where)}` : "#overview";
+function goTo(where) {
+  if (location.hash === overviewLink(where)) chooseChannel(where);
+  else location.hash = overviewLink(where);
+}
+
 async function chooseChannel(where) {
   view.chosen = where;
-  const hasPage = [...view.handles.values()].some(handle => handle.address && bare(handle) === where);
-  one("show-all").hidden = !where; one("channel-link").hidden = !hasPage; one("channel-link").href = channelLink(where);
+  document.querySelector("nav a[data-view=overview]").href = overviewLink(where);
   // The server draws up the graph of what is chosen; while the page is frozen, nothing else of the answer is shown.
   if (view.paused) view.state.graph = (await (await fetch(`/api/state?chosen=${encodeURIComponent(where)}`)).json()).graph;
   else listen();
@@ -156,8 +185,9 @@ async function chooseChannel(where) {
 }
 
 function showFlow(state) {
-  const graph = state.graph;
-  text(one("flow-note"), view.chosen ? view.chosen : graph.left_out ? `${count(graph.nodes.length)} of ${count(graph.nodes.length + graph.left_out)} boxes: trouble and the busiest first; choose a channel to see it` : "");
+  const graph = state.graph, chosen = [...view.handles.values()].filter(handle => bare(handle) === view.chosen);
+  one("show-all").hidden = !view.chosen; one("channel-link").hidden = !chosen.some(handle => handle.address); one("channel-link").href = channelLink(view.chosen);
+  text(one("flow-note"), view.chosen ? view.chosen + (chosen.some(handle => handle.name_cut) ? " · its name is too long to follow" : "") : graph.left_out ? `${count(graph.nodes.length)} of ${count(graph.nodes.length + graph.left_out)} boxes: trouble and the busiest first; choose a channel to see it` : "");
   draw(graph, one("graph"), view.handles.size ? "Nothing flows here. Choose another channel, or show all." : "Nothing of Penstock is open on this machine yet. Try: penstock demo");
 }
 
@@ -204,17 +234,19 @@ function fillMeter(made, title, right, part, full, note) {
 }
 
 function showQueues(state) {
-  const bounded = [...view.handles.values()].filter(h => !h.internal && (h.capacity || h.depth || h.lag || h.kind === "queue")).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
+  const bounded = [...view.handles.values()].filter(h => !h.internal && !isTail(h) && (h.capacity || h.depth || h.lag || h.kind === "queue")).sort((a, b) => (b.depth / (b.capacity || 1e9)) - (a.depth / (a.capacity || 1e9)) || a.where.localeCompare(b.where));
   one("queue-empty").hidden = bounded.length > 0;
   text(one("queue-more"), bounded.length > MOST_QUEUES ? `the fullest ${MOST_QUEUES} of ${count(bounded.length)}; the handles have all` : "");
   reconcile(one("queue-list"), bounded.slice(0, MOST_QUEUES), h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
-    fillMeter(made, `${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, h.state);
+    fillMeter(made, `${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.state, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : ""].filter(Boolean).join(" · "));
     made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
     const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume")) : [];
     reconcile(made.lastChild, usable, action => action, action => button(action, () => act(action, view.handles.get(h.key))), () => {});
   });
 }
+
+const consumers = many => many ? `${count(many)} consumer${many === 1 ? "" : "s"}` : "no consumer";
 
 function showPipelines() {
   const found = [...view.handles.values()].filter(h => h.room === "spark");
@@ -271,15 +303,16 @@ function navigate() {
   // Typed by hand, a % may stand for itself.
   const hash = location.hash.slice(1).replace(/(%[0-9a-f]{2})+/gi, found => { try { return decodeURIComponent(found); } catch { return found; } });
   const [name, rest] = hash.split(/=(.*)/s);
-  const before = view.name;
+  const before = view.name, chosen = view.chosen;
   view.name = name in VIEWS ? name : "overview"; view.channel = rest ?? "";
   for (const part of document.querySelectorAll(".view")) part.hidden = part.dataset.view !== view.name;
-  for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.getAttribute("href") === `#${view.name}`);
+  for (const link of document.querySelectorAll("nav a")) link.classList.toggle("on", link.dataset.view === view.name);
   if (before === "channel") leaveChannel();
   if (before === "tail" && view.name !== "tail" && tail.source) tail.end("ended: another view was opened");
   if (view.name === "channel") one("channel-plots").onclick = () => { one("plots-filter").value = view.channel; };
-  window.scrollTo(0, 0);
-  show();
+  if (before !== view.name) window.scrollTo(0, 0);
+  if (view.name === "overview" && (rest ?? "") !== chosen) chooseChannel(rest ?? "");
+  else show();
 }
 
 function extend(sample) {
@@ -297,9 +330,11 @@ function extend(sample) {
 function listen() {
   view.events?.close();
   view.events = new EventSource(`/api/events?chosen=${encodeURIComponent(view.chosen)}`);
+  view.events.addEventListener("beat", hear);
+  view.events.onerror = lose;
   view.events.onmessage = event => {
     const { state, sample, whole, gone } = JSON.parse(event.data);
-    view.heard = Date.now(); extend(sample);
+    hear(); extend(sample);
     if (view.paused) { view.missed = true; return; }
     if (whole) view.handles.clear();
     for (const key of gone) view.handles.delete(key);
@@ -308,11 +343,27 @@ function listen() {
   };
 }
 
+function hear() {
+  view.heard = performance.now();
+  if (view.lost) { view.lost = false; if (view.state) showHead(view.state); }
+}
+function lose() {
+  view.lost = true;
+  if (view.state) showHead(view.state); else { one("status").className = "pill stuck"; text(one("status"), "no connection"); }
+}
+// A browser tries again by itself where a connection broke, and not where it was refused.
+function checkConnection() {
+  if (performance.now() - view.heard > SILENT_MS) lose();
+  if (view.events.readyState === EventSource.CLOSED) listen();
+}
+
 async function begin() {
   const history = await (await fetch("/api/history?last=900")).json();
   view.times = history.times; view.series = history.series;
-  navigate(); listen();
-  setInterval(() => { if (Date.now() - view.heard > 6000) { one("status").className = "pill stuck"; text(one("status"), "no connection"); } }, 2000);
+  view.heard = performance.now();
+  navigate();
+  if (!view.events) listen();
+  setInterval(checkConnection, LOOK_MS);
   setInterval(readLong, 60000);
 }
 
@@ -330,10 +381,9 @@ one("pause").addEventListener("click", () => {
 one("theme").addEventListener("click", () => {
   const root = document.documentElement, dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   root.dataset.theme = dark ? "light" : "dark";
-  try { localStorage.setItem("penstock-theme", root.dataset.theme); } catch { /* private window */ }
+  keep("theme", root.dataset.theme);
   show();
 });
-try { const kept = localStorage.getItem("penstock-theme"); if (kept) document.documentElement.dataset.theme = kept; } catch { /* private window */ }
 function choose(seconds) {
   for (const known of document.querySelectorAll("[data-span]")) known.classList.toggle("on", Number(known.dataset.span) === seconds);
   view.span = seconds; choice.zoom = null; text(one("span-text"), seconds === 60 ? "minute" : seconds === 86400 ? "day" : spanText(seconds));
@@ -345,18 +395,23 @@ function chooseByHistory() {
   const span = [60, 300, 900].find(most => seconds <= most) ?? 900;
   if (!view.spanChosen && span !== view.span) choose(span);
 }
-for (const known of document.querySelectorAll("[data-span]")) known.addEventListener("click", () => { view.spanChosen = true; choose(Number(known.dataset.span)); showPlots(); });
-one("log-axis").addEventListener("click", () => { choice.log = !choice.log; one("log-axis").setAttribute("aria-pressed", choice.log); showPlots(); });
+for (const known of document.querySelectorAll("[data-span]")) known.addEventListener("click", () => { view.spanChosen = true; keep("span", Number(known.dataset.span)); choose(Number(known.dataset.span)); showPlots(); });
+one("log-axis").addEventListener("click", () => { chooseAxis(!choice.log); keep("log", choice.log); showPlots(); });
+function chooseAxis(log) { choice.log = log; one("log-axis").setAttribute("aria-pressed", log); }
 one("zoom-out").addEventListener("click", () => { choice.zoom = null; showPlots(); });
 for (const head of document.querySelectorAll("th[data-sort]")) head.addEventListener("click", () => {
-  view.up = view.sort === head.dataset.sort ? !view.up : !head.classList.contains("n") && head.dataset.sort !== "health"; view.sort = head.dataset.sort;
-  for (const other of document.querySelectorAll("th")) other.classList.remove("sorted", "up");
-  head.classList.add("sorted"); head.classList.toggle("up", view.up); show();
+  sortBy(head.dataset.sort, view.sort === head.dataset.sort ? !view.up : !head.classList.contains("n") && head.dataset.sort !== "health"); show();
 });
-for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).addEventListener("input", show);
-for (const id of ["internals", "group-by"]) one(id).addEventListener("change", show);
-one("graph").addEventListener("keydown", event => { const node = event.key === "Enter" && nodeUnder(event.target); if (node) chooseChannel(node.id === view.chosen ? "" : node.id); });
-one("show-all").addEventListener("click", () => chooseChannel(""));
+function sortBy(key, up) {
+  view.sort = key; view.up = up;
+  for (const head of document.querySelectorAll("th[data-sort]")) { head.classList.toggle("sorted", head.dataset.sort === key); head.classList.toggle("up", head.dataset.sort === key && up); }
+  keep("sort", [key, up]);
+}
+for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).addEventListener("input", () => { keep(id, one(id).value); show(); });
+one("group-by").addEventListener("change", () => { keep("group-by", one("group-by").value); show(); });
+one("internals").addEventListener("change", () => { keep("internals", one("internals").checked); show(); });
+one("graph").addEventListener("keydown", event => { const node = event.key === "Enter" && nodeUnder(event.target); if (node) goTo(node.id === view.chosen ? "" : node.id); });
+one("show-all").addEventListener("click", () => goTo(""));
 window.addEventListener("resize", () => requestAnimationFrame(show));
 window.addEventListener("hashchange", navigate);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
@@ -369,7 +424,20 @@ one("graph").addEventListener("pointermove", event => {
   tip.style.left = `${Math.min(event.clientX + 14, window.innerWidth - 330)}px`; tip.style.top = `${event.clientY + 14}px`;
 });
 one("graph").addEventListener("pointerleave", () => { one("tip").hidden = true; });
-one("graph").addEventListener("click", event => { const node = nodeUnder(event.target); if (node) chooseChannel(node.id === view.chosen ? "" : node.id); });
+one("graph").addEventListener("click", event => { const node = nodeUnder(event.target); if (node) goTo(node.id === view.chosen ? "" : node.id); });
+
+// What was chosen before the page was loaded again.
+function restore() {
+  const theme = kept("theme", ["light", "dark"].includes.bind(["light", "dark"])), sort = kept("sort", Array.isArray), span = kept("span", Number.isInteger);
+  if (theme) document.documentElement.dataset.theme = theme;
+  for (const id of ["ledger-filter", "search", "plots-filter"]) one(id).value = kept(id, value => typeof value === "string") ?? "";
+  one("group-by").value = kept("group-by", value => value in GROUPS) ?? "reach";
+  one("internals").checked = kept("internals", value => value === true) ?? false;
+  chooseAxis(kept("log", value => value === true) ?? false);
+  if (sort && document.querySelector(`th[data-sort="${CSS.escape(sort[0])}"]`)) sortBy(sort[0], sort[1] === true);
+  if (span && document.querySelector(`[data-span="${span}"]`)) { view.spanChosen = true; choose(span); }
+}
 
 const tail = new Tail({ form: one("tail-form"), start: one("tail-start"), note: one("tail-note"), list: one("tail-list"), address: () => one("tail-address").value, filter: () => one("tail-filter").value });
+restore();
 begin();

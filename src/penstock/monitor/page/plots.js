@@ -6,14 +6,18 @@ const MOST = 12;  // series a plot draws: the busiest, or those that were asked 
 const MARGIN = { left: 62, right: 8, top: 8, bottom: 20 };
 export const choice = { log: false, hidden: new Set(), zoom: null };
 
-// An address has the same colour on every plot, in order of first appearance; losses and processes have an order of
-// their own. After the eighth, colours repeat with dashes.
-const seen = { address: new Map(), lost: new Map(), memory: new Map() };
-function look(plot, name) {
-  const order = seen[plot.prefix.split("/")[0]] ?? seen.address;
-  if (!order.has(name)) order.set(name, order.size);
-  const at = order.get(name);
-  return { colour: getComputedStyle(document.documentElement).getPropertyValue(`--s${at % 8}`).trim(), dash: at % 16 >= 8 ? [5, 3] : [] };
+// A name has its colour and its dashes of itself, on every plot and after every restart: one of 24 hues of the same
+// lightness, and one of three ways to draw a line.
+const HUES = 24, DASHES = [[], [6, 3], [2, 2]];
+export function look(name) {
+  const at = number(name), hue = at % HUES * 360 / HUES;
+  return { colour: `oklch(${getComputedStyle(document.documentElement).getPropertyValue("--series").trim()} ${hue})`, dash: DASHES[Math.floor(at / HUES) % DASHES.length] };
+}
+// FNV-1a, then mixed: the low bits alone of names that end alike would be alike.
+function number(name) {
+  let hash = 0x811c9dc5;
+  for (const letter of name) hash = Math.imul(hash ^ letter.codePointAt(0), 0x01000193);
+  return (Math.imul(hash ^ hash >>> 15, 0x2c1b3c6d) >>> 8);
 }
 
 export class Plot {
@@ -104,7 +108,7 @@ export class Plot {
   drawLines(pen, shown, x, y) {
     pen.lineWidth = 1.7; pen.lineJoin = "round";
     for (const one of shown) {
-      const { colour, dash } = look(this, one.name); pen.strokeStyle = colour; pen.setLineDash(dash); pen.beginPath();
+      const { colour, dash } = look(one.name); pen.strokeStyle = colour; pen.setLineDash(dash); pen.beginPath();
       let drawing = false;
       for (let at = Math.max(0, this.first - 1); at < this.times.length; at++) {
         const value = one.values[at];
@@ -125,7 +129,7 @@ export class Plot {
       for (const one of shown) {
         const value = one.values[at] ?? 0;
         if (!value) continue;
-        pen.fillStyle = look(this, one.name).colour;
+        pen.fillStyle = look(one.name).colour;
         pen.fillRect(x(this.times[at]) - wide, y(base + value), wide, y(base) - y(base + value));
         base += value;
       }
@@ -143,7 +147,9 @@ export class Plot {
     }
     reconcile(this.keys, this.series, one => one.name, one => this.makeKey(one), (key, one) => {
       const value = one.values[at] ?? null;
-      key.querySelector("i").style.background = look(this, one.name).colour;
+      const { colour, dash } = look(one.name), [on, off] = dash.length && !this.bars ? dash : [1, 0];
+      key.querySelector("i").style.background = `repeating-linear-gradient(90deg, ${colour} 0 ${on}px, transparent ${on}px ${on + off}px)`;
+      key.dataset.colour = colour;
       key.setAttribute("aria-pressed", !choice.hidden.has(one.name));
       key.dataset.value = value ?? "";
       text(key.querySelector("b"), value === null ? "–" : this.unit(value));
