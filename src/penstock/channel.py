@@ -489,7 +489,6 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-<<<<<<< HEAD
             except ClosedError as error:
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
@@ -500,14 +499,7 @@ class Subscriber(Handle, Generic[T]):
                     logger.warning("%r: its function is not called: %s", self, refusal)
                 time.sleep(LOOK_S)
                 continue
-            except Exception:  # a damaged message, memory that is used up: the next one may be good
-=======
-            except (ClosedError, RefusedError) as error:  # its publisher has another type
-                if not self.closed:
-                    logger.warning("%r: its function will not be called any more: %s", self, error)
-                return
             except Exception:  # a damaged message or no memory: the next message may be good
->>>>>>> main
                 self._note_failure("reading failed")
                 time.sleep(LOOK_S)  # no event says when it is better: pause, then try again
                 continue

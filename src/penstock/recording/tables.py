@@ -82,6 +82,10 @@ class Columns:
         """The whole value; ``ValueError`` where a message is not of the type."""
         return self._versions.read(message, self._place(journal, message))
 
+    def value(self, data: bytes, place: Place) -> Any:
+        """The same of bytes that were stored at a place."""
+        return self._versions.read(data, place)
+
     def rows(self, journal: Journal, message: Message) -> list[list[Any]]:
         """The values of its rows, by column; ``ValueError`` where it is not of the type."""
         found = self._versions.rows(message, self._place(journal, message))

@@ -79,7 +79,17 @@ def _decode_str(message: Any) -> str:
 def _encode_dict(value: dict[str, Any]) -> bytes:
     if not isinstance(value, dict):
         raise _refuse(dict, value)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    try:
+        return _dump(value).encode()
+    except TypeError as error:
+        raise TypeError(f"publish takes a dict here: {_unencodable(_dump, value, error)}") from None
+    except ValueError as error:
+        place = _not_finite(value)
+        raise ValueError(f"publish: {place}, which JSON cannot hold" if place else f"publish: {error}") from None
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_scalar)
 
 
 def _decode_dict(message: Any) -> dict[str, Any]:
@@ -231,7 +241,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
 
 
-def _unencodable(encode: Callable[[Any], bytes], value: Any, error: Exception) -> str:
+def _unencodable(encode: Callable[[Any], object], value: Any, error: Exception) -> str:
     """The field that an encoder does not take."""
     path, going = "", True
     while going:
