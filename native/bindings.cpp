@@ -6,6 +6,7 @@
 #include "bindings.hpp"
 #include "counters/counters.hpp"
 #include "message/arguments.hpp"
+#include "message/wall_clock.hpp"
 #include "platform/liveness.hpp"
 
 namespace {
@@ -26,6 +27,9 @@ NB_MODULE(_core, module) {
     if (!penstock::message_ready(module.ptr()) || !penstock::batch_ready(module.ptr()) ||
         !penstock::draft_ready(module.ptr()))
         throw nanobind::python_error();
+    module.def("stop_wall_clock", &penstock::stop_wall_clock, nanobind::arg("ns"),
+               "Stamp what buses and gateways of this process publish with this moment, for a replay.");
+    module.def("run_wall_clock", &penstock::run_wall_clock, "Stamp it with the machine's time again.");
     penstock::bind_counters(module);
     auto bus = module.def_submodule("bus");
     penstock::bind_bus(bus);

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # A directory of our own, so that what is left over is ours and other programs on the machine are not disturbed.
     parent = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     os.environ["PENSTOCK_SHM_DIR"] = tempfile.mkdtemp(prefix=f"penstock-test-{os.getpid()}-", dir=parent)
+    # Processes that tests kill are no deaths of the user's.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix=f"penstock-test-state-{os.getpid()}-")
 
 
 @pytest.hookimpl(tryfirst=True)  # before markers are chosen from
@@ -64,6 +67,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     for path in sorted(directory.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     directory.rmdir()
+    shutil.rmtree(os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 
 @pytest.fixture

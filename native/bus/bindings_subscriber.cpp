@@ -6,6 +6,7 @@
 #include <new>
 
 #include "bus/objects.hpp"
+#include "message/wall_clock.hpp"
 
 namespace penstock::bus {
 
@@ -324,9 +325,7 @@ PyObject *subscriber_deliver(PyObject *object, PyObject *const *arguments, Py_ss
     }
     if (draft && !(header = take_from_draft(draft))) return nullptr;
     header->flags |= flag_published | (writable ? flag_writable : 0);
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    header->timestamp_ns = now.tv_sec * 1'000'000'000LL + now.tv_nsec;
+    header->timestamp_ns = wall_ns();
     if (draft) header->size = static_cast<std::uint32_t>(draft->size);
     self->counters->matched.add();
     if (self->kind == Kind::callback) {

@@ -4,7 +4,6 @@
 // change and dropped at the next change, so a publish looks at those subscribers alone. A dispatch under way keeps the
 // route it began with; who is removed meanwhile is struck from it. All of it with the GIL held.
 #include <Python.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -13,6 +12,7 @@
 #include <utility>
 
 #include "bus/objects.hpp"
+#include "message/wall_clock.hpp"
 
 namespace penstock::bus {
 
@@ -145,12 +145,6 @@ PyObject *another(Frame *frame, Header *header) {
     drop(header);
     keep_error(frame);
     return nullptr;
-}
-
-std::int64_t realtime_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
 void forget_oldest(History *history) {
@@ -459,7 +453,7 @@ PyObject *publish_all(BusObject *bus, PublisherObject *publisher, AllocatorObjec
     PyObject *iterator = listed ? Py_NewRef(items) : PyObject_GetIter(items);
     if (!iterator) return nullptr;
     bool direct = !bus->queued && !frame_of(bus);
-    const std::int64_t now_ns = realtime_ns();
+    const std::int64_t now_ns = wall_ns();
     constexpr std::uint32_t small = 4096;  // larger ones are not kept back while others are copied
     std::size_t taken = 0, count = 0;
     std::uint64_t bytes = 0;
@@ -545,7 +539,7 @@ std::uint64_t publish_header(BusObject *bus, Header *header, bool *committed, st
         *committed = false;
         return 0;
     }
-    stamp(state, header, now_ns ? now_ns : realtime_ns());
+    stamp(state, header, now_ns ? now_ns : wall_ns());
     if (bus->queued) return publish_queued(bus, state, header, committed);
     std::uint64_t ordinal = number(bus, state, header);
     if (thread_frames) [[unlikely]] {
@@ -669,7 +663,7 @@ void replay(BusObject *bus, SubscriberObject *subscriber, std::uint16_t id) {
     if (!history || subscriber->no_history || subscriber->kind != Kind::queue || subscriber->predicate ||
         !matches(subscriber, id))
         return;
-    const std::int64_t since = history->age_ns ? realtime_ns() - history->age_ns : INT64_MIN;
+    const std::int64_t since = history->age_ns ? wall_ns() - history->age_ns : INT64_MIN;
     for (std::size_t i = 0; i < history->ring.size(); ++i) {
         Header *header = history->ring.at(i);
         if (header->timestamp_ns < since) continue;

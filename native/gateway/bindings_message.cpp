@@ -2,14 +2,13 @@
 // of modules hold by reference: release() leaves it alone, the last reference gives the memory back.
 //
 // Its memory begins with the bus's header, so that the queues of a bus take it as one of their own.
-#include <time.h>
-
 #include <cstring>
 #include <new>
 
 #include "gateway/codec.hpp"
 #include "gateway/objects.hpp"
 #include "gil.hpp"
+#include "message/wall_clock.hpp"
 
 namespace penstock::gateway {
 
@@ -42,12 +41,6 @@ struct Block final : Owner {
         return new (memory) Block;
     }
 };
-
-std::int64_t now_ns() {
-    timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
-}
 
 // Bytes that may be lent instead of copied: nothing else can change them.
 bool may_lend(PyObject *object) { return PyBytes_CheckExact(object) || message_check(object); }
@@ -160,7 +153,7 @@ PyObject *gateway_message_new(PyTypeObject *type, PyObject *arguments, PyObject 
     PyObject *dict = as_dict(properties);
     if (!dict) return nullptr;
     PyObject *nothing = content ? nullptr : PyBytes_FromStringAndSize(nullptr, 0);
-    PyObject *self = build(type, content ? content : nothing, dict, timestamp ? timestamp : now_ns());
+    PyObject *self = build(type, content ? content : nothing, dict, timestamp ? timestamp : wall_ns());
     Py_XDECREF(nothing);
     Py_DECREF(dict);
     return self;
@@ -186,7 +179,7 @@ PyObject *decode_from(PyTypeObject *type, Py_buffer &view, std::size_t skip, boo
         PyBuffer_Release(&view);
     }
     Envelope envelope;
-    envelope.timestamp_ns = now_ns();
+    envelope.timestamp_ns = wall_ns();
     envelope.properties = base + (parts.properties - bytes);
     envelope.properties_size = parts.properties_size;
     envelope.data = base + (parts.content - bytes);

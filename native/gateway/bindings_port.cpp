@@ -286,6 +286,12 @@ int set_receiving(PyObject *self, PyObject *value, void *) {
 PyObject *get_id(PyObject *self, void *) { return PyLong_FromLong(as_port(self)->id); }
 PyObject *get_name(PyObject *self, void *) { return Py_NewRef(as_port(self)->name); }
 PyObject *get_published(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->ordinal); }
+int set_published(PyObject *self, PyObject *value, void *) {
+    const unsigned long long number = value ? PyLong_AsUnsignedLongLong(value) : 0;
+    if (number == static_cast<unsigned long long>(-1) && PyErr_Occurred()) return -1;
+    as_port(self)->ordinal = number;
+    return 0;
+}
 PyObject *get_bytes(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->bytes); }
 PyObject *get_outside(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->outside); }
 PyObject *get_refused(PyObject *self, void *) { return PyLong_FromUnsignedLongLong(as_port(self)->refused); }
@@ -303,7 +309,7 @@ PyGetSetDef getset[] = {
     {"worker", get_worker, set_worker, "The thread that calls the module's receive, or 0.", nullptr},
     {"id", get_id, nullptr, "The source's number on the broker's bus.", nullptr},
     {"name", get_name, nullptr, "The module's name.", nullptr},
-    {"published", get_published, nullptr, "Messages published.", nullptr},
+    {"published", get_published, set_published, "Messages published: the ordinal of the last one.", nullptr},
     {"bytes", get_bytes, nullptr, "Their bytes.", nullptr},
     {"outside", get_outside, nullptr, "Those of them that were not published inside the module's receive.", nullptr},
     {"receiving", get_receiving, set_receiving, "The thread that is in the module's receive, or 0.", nullptr},

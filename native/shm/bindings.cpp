@@ -13,6 +13,7 @@
 #include "message/message.hpp"
 #include "shm/bindings_handle.hpp"
 #include "shm/checksum.hpp"
+#include "shm/deaths.hpp"
 #include "text.hpp"
 
 namespace penstock::shm {
@@ -266,10 +267,52 @@ static nb::list channels() {
     return all;
 }
 
+static nb::list deaths() {
+    std::vector<shm::DeathRecord> found;
+    {
+        GilReleased released;
+        shm::look_for_deaths();
+        found = shm::read_deaths();
+    }
+    nb::list all;
+    for (const shm::DeathRecord &death : found) {
+        nb::list members;
+        for (std::uint32_t m = 0; m < death.members; ++m) {
+            const shm::MemberRecord &member = death.member[m];
+            nb::dict entry;
+            entry["kind"] = member.kind == 1 ? "publisher" : "subscriber";
+            entry["channel"] = readable_text(member.name);
+            entry["reliable"] = bool(member.reliable);
+            entry["vchan_id"] = member.vchan;
+            entry["messages"] = member.count;
+            entry["total_bytes"] = member.bytes;
+            entry["dropped"] = member.dropped;
+            entry["joined_ns"] = member.joined_ns;
+            entry["before"] = member.before;
+            entry["tail"] = member.tail;
+            entry["ordinal"] = member.ordinal;
+            entry["time_ns"] = member.time_ns;
+            entry["size"] = member.size;
+            entry["held"] = member.held;
+            entry["beginning"] = nb::bytes(member.beginning, member.beginning_size);
+            members.append(entry);
+        }
+        nb::dict entry;
+        entry["pid"] = death.pid;
+        entry["found_by"] = death.finder;
+        entry["found_ns"] = death.found_ns;
+        entry["left_out"] = death.left_out;
+        entry["members"] = members;
+        all.append(entry);
+    }
+    return all;
+}
+
 void bind_shm(nb::module_ &module) {
     module.attr("MAX_VCHAN_ID") = shm::max_vchans;
     module.attr("MAX_SLOTS") = shm::max_slots;
     module.def("channels", &channels);
+    module.def("deaths", &deaths);
     module.def("clean", [] {
         std::vector<std::string> removed;
         {

@@ -14,6 +14,7 @@
 #include <set>
 
 #include "platform/shared_directory.hpp"
+#include "shm/deaths.hpp"
 #include "shm/membership.hpp"
 
 namespace penstock::shm {
@@ -103,19 +104,36 @@ std::string hexadecimal(std::uint64_t word) {
     return text;
 }
 
-void view_slots(const std::string &name, ChannelView &view, const Channel &control) {
+// The channel's tables, attached for looking; empty where there are none.
+Mapping look_at_tables(const std::string &name, Channel &channel) {
     Access any;
     any.shared = true;
+    std::uint32_t slots = channel.header->slots.load();
+    auto stride = std::uint32_t(round_up(channel.header->metadata_size.load(), 16));
+    if (!channel.header->ready.load() || slots < 2 || slots > max_slots || stride > max_metadata_bytes) return {};
+    File file = open_file(name + ".tables." + hexadecimal(channel.header->nonce), any, false);
+    std::uint64_t size = TablePlaces(slots, channel.subscriber_words(), stride).total;
+    if (!file || file_size(file) != size) return {};
+    Mapping memory(file.get(), size, false);
+    channel.attach_tables(memory.data(), slots, stride);
+    return memory;
+}
+
+void note_deaths_in(const std::string &encoded, Channel channel) {
     try {
-        std::uint32_t slots = control.header->slots.load();
-        auto stride = std::uint32_t(round_up(control.header->metadata_size.load(), 16));
-        if (!control.header->ready.load() || slots < 2 || slots > max_slots || stride > max_metadata_bytes) return;
-        File file = open_file(name + ".tables." + hexadecimal(control.header->nonce), any, false);
-        std::uint64_t size = TablePlaces(slots, control.subscriber_words(), stride).total;
-        if (!file || file_size(file) != size) return;
-        Mapping memory(file.get(), size, false);
+        Mapping tables = look_at_tables(encoded, channel);
+        note_deaths(encoded, channel);
+    } catch (const Error &) {  // its tables are damaged, or another user's
+        note_deaths(encoded, channel);
+    }
+}
+
+void view_slots(const std::string &name, ChannelView &view, const Channel &control) {
+    try {
         Channel channel = control;
-        channel.attach_tables(memory.data(), slots, stride);
+        Mapping memory = look_at_tables(name, channel);
+        if (!memory) return;
+        std::uint32_t slots = channel.slot_count;
         view.messages = channel.tail() - 1;
         view.last_ns = channel.tables->last_timestamp_ns.load();
         for (std::uint32_t s = 0; s < slots; ++s) {
@@ -213,6 +231,14 @@ std::vector<ChannelView> list_channels() {
     return found;
 }
 
+void look_for_deaths() {
+    for (const std::string &file_name : names_in_directory()) {
+        if (!is_control(file_name)) continue;
+        Look look = look_at(file_name, false);
+        if (look.problem.empty()) note_deaths_in(file_name.substr(0, file_name.size() - std::strlen(suffix)), look.channel);
+    }
+}
+
 bool is_channel_in_use(const std::string &encoded) {
     Look look = look_at(encoded + suffix, false);
     return look.problem.empty() && any_alive(look.channel);
@@ -255,6 +281,7 @@ std::vector<std::string> clean_channels() {
         // Made by somebody who died before joining: nobody has it open but us, and it is not brand-new.
         if (!dead && lock.held() && !look.channel.header->takings.load() && time(nullptr) - status.st_mtime > 60) dead = true;
         if (dead) {
+            note_deaths_in(encoded, look.channel);
             remove_file(file_name);
             removed.push_back(decode_name(encoded));
         } else {

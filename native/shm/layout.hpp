@@ -115,7 +115,7 @@ struct alignas(128) Member {
     std::uint64_t joined_ns; // 40
     Word wanted_cursor;      // 48  a sleeping publisher: not worth waking before a reader has come so far (hint)
     Word extra;              // 56  a subscriber: slots that it may hold beyond those
-    alignas(64) Word cursor; // 64  a line of its own: written at each read
+    alignas(64) Word cursor; // 64  the next sequence to read, or after the last published; written at each message
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80
     Word dropped;            // 88

@@ -11,6 +11,7 @@
 #include <map>
 
 #include "platform/shared_directory.hpp"
+#include "shm/deaths.hpp"
 
 namespace penstock::shm {
 
@@ -214,11 +215,14 @@ bool Membership::recover() {
 
 bool Membership::recover_locked() {
     std::map<std::uint64_t, bool> known;
+    bool noted = false;
     auto is_dead = [&](Member &member) {
         if (!member.taken.load()) return false;
         std::uint64_t token = member.process.load();
         auto found = known.find(token);
         if (found == known.end()) found = known.emplace(token, process_alive(token)).first;
+        if (!found->second && !noted) note_deaths(encoded_, channel);  // all of them, before the first is put right
+        noted = noted || !found->second;
         return !found->second;
     };
     bool any = false;

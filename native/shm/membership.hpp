@@ -195,6 +195,9 @@ bool is_channel_in_use(const std::string &encoded);
 // The multiplexer of that virtual channel, where it is in use and not the one with that nonce; else empty.
 std::string multiplexer_of(const std::string &encoded, std::uint64_t own_nonce);
 
+// Notes every dead member of every channel (deaths.hpp); puts nothing right.
+void look_for_deaths();
+
 // Removes what the dead left: channels without a live member, strays, liveness files. Gives the names removed.
 std::vector<std::string> clean_channels();
 

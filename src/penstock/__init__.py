@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock import broker as broker
     from penstock import bus as bus
     from penstock import calls as calls
+    from penstock import clock as clock
     from penstock import gateway as gateway
     from penstock import journal as journal
     from penstock import shm as shm
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.channel import Ledger, Overflow, Publisher, Subscriber
     from penstock.types import Image
 
-_ROOMS = ("bridge", "broker", "bus", "calls", "gateway", "journal", "shm", "spark", "tcp", "types")
+_ROOMS = ("bridge", "broker", "bus", "calls", "clock", "gateway", "journal", "shm", "spark", "tcp", "types")
 _HOMES = {
     "_core": ("Batch", "Draft", "Message"),
     "address": ("Address", "publisher", "subscriber"),

@@ -23,6 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 from urllib.parse import parse_qsl, unquote
 
+from penstock import clock
 from penstock.channel import Publisher, Subscriber
 from penstock.errors import InvalidArgument, nearest
 from penstock.secrecy import SECRETS
@@ -268,6 +269,8 @@ def _open(kind: str, text: str, options: Mapping[str, Any]) -> Any:
 
 
 def _open_with(function: Callable[..., Any], kind: str, address: Address, options: Mapping[str, Any]) -> Any:
+    if address.scheme != "bus":
+        clock.refuse_if_virtual(f"{address.text} (of other processes)")
     if wants_disk(kind, address, options):
         return _open_durable(function, kind, address, options)
     own = {"start", "durable"} if address.scheme in KEEPING else DISK_OPTIONS[kind]

@@ -32,6 +32,7 @@ from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
+from penstock import clock
 from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError, nearest
 from penstock.tasks import Worker, readable
 
@@ -470,6 +471,7 @@ class Subscriber(Handle, Generic[T]):
             return self
         if self._caller is not None:
             raise StateError("a thread calls this subscriber's function already")
+        clock.refuse_if_virtual("on_message= (in a thread of its own)")
         read = self.read  # taken before `read` is replaced below, which refuses it to all others
         self._caller = threading.Thread(target=self._serve, args=(read,), name="penstock-on-message", daemon=True)
         self.on_message(function)

@@ -9,8 +9,8 @@
 ================  ======================================================================================
 values            numbers, "text" or 'text', true, false, null, lists in brackets
 fields            ordinal, timestamp (seconds), age (seconds), size, channel, position, id, vchan_id, payload
-paths             ``.name``, ``.list[0].name`` in the value, which is JSON where the caller knows nothing else of it;
-                  ``properties.name`` of the message
+paths             ``.name``, ``.list[0].name`` in the value, which is JSON where the caller knows nothing else of it,
+                  also written ``value.name``; ``properties.name`` of the message
 operators         ``or``, ``and``, ``not``, ``== != < <= > >=``, ``in``, ``contains``, ``startswith``,
                   ``endswith``, ``like`` (``*`` and ``?``), ``+ - * / %``
 ================  ======================================================================================
@@ -27,16 +27,16 @@ import json
 import math
 import operator
 import re
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock import clock
 from penstock.errors import InvalidArgument, nearest
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["compile_assignment", "compile_filter", "FilterError"]
+__all__ = ["compile_assignment", "compile_filter", "compile_rule", "FilterError"]
 
 MAX_TEXT = 4096
 MAX_DEPTH = 64
@@ -97,7 +97,7 @@ _UNSET = object()
 _FIELDS: dict[str, Evaluate] = {
     "ordinal": lambda s: s.message.ordinal,
     "timestamp": lambda s: s.message.timestamp_ns / 1e9,
-    "age": lambda s: (time.time_ns() - s.message.timestamp_ns) / 1e9,
+    "age": lambda s: None,  # by the clock that is in use when the expression is compiled
     "size": lambda s: s.message.size,
     "channel": lambda s: s.message.channel,
     "position": lambda s: s.message.position,
@@ -117,6 +117,21 @@ def compile_filter(expression: str) -> Callable[..., bool]:
     evaluate = parser.expression()
     parser.end()
     return lambda message, read=None: bool(evaluate(Subject(message, read)))
+
+
+def compile_rule(expression: str) -> Callable[..., bool | None]:
+    """A function that says whether a message keeps to ``expression``; None where a field that it names is missing."""
+    parser = _Parser(expression)
+    evaluate = parser.expression()
+    parser.end()
+
+    def judge(message: Message, read: Read | None = None) -> bool | None:
+        subject = Subject(message, read)
+        if any(path(subject) is None for path in parser.paths):
+            return None
+        return bool(evaluate(subject))
+
+    return judge
 
 
 def compile_assignment(text: str) -> tuple[tuple[str, ...], Evaluate]:
@@ -143,6 +158,7 @@ class _Parser:
             raise FilterError(f"a filter has at most {MAX_WORDS} words and signs, not {len(self.tokens)}", MAX_WORDS)
         self.at = 0
         self.depth = 0
+        self.paths: list[Evaluate] = []  # every path that the expression names
 
     def _scan(self) -> list[tuple[str, str, int]]:
         tokens, at = [], 0
@@ -253,8 +269,12 @@ class _Parser:
             return _constant(_CONSTANTS[text])
         if text == "properties":
             return self.path(lambda s: s.message.properties)
+        if text == "value":
+            return self.path(lambda s: s.value)
+        if text == "age":
+            return _age()
         if text not in _FIELDS:
-            raise self.error_at(f"is no field; {nearest(text, [*_FIELDS, 'properties'])}", place)
+            raise self.error_at(f"is no field; {nearest(text, [*_FIELDS, 'properties', 'value'])}", place)
         return _FIELDS[text]
 
     def list(self) -> Evaluate:
@@ -276,7 +296,9 @@ class _Parser:
                 self.at += 1
                 steps.append(self.index(place))
             else:
-                return _walk(root, steps)
+                found = _walk(root, steps)
+                self.paths.append(found)
+                return found
 
     def index(self, place: int) -> int | str:
         kind, text, _ = self.peek()
@@ -295,6 +317,11 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _constant(value: Any) -> Evaluate:
     return lambda s: value
+
+
+def _age() -> Evaluate:
+    now_ns = clock.current().time_ns
+    return lambda s: (now_ns() - s.message.timestamp_ns) / 1e9
 
 
 def _or(left: Evaluate, right: Evaluate) -> Evaluate:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import threading
@@ -17,7 +18,7 @@ from penstock.broker.client.dialogue import Dialogue
 from penstock.broker.protocol import _DATA_VERBS, VERBS
 from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.journal import Journal
-from tests.broker.conftest import Wire, loaded, until
+from tests.broker.conftest import LONG, Wire, loaded, until
 from tests.broker.test_disk_failures import Failing
 
 #: verb: requests that are served, and requests that are refused; each is (bytes, number of requests)
@@ -262,6 +263,31 @@ def test_a_malformed_answer_is_a_protocol_error(
 ) -> None:
     with Client(port=lying(answers), timeout=60, reconnect=reconnect) as client, pytest.raises(ProtocolError):
         act(client)
+
+
+def test_who_waits_in_vain_is_told_what_the_broker_said() -> None:
+    """Each time it sends its message the connection is closed with a word."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                with connection, connection.makefile("rb") as file:
+                    file.readline()
+                    connection.sendall(HELLO)
+                    file.readline()
+                    connection.sendall(b"ERR closing no room: try again\n")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    with Client(port=listener.getsockname()[1], timeout=1.0) as client:
+        with pytest.raises(TimeoutError, match="it closed the connection before: no room: try again"):
+            client.publish("t", b"x")
+        assert client.connections > 1
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+    thread.join(LONG)
 
 
 def test_at_the_quota_many_publishes_under_way_are_refused_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 from collections.abc import Callable
 
 import pytest
@@ -11,9 +12,10 @@ from penstock._core.broker import Scanner
 from penstock.broker import Client, Limits, Server, words
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY
+from penstock.broker.unfinished import Unfinished
 from penstock.errors import RefusedError
 
-from .conftest import Wire, until
+from .conftest import LONG, Wire, until
 
 
 def test_a_transaction_past_the_quota_is_refused_and_stays_staged(serve: Callable[..., Server]) -> None:
@@ -82,6 +84,48 @@ def test_refused_topics_are_forgotten_when_they_are_many() -> None:
     scanner.feed(b"PUB t65536 1\nxPUB t0 1\nx")
     events = [scanner.next() for _ in range(2)]
     assert [event and event[0] for event in events] == [words.REFUSED, words.NEW_TOPIC]
+
+
+def test_who_begins_messages_keeps_nobody_out(serve: Callable[..., Server]) -> None:
+    """Large messages that are begun and not finished hold all the room there is, whether a little comes or nothing."""
+    limits = Limits(max_message_bytes=1 << 20, max_unfinished_bytes=4 << 20)
+    server = serve(limits=limits, max_message_bytes=1 << 20)
+    wires = [Wire(server.port).hello().send(b"PUB t 1048576\n" + bytes(1_040_000)) for _ in range(4)]
+    until(lambda: server.statistics()["unfinished_bytes"] > 4_100_000)
+    with Client(port=server.port, timeout=LONG) as client:
+        for number in range(3):
+            assert client.publish("t", bytes(1_000_000)) == number + 1
+    gone, *_ = select.select([wire.socket for wire in wires], [], [], LONG)
+    told = [wire.closed() for wire in wires if wire.socket in gone]
+    assert told and all(line.startswith(b"ERR closing no room: messages that have begun") for line in told)
+    for wire in wires:
+        wire.close()
+
+
+def test_where_there_is_no_room_those_go_that_bring_the_least() -> None:
+    found: Unfinished[str] = Unfinished()
+    assert found.slowest("a", 0.0) is None
+    for peer in "abc":
+        found.note(peer, 1_000_000, 0.0)
+    found.note("small", 1000, 0.0)
+    assert found.total == 3_001_000
+    assert found.slowest("b", 0.5) == "b", "all have just begun: the last one"
+    found.note("a", 1_000_001, 1.5)  # a little comes, or nothing
+    found.note("c", 3_000_000, 1.5)
+    found.note("c", 4_000_000, 2.6)
+    found.note("a", 1_000_002, 2.6)
+    assert found.slowest("c", 2.6) == "b"
+    found.forget("b")
+    assert found.slowest("c", 2.6) == "a", "not the one that goes on, though it holds most"
+    found.note("new", 5_000_000, 2.7)
+    assert found.slowest("new", 2.7) == "a"
+    found.note("a", 0, 2.8)
+    assert found.slowest("new", 2.8) == "c", "a message that has just begun is given a second"
+    found.note("c", 100_000, 2.9)
+    assert found.slowest("c", 2.9) == "c", "another message: it has just begun, too"
+    for peer in ("c", "new", "small", "nobody"):
+        found.forget(peer)
+    assert found.total == 0 and found.slowest("c", 3.0) is None
 
 
 def test_unfinished_messages_of_all_connections_have_a_bound(serve: Callable[..., Server]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock.bus import Bus, DelayedMessage, FifoSubscriber, QueueSubscriber, SlabAllocator
-from penstock.bus.clock import SystemClock
+from penstock.clock import SystemClock
 from penstock.errors import ClosedError, StateError
 
 from .conftest import LONG

@@ -83,8 +83,6 @@ class Connection:
         self.liveness = Liveness(self.socket, limits.keepalive_s)
         self.look_at = self.opened + limits.keepalive_s / PROBES
         self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
-        self.unfinished_bytes = 0  # come in of a command that is not whole
-        self.unfinished_since = 0.0
         self.busy = False  # a command under way could go on now
         self.cut = False  # its turn was over before all that has come in was handled
         self.paused_until = 0.0

@@ -33,6 +33,7 @@ from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights, Tokens
 from penstock.broker.session import Session
 from penstock.broker.store import DISK_FULL, JournalStore, Store
+from penstock.broker.unfinished import Unfinished
 from penstock.broker.words import Disconnect
 from penstock.errors import InvalidArgument, PenstockError, RefusedError
 
@@ -40,7 +41,6 @@ log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
 HOUSEKEEPING_S = 1.0
 PAUSE_S = 0.02
-UNFINISHED_BYTES = 65_536  # less than this is not worth closing a connection for
 ACKNOWLEDGED_S = 0.005  # how often the peers' acknowledgements are looked for
 RETRY_S = 1.0  # after a step of the loop that failed
 TRIM_S = 10.0  # how often what all queues have passed is offered for freeing
@@ -121,7 +121,7 @@ class Server:
         self._started = time.time()
         self.commits = 0
         self.failures = 0  # commits that failed
-        self._unfinished_bytes = 0  # of all connections
+        self._unfinished: Unfinished[Connection] = Unfinished()
         self.internal_errors = 0  # failures that nobody had foreseen
         self._not_before: dict[str, float] = {}  # when a step of the loop that failed is tried again
         self.turns = 0
@@ -287,22 +287,15 @@ class Server:
 
     def _note_unfinished(self, connection: Connection, size: int) -> None:
         """Messages that are not whole are kept in memory, so all of them together have a bound."""
-        if size < connection.unfinished_bytes or not connection.unfinished_bytes:
-            connection.unfinished_since = time.monotonic()
-        self._unfinished_bytes += size - connection.unfinished_bytes
-        connection.unfinished_bytes = size
-        most = max(self.limits.max_unfinished_bytes, 2 * self.limits.max_message_bytes)
-        if self._unfinished_bytes > most:
-            self._end_unfinished(connection)
-
-    def _end_unfinished(self, last: Connection) -> None:
-        """Those that take long for what they have sent go first, then the one that was the last to send."""
         now = time.monotonic()
-        large = [found for found in self.connections.values() if found.unfinished_bytes > UNFINISHED_BYTES]
-        slow = [found for found in large if now - found.unfinished_since > 10 + found.unfinished_bytes / (1 << 20)]
-        for connection in slow or [last]:
-            log.warning("%s: closed: its message is unfinished, and there is no memory for it", connection.peer)
-            self._drop(connection)
+        self._unfinished.note(connection, size, now)
+        most = max(self.limits.max_unfinished_bytes, 2 * self.limits.max_message_bytes)
+        while self._unfinished.total > most and (slowest := self._unfinished.slowest(connection, now)) is not None:
+            text = f"no room: messages that have begun to come in hold {most} bytes, the most of all clients together"
+            log.warning("%s: closed: %s", slowest.peer, text)
+            self._unfinished.forget(slowest)
+            slowest.scanner.clear()
+            self._end(slowest, text)
 
     def _serve(self, connection: Connection, act: Callable[[], None]) -> None:
         """Do something for one connection: what goes wrong is that connection's, never the end of all."""
@@ -376,6 +369,7 @@ class Server:
     def _go_on(self, connection: Connection) -> None:
         self._paused.pop(connection)
         connection.scan()
+        self._note_unfinished(connection, connection.scanner.buffered_bytes)
         if connection.paused() or connection.working:
             self._paused[connection] = None  # behind the others
         else:
@@ -495,8 +489,7 @@ class Server:
         if self.connections.get(connection.descriptor) is not connection:
             return False
         del self.connections[connection.descriptor]
-        self._unfinished_bytes -= connection.unfinished_bytes
-        connection.unfinished_bytes = 0
+        self._unfinished.forget(connection)
         self._paused.pop(connection, None)
         self._unacknowledged.discard(connection)
         self._touched.discard(connection)
@@ -655,7 +648,7 @@ class Server:
             "quota_bytes": self.limits.quota_bytes,
             "keep": getattr(self.broker.store, "kept", ""),
             "staged_bytes": self.broker.transactions.staged_bytes,
-            "unfinished_bytes": self._unfinished_bytes,
+            "unfinished_bytes": self._unfinished.total,
         }
 
 

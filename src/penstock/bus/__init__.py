@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.address import Address, opener
 from penstock.bus.allocator import CustomAllocator, HeapAllocator, Outstanding, SlabAllocator, static_slab
 from penstock.bus.bus import Bus, declare, publish_to
-from penstock.bus.clock import SystemClock, VirtualClock
 from penstock.bus.default import default_bus, disable_default_bus, enable_default_bus
 from penstock.bus.delayed import Caught, DelayedMessage
 from penstock.bus.named import named_bus
@@ -28,6 +27,7 @@ from penstock.bus.subscriber import (
     QueueSubscriber,
 )
 from penstock.channel import Overflow
+from penstock.clock import SystemClock, VirtualClock
 from penstock.history import kept_of, wants_past
 
 if TYPE_CHECKING:

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
 
+from penstock import clock
 from penstock._core import bus as _native
 from penstock.bus.publisher import Publisher
 from penstock.bus.subscriber import (
@@ -76,6 +77,8 @@ class Bus(_native.Bus):
             mode = "executor"
         elif mode not in MODES:
             raise InvalidArgument(f"mode={mode!r} is not a choice (or give an executor); {nearest(str(mode), MODES)}")
+        if mode != "direct":
+            clock.refuse_if_virtual(f'bus {name!r} (mode={mode!r}, in a thread of its own; mode="direct" has none)')
         if pending_depth is not None and pending_depth < 1:
             raise InvalidArgument(f"pending_depth={pending_depth} must be 1 or more messages, or None")
         if pending_bytes < 1:

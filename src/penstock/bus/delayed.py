@@ -16,8 +16,8 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import bus as _native
-from penstock.bus.clock import Clock, Timer, system_clock
 from penstock.channel import check_timeout
+from penstock.clock import Clock, Timer, current
 from penstock.errors import ClosedError, InvalidArgument, PenstockError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class DelayedMessage:
         self.subscriber = subscriber
         self.deferred = 0
         self.fired = 0
-        self._clock: Clock = system_clock() if clock is None else clock
+        self._clock: Clock = current() if clock is None else clock
         self._message = _native.StaticMessage(memory, id, self._handled)
         self._lock = threading.RLock()  # reentrant: the last release may run in a finaliser of a thread that holds it
         self._timer: Timer | None = None

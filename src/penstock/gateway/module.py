@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Protocol
 
+from penstock import clock as clocks
 from penstock._core.gateway import GatewayMessage
 from penstock.types import Codec, Schema, codec_of
 from penstock.types.handles import Decoding
@@ -46,6 +47,8 @@ class Module:
     name: str = ""
     broker: Outlet
     configuration: Any = None
+    #: What time it is: the machine's clock, or in a replay the recorded time.
+    clock: clocks.Clock
     #: Set by whoever supervises: told when a thread or process of the module's own has failed.
     on_failure: Callable[[BaseException], object] | None = None
     #: Whether what it publishes is kept where it came from until it was handled: its links then deliver at least once.
@@ -54,6 +57,9 @@ class Module:
     gathers: ClassVar[bool] = False
     #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
     restarts: ClassVar[bool] = False
+    #: Whether it speaks with the world (sockets, devices, files). A replay does not make it: the recording stands for
+    #: what it publishes, and what comes for it is stored.
+    reaches_outside: ClassVar[bool] = False
     #: What messages that come are made of: ``self.value(message)`` gives it. As ``type=`` of ``penstock.subscriber``.
     input_type: ClassVar[Any] = None
     #: What ``self.publish`` takes. As ``type=`` of ``penstock.publisher``.
@@ -68,6 +74,7 @@ class Module:
         """Take the broker and the configuration that ``parse`` gave."""
         self.broker = broker
         self.configuration = configuration
+        self.clock = clocks.current()
 
     def start(self) -> None:
         """Every module has been made and the links are there: begin."""
@@ -117,13 +124,13 @@ class Source(Module):
     it is done."""
 
     restarts = True
+    reaches_outside = True  # unless it says otherwise: one that uses messages and ``self.clock`` alone runs in a replay
 
     def start(self) -> None:
         """Begin the thread."""
-        self.stopping = threading.Event()
-        self._thread = threading.Thread(
-            target=self._guarded, name=f"{self.name or type(self).__name__} source", daemon=True
-        )
+        clock = clocks.current()
+        self.stopping = clock.event()
+        self._thread = clock.thread(self._guarded, f"{self.name or type(self).__name__} source")
         self._thread.start()
 
     def run(self) -> None:

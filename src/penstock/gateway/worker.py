@@ -592,7 +592,7 @@ class Worker:
         if options.max_tries is not None and tries >= options.max_tries:
             self._give_up(message, error, tries)
         else:
-            heapq.heappush(self.aside, Aside(time.monotonic() + _backoff(options, tries), number, tries, message))
+            heapq.heappush(self.aside, Aside(time.monotonic() + backoff_s(options, tries), number, tries, message))
 
     def _take_back(self) -> None:
         while self.given_back:
@@ -643,7 +643,7 @@ class Worker:
                 self._give_up(message, failed, tries)
                 return
             self.busy_since = None
-            self._pause(_backoff(options, tries))
+            self._pause(backoff_s(options, tries))
             if self.ending.is_set() or self.life is not Life.RUNNING:
                 break
             if self._has_expired(message):
@@ -677,7 +677,7 @@ class Worker:
             if not left:
                 return
             self.busy_since = None
-            self._pause(_backoff(self.joints[left[0].id].options, tries))
+            self._pause(backoff_s(self.joints[left[0].id].options, tries))
             if self.ending.is_set() or self.life is not Life.RUNNING or self._receive_many is None:
                 self.lose_taken(len(left), "closed")
                 return
@@ -792,7 +792,7 @@ class Worker:
         self.doing, self.busy_since = step, time.monotonic()
 
 
-def _backoff(options: LinkOptions, tries: int) -> float:
+def backoff_s(options: LinkOptions, tries: int) -> float:
     return min(options.backoff_s * 2.0 ** min(tries - 1, 64), options.max_backoff_s)
 
 

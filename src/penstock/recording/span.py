@@ -6,7 +6,7 @@ address held back: a broker's backlog beside a live channel, or what a pre-buffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,9 +61,10 @@ def _first_time_ns(journals: list[Journal]) -> int:
     return time_range(journals)[0]
 
 
-def time_range(journals: list[Journal]) -> tuple[int, int]:
-    """The least and the greatest time of all messages; 0 and 0 where there are none."""
+def time_range(journals: list[Journal], names: Container[str] | None = None) -> tuple[int, int]:
+    """The least and the greatest time of all messages, or of these topics; 0 and 0 where there are none."""
     topics = [topic for journal in journals for topic in journal.info().topics if topic.name != STORY]
+    topics = [topic for topic in topics if names is None or topic.name in names]
     least = min((topic.least_time_ns for topic in topics if topic.least_time_ns is not None), default=0)
     return least, max((topic.greatest_time_ns for topic in topics if topic.greatest_time_ns is not None), default=least)
 

@@ -2,10 +2,10 @@
 
 Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
 (how many, where, why), ``failed`` (an address that was not recorded from then on, and why), ``going_on`` (the addresses
-and the losses so far again, where the beginning may be let go by size), ``ended`` (what was counted, and every
-failure again: a full disk may have refused it before). A recording without ``ended`` was cut off: its recorder died,
-and what it had not yet synced is missing. One that does not begin at position 1 has lost its beginning to its bound in
-size.
+and the losses so far again, where the beginning may be let go by size), ``span`` (of inputs that a replay needs: from
+and to which moment it goes), ``ended`` (what was counted, and every failure again: a full disk may have refused it
+before). A recording without ``ended`` was cut off: its recorder died, and what it had not yet synced is missing. One
+that does not begin at position 1 has lost its beginning to its bound in size.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Story:
     ended: bool = False
     known: bool = False
     trimmed: bool = False
+    span_ns: tuple[int, int] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         self.known = True
@@ -75,6 +76,8 @@ class Story:
             self.ended = False
         elif kind == "lost":
             self.lost += int(event.get("count", 0))
+        elif kind == "span":
+            self.span_ns = int(event["first_ns"]), int(event["last_ns"])
         elif kind == "failed":
             self.failed[str(event.get("address"))] = str(event.get("error"))
         elif kind == "ended":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from penstock._core import Message
 from penstock._core.shm import MAX_VCHAN_ID
+from penstock.shm.deaths import DeadMember, Death, deaths
 from penstock.shm.directory import Channel, Member, channels, clean, include_directory, library_path
 from penstock.shm.open import open_publisher, open_subscriber, publisher, subscriber
 from penstock.shm.publisher import Publisher
@@ -19,6 +20,8 @@ from penstock.shm.vchans import read_vchans, write_vchans
 __all__ = [
     "MAX_VCHAN_ID",
     "Channel",
+    "DeadMember",
+    "Death",
     "Member",
     "Message",
     "Publisher",
@@ -26,6 +29,7 @@ __all__ = [
     "WeakReference",
     "channels",
     "clean",
+    "deaths",
     "include_directory",
     "library_path",
     "open_publisher",

@@ -125,7 +125,7 @@ class Dialogue:
         self._outgoing: deque[bytes] = deque()
         self._sent = 0  # of the first outgoing piece
         self._stored = 0  # publishes that the broker has confirmed
-        self._closing = ""
+        self.farewell = ""  #: why the broker has closed the last connection, until it answers something
         self._renewed: set[bytes] = set()
 
     # --- asking
@@ -227,7 +227,6 @@ class Dialogue:
         self.scanner = Scanner("deliveries", max(self.max_message_bytes, 64 << 20) + (1 << 20), MAX_LINE_BYTES)
         self._outgoing.clear()
         self._sent = 0
-        self._closing = ""
         self.ready = False
         self._outgoing.append(" ".join(parts).encode() + b"\n")
 
@@ -322,6 +321,7 @@ class Dialogue:
     def _head(self) -> Pending:
         if not self._waiting or not self.ready:
             raise ProtocolError("the broker answered what was not asked")
+        self.farewell = ""
         return self._waiting[0]
 
     def _answer(self, verb: str, rest: str, batch: Batch | None) -> None:
@@ -378,7 +378,7 @@ class Dialogue:
     def _error(self, rest: str) -> None:
         code, _, text = rest.partition(" ")
         if code == "closing":
-            self._closing = text
+            self.farewell = text
             if not self.ready and self.version > 1 and "speaks version 1:" in text:
                 self.version = 1  # an older broker: the next connection greets it as it wants
             elif not self.ready:

@@ -308,6 +308,8 @@ class Link:
     def silence(self, waited_s: float) -> str:
         """No answer for so long, as a sentence that says why where that is known."""
         said = f"the broker at {self.host}:{self.port} did not answer within {waited_s:g} s"
+        if self.dialogue.farewell:
+            return f"{said}; it closed the connection before: {self.dialogue.farewell}"
         return said if self.dialogue.ready or self._error is None else f"{said}: {self._error}"
 
     def finish(self, farewell: bytes) -> None:

@@ -8,7 +8,6 @@ one of ``by``.
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -32,7 +31,7 @@ class Aggregator(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Add one value; publish the window that it completes or follows."""
-        now, c = time.monotonic(), self.configuration
+        now, c = self.clock.now(), self.configuration
         value = float(json.loads(bytes(message))[c["field"]])
         group = message.properties.get(c["by"], "")
         window = self._windows.get(group)

@@ -7,7 +7,6 @@ again later passes), ``max_keys`` (100000: of more than that the oldest are forg
 from __future__ import annotations
 
 import hashlib
-import time
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -32,7 +31,7 @@ class Deduplicate(Module):
 
     def receive(self, message: GatewayMessage) -> None:
         """Pass it on unless it is known. It is known only once it was passed on, so that a failure is tried again."""
-        key, now_s = self._key(message), time.monotonic()
+        key, now_s = self._key(message), self.clock.now()
         if key is None:
             self.publish(message)
             return

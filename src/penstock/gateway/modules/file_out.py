@@ -36,6 +36,8 @@ def as_json(message: GatewayMessage) -> dict[str, Any]:
 class FileOut(Module):
     """Appends."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

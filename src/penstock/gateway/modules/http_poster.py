@@ -29,6 +29,8 @@ class _Refused(OSError):
 class HttpPoster(Module):
     """Posts."""
 
+    reaches_outside = True
+
     receive_many: Callable[[Sequence[GatewayMessage]], None]  # there where messages are batched
 
     @classmethod

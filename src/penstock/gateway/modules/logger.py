@@ -19,6 +19,8 @@ from penstock.gateway.module import Module, Outlet, options
 class Logger(Module):
     """Lines."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

@@ -8,7 +8,6 @@ lost (numbers left out), out of sequence (not above the last); a message without
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -28,7 +27,7 @@ class Metrics(Module):
         super().create(broker, configuration)
         self.received = self.bytes = self.lost = self.out_of_sequence = self.non_conforming = 0
         self._last: dict[str, int] = {}
-        self._told = time.monotonic()
+        self._told = self.clock.now()
 
     def receive(self, message: GatewayMessage) -> None:
         """Count one."""
@@ -45,8 +44,8 @@ class Metrics(Module):
             self.lost += max(0, number - last - 1)
             self._last[device] = max(number, last)
         period_s = self.configuration["period_s"]
-        if period_s is not None and time.monotonic() - self._told >= period_s:
-            self._told = time.monotonic()
+        if period_s is not None and self.clock.now() - self._told >= period_s:
+            self._told = self.clock.now()
             self.publish(json.dumps(self.counts()).encode(), {"kind": "metrics"})
 
     def counts(self) -> dict[str, int]:

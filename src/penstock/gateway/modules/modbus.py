@@ -144,6 +144,8 @@ class ModbusIn(Source):
 class ModbusOut(Module):
     """Sets a register."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

@@ -2,8 +2,7 @@
 
 args: of both ``host`` ("127.0.0.1"), ``port`` (1883), ``client_id`` ("penstock-NAME"), ``username`` and ``password``
 (null), ``tls`` (null; true, or the path of an authority's certificate), ``keepalive_s`` (60), ``will`` (null;
-{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is not there or goes away is waited for, told as a
-failure each time.
+{"topic", "payload", "qos", "retain"}), ``qos`` (1). A server that is not there is waited for, and told of.
 MqttIn: ``topics`` (["#"]), ``clean`` (false: the server keeps the session). Properties: ``topic``, ``qos``, ``retain``.
 With QoS 1 and a kept session it is a durable source: the server is told when a message was handled.
 MqttOut: ``topic`` ("penstock"; ``{NAME}`` stands for a property), ``retain`` (false), ``timeout_s`` (10.0). With QoS 1
@@ -34,6 +33,7 @@ _TOPICS = re.compile(r"(?:(?:\+|[^+#\0/]*)/)*(?:#|\+|[^+#\0/]+|(?<=/))")
 class _Mqtt(Module):
     """The connection, which is opened in the background and opened again when it is lost."""
 
+    reaches_outside = True
     _client: Any
 
     @classmethod

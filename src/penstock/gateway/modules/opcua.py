@@ -113,6 +113,8 @@ class _Changes:
 class OpcUaOut(Module):
     """Sets a node."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

@@ -21,6 +21,8 @@ _NAME = re.compile(r"\{([^{}]*)\}")
 class Printer(Module):
     """Lines for a reader at the terminal."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

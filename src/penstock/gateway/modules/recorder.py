@@ -20,6 +20,8 @@ from penstock.gateway.module import Module, Outlet, options
 class Recorder(Module):
     """Written down."""
 
+    reaches_outside = True
+
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""

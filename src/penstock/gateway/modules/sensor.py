@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from typing import Any
 
 from penstock.gateway.module import Source, options
@@ -33,14 +32,14 @@ class Sensor(Source):
         c = self.configuration
         chance = random.Random(c["seed"])  # noqa: S311 (a simulation)
         step_s = 1 / c["rate_per_s"] if c["rate_per_s"] else 0.0
-        due, sequence = time.monotonic(), 0
+        due, sequence = self.clock.now(), 0
         properties = {"deviceId": c["device"], "quantity": c["quantity"], "unit": c["unit"]}
         while c["count"] is None or sequence < c["count"]:
-            if self.stopping.wait(max(0.0, due - time.monotonic())):
+            if self.stopping.wait(max(0.0, due - self.clock.now())):
                 return
             phase = 2 * math.pi * sequence * (step_s or 0.001) / c["cycle_s"]
             value = c["mean"] + c["swing"] * math.sin(phase) + chance.gauss(0, c["noise"])
             sequence += 1
-            properties.update(sequence=str(sequence), timestamp_ns=str(time.time_ns()))
+            properties.update(sequence=str(sequence), timestamp_ns=str(self.clock.time_ns()))
             self.publish(b'{"value": %.4f}' % value, properties)
-            due = max(due + step_s, time.monotonic())
+            due = max(due + step_s, self.clock.now())

@@ -26,6 +26,8 @@ MARKS = {"qmark": "?", "format": "%s", "pyformat": "%s"}
 class SqlOut(Module):
     """Inserts."""
 
+    reaches_outside = True
+
     _connection: Any = None
 
     @classmethod

@@ -28,7 +28,7 @@ class Switch(Module):
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare the filters."""
         super().create(broker, configuration)
-        self._routes = [(name, one.compile()) for name, one in configuration.items()]
+        self._routes = [(name, one.compile(self.clock.now)) for name, one in configuration.items()]
 
     def receive(self, message: GatewayMessage) -> None:
         """Publish it once."""

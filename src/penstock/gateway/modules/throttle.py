@@ -37,7 +37,7 @@ class Throttle(Module):
         if limit is None:
             if len(self._limits) >= self.configuration["max_keys"]:
                 del self._limits[next(iter(self._limits))]
-            limit = self._limits[key] = Filter(rate_per_s=self.configuration["rate_per_s"]).compile()
+            limit = self._limits[key] = Filter(rate_per_s=self.configuration["rate_per_s"]).compile(self.clock.now)
         if limit(message):
             self.publish(message)
         else:

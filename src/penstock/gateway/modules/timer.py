@@ -7,7 +7,6 @@ shorter wait, and ticks that were missed altogether are left out.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from penstock.gateway.module import Source, options
@@ -15,6 +14,8 @@ from penstock.gateway.module import Source, options
 
 class Timer(Source):
     """Ticks."""
+
+    reaches_outside = False
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -28,11 +29,11 @@ class Timer(Source):
         """Publish a tick at each multiple of the period."""
         period_s, count = self.configuration["period_s"], self.configuration["count"]
         content = self.configuration["content"].encode()
-        begin, tick = time.monotonic(), 0
+        begin, tick = self.clock.now(), 0
         due = begin
         while count is None or tick < count:
-            if self.stopping.wait(max(0.0, due - time.monotonic())):
+            if self.stopping.wait(max(0.0, due - self.clock.now())):
                 return
             tick += 1
             self.publish(content, {**self.configuration["properties"], "tick": str(tick)})
-            due = max(due + period_s, time.monotonic())
+            due = max(due + period_s, self.clock.now())

@@ -47,7 +47,7 @@ class Transform(Module):
         where = configuration["where"]
         self._assigned = [compile_assignment(text) for text in configuration["assign"]]
         self._to_fields = any(not path[0] for path, _ in self._assigned)
-        self._accepts = None if where.empty else where.compile()
+        self._accepts = None if where.empty else where.compile(self.clock.now)
 
     def receive(self, message: GatewayMessage) -> None:
         """Publish it changed."""

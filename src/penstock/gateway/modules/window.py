@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from typing import Any
 
 from penstock._core.gateway import GatewayMessage
@@ -22,6 +21,7 @@ class Window(Source):
     """Gathers; its thread closes windows whose time is over."""
 
     gathers = True
+    reaches_outside = False
 
     @classmethod
     def parse(cls, args: Any) -> Any:
@@ -38,7 +38,6 @@ class Window(Source):
         """Begin with no window."""
         super().create(broker, configuration)
         self._lock = threading.Lock()
-        self._opened = threading.Condition(self._lock)
         self._windows: dict[str, list[bytes]] = {}  # the oldest first
         self._begin: dict[str, float] = {}
 
@@ -55,22 +54,27 @@ class Window(Source):
                 if len(self._windows) >= c["max_groups"]:
                     self._close(next(iter(self._windows)))
                 window = self._windows[group] = []
-                self._begin[group] = time.time()
-                self._opened.notify()
+                self._begin[group] = self.clock.time_ns() / 1e9
             window.append(content)
             if len(window) >= c["max_messages"]:
                 self._close(group)
 
     def run(self) -> None:
         """Close what is due."""
-        while not self.stopping.is_set():
+        while not self.stopping.wait(self._seconds_left()):
             with self._lock:
-                due = next(iter(self._begin.values()), None)
-                wait_s = None if due is None else due + self.configuration["window_s"] - time.time()
-                if wait_s is None or wait_s > 0:
-                    self._opened.wait(min(wait_s or 0.2, 0.2))
-                else:
+                while self._windows and self._due() <= 0:
                     self._close(next(iter(self._windows)))
+
+    def _seconds_left(self) -> float:
+        """How long nothing can become due: a window that opens meanwhile lasts longer than that."""
+        with self._lock:
+            return max(0.0, self._due()) if self._windows else float(self.configuration["window_s"])
+
+    def _due(self) -> float:
+        """Seconds until the oldest window is over; under the lock."""
+        begin = next(iter(self._begin.values()))
+        return begin + float(self.configuration["window_s"]) - self.clock.time_ns() / 1e9
 
     def stop(self) -> None:
         """Publish what has gathered."""
@@ -82,7 +86,8 @@ class Window(Source):
     def _close(self, group: str) -> None:
         """Under the lock, so that windows are published in order."""
         window, c = self._windows.pop(group), self.configuration
-        properties = {"count": str(len(window)), "begin": repr(self._begin.pop(group)), "end": repr(time.time())}
+        begin, end = self._begin.pop(group), self.clock.time_ns() / 1e9
+        properties = {"count": str(len(window)), "begin": repr(begin), "end": repr(end)}
         if c["by"] is not None:
             properties[c["by"]] = group
         joined = b"\n".join(window) if c["format"] == "lines" else json.dumps([*map(_value, window)]).encode()

@@ -1,0 +1,413 @@
+"""The clock that programs ask: the machine's, or a virtual one that a test or a replay moves.
+
+``time``, ``time_ns`` and ``monotonic`` stand for those of the module ``time``, ``call_later`` for a timer. They ask the
+clock in use, which is the machine's unless ``using(VirtualClock(...))`` is around. What lives long (a bus's delayed
+message, a gateway's module) takes ``current()`` when it is made and keeps it.
+
+``SystemClock`` fires from a thread of its own, which is started when first needed. ``VirtualClock`` stands still until
+``advance`` is called, so that tests need not sleep; what it calls runs in the thread that moves it. Its ``thread``
+runs beside the others only in appearance: one of them at a time, each until it waits for an ``event``, so that the
+same input gives the same order. Clocks may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import threading
+import time as machine
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+from penstock.errors import InvalidArgument, RefusedError, StateError
+
+__all__ = [
+    "Clock",
+    "SystemClock",
+    "Timer",
+    "VirtualClock",
+    "call_later",
+    "current",
+    "monotonic",
+    "refuse_if_virtual",
+    "system_clock",
+    "time",
+    "time_ns",
+    "using",
+]
+
+logger = logging.getLogger("penstock.bus")
+
+
+class Timer:
+    """One scheduled call."""
+
+    __slots__ = ("_clock", "_done", "function", "when")
+
+    def __init__(self, clock: _Heap, when: float, function: Callable[[], object]) -> None:
+        self._clock = clock
+        self._done = False
+        self.when = when
+        self.function = function
+
+    def cancel(self) -> bool:
+        """Keep it from firing; False if it has fired or was cancelled before."""
+        return self._clock._cancel(self)
+
+
+class Event(Protocol):
+    """The part of ``threading.Event`` that both clocks give."""
+
+    def set(self) -> None:
+        """From now on nobody waits."""
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or so many seconds of this clock; gives ``is_set()``."""
+
+
+class Thread(Protocol):
+    """The part of ``threading.Thread`` that both clocks give."""
+
+    def start(self) -> None:
+        """Begin."""
+
+    def join(self) -> None:
+        """Wait for its end."""
+
+
+class Clock(Protocol):
+    """What delayed messages and modules need of a clock."""
+
+    def now(self) -> float:
+        """Seconds from some beginning; it never goes back."""
+
+    def time_ns(self) -> int:
+        """Nanoseconds since 1970."""
+
+    def call_at(self, when: float, function: Callable[[], object]) -> Timer:
+        """Call ``function`` at ``when`` or later, in a thread of the clock's choice."""
+
+    def event(self) -> Event:
+        """What a thread of this clock waits for."""
+
+    def thread(self, target: Callable[[], object], name: str) -> Thread:
+        """A daemon thread, not started."""
+
+
+class _Heap:
+    # A finaliser or signal handler may schedule a call while its own thread is inside of this class. Hence the
+    # reentrant lock, and the list is a valid heap of all timers at every moment.
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._timers: list[tuple[float, int, Timer]] = []
+
+    def call_at(self, when: float, function: Callable[[], object]) -> Timer:
+        """Call ``function`` at ``when`` or later."""
+        timer = Timer(self, when, function)
+        entry = (when, next(self._numbers), timer)
+        with self._lock:
+            heapq.heappush(self._timers, entry)
+            first = self._timers[0][2] is timer
+        if first:
+            self._sooner()
+        return timer
+
+    def _sooner(self) -> None:
+        """Called when the next timer is earlier than the one that the thread waits for."""
+
+    def _cancel(self, timer: Timer) -> bool:
+        with self._lock:
+            if timer._done:
+                return False
+            timer._done = True
+            dead = sum(entry[2]._done for entry in self._timers) if len(self._timers) > 64 else 0
+            if dead * 2 > len(self._timers):  # otherwise cancelled timers would pile up
+                before, self._timers = self._timers, []
+                for entry in before:
+                    if not entry[2]._done:
+                        heapq.heappush(self._timers, entry)
+            return True
+
+    def _take_due(self, now: float) -> tuple[Timer | None, float | None]:
+        """The next timer that is due, or when the next one will be."""
+        with self._lock:
+            while self._timers:
+                when, _, timer = self._timers[0]
+                if not timer._done and when > now:
+                    return None, when
+                heapq.heappop(self._timers)
+                if not timer._done:
+                    timer._done = True
+                    return timer, None
+            return None, None
+
+
+class VirtualClock(_Heap):
+    """A clock that a test or a replay moves. It begins at ``start_ns`` (since 1970)."""
+
+    def __init__(self, start_ns: int = 0) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._start_ns = start_ns
+        self._time_ns = start_ns
+
+    def now(self) -> float:
+        """Seconds advanced so far."""
+        return self._now
+
+    def time_ns(self) -> int:
+        """``start_ns`` and what it was advanced by."""
+        return self._time_ns
+
+    def advance(self, seconds: float) -> int:
+        """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
+        if not seconds >= 0:
+            raise InvalidArgument(f"a clock goes forward: seconds={seconds!r}")
+        fired = 0
+        target = self._now + seconds
+        while self.fire_next(target):
+            fired += 1
+        self._set(target, self._start_ns + round(target * 1e9))
+        return fired
+
+    def fire_next(self, until: float) -> bool:
+        """Go forward to the next timer that is due by ``until`` and fire it; False: there is none."""
+        timer, _ = self._take_due(until + 1e-12)  # 0.1 + 0.2 is due at 0.3
+        if timer is None:
+            return False
+        now = max(self._now, timer.when)
+        self._set(now, max(self._time_ns, self._start_ns + round(now * 1e9)))
+        timer.function()
+        return True
+
+    def seconds_at(self, time_ns: int) -> float:
+        """What ``now()`` gives at a moment since 1970."""
+        return (time_ns - self._start_ns) / 1e9
+
+    def set_time_ns(self, time_ns: int) -> None:
+        """Go forward to a moment since 1970, exactly; its timers were fired before. An earlier one changes nothing."""
+        if time_ns > self._time_ns:
+            self._set(max(self._now, self.seconds_at(time_ns)), time_ns)
+
+    def _set(self, now: float, time_ns: int) -> None:
+        self._now, self._time_ns = now, time_ns
+        if self is _current:
+            _stamp_with(self)
+
+    def event(self) -> Event:
+        """An event that threads of this clock wait for."""
+        return _VirtualEvent(self)
+
+    def thread(self, target: Callable[[], object], name: str) -> Thread:
+        """A thread that runs only when this clock lets it."""
+        return _VirtualThread(self, target, name)
+
+
+class _VirtualThread:
+    """Runs when the clock calls ``resume``, which returns when it waits again or has ended: never beside its caller."""
+
+    _local = threading.local()
+
+    def __init__(self, clock: VirtualClock, target: Callable[[], object], name: str) -> None:
+        self._clock = clock
+        self._target = target
+        self._go = threading.Semaphore(0)
+        self._back = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._ended = False
+
+    @classmethod
+    def mine(cls) -> _VirtualThread | None:
+        """The one that the caller runs in."""
+        return getattr(cls._local, "thread", None)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._clock.call_at(self._clock.now(), self.resume)
+
+    def resume(self) -> None:
+        if not self._ended:
+            self._go.release()
+            self._back.acquire()
+
+    def pause(self) -> None:
+        """In the thread itself: let the others go on until ``resume``."""
+        self._back.release()
+        self._go.acquire()
+
+    def join(self) -> None:
+        """Its events are set: it runs to its end in the caller's time."""
+        while not self._ended and self._local_is_other():
+            self.resume()
+
+    def _local_is_other(self) -> bool:
+        return _VirtualThread.mine() is not self and self._thread.ident is not None
+
+    def _run(self) -> None:
+        self._local.thread = self
+        self._go.acquire()
+        try:
+            self._target()
+        except BaseException:
+            logger.exception("a thread of a virtual clock ended by an error")
+        finally:
+            self._ended = True
+            self._back.release()
+
+
+class _VirtualEvent:
+    """Who waits gives the turn back, and gets it again when it is set or the time has come."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self._is_set = False
+        self._waiting: list[tuple[_VirtualThread, Timer | None]] = []
+
+    def set(self) -> None:
+        self._is_set = True
+        waiting, self._waiting = self._waiting, []
+        for thread, timer in waiting:
+            if timer is None or timer.cancel():
+                self._clock.call_at(self._clock.now(), thread.resume)
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def wait(self, timeout: float | None = None) -> bool:
+        thread = _VirtualThread.mine()
+        if self._is_set:
+            return True
+        if thread is None:
+            raise StateError("under a virtual clock only its own threads wait; use a timer (call_later)")
+        timer = None if timeout is None else self._clock.call_at(self._clock.now() + max(0.0, timeout), thread.resume)
+        entry = thread, timer
+        self._waiting.append(entry)
+        thread.pause()
+        if entry in self._waiting:
+            self._waiting.remove(entry)
+        return self._is_set
+
+
+class SystemClock(_Heap):
+    """The machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        os.register_at_fork(after_in_child=self._forked)
+
+    now = staticmethod(machine.monotonic)
+    time_ns = staticmethod(machine.time_ns)
+    event = staticmethod(threading.Event)
+
+    def thread(self, target: Callable[[], object], name: str) -> Thread:
+        """A daemon thread, not started."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
+    def _forked(self) -> None:
+        self._lock = threading.RLock()
+        self._wake = threading.Event()
+        self._thread = None
+        self._timers = []  # after a fork they belong to the parent
+
+    def _sooner(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="penstock-bus-clock", daemon=True)
+                thread.start()
+                self._thread = thread
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.clear()
+            timer, when = self._take_due(machine.monotonic())
+            if timer is not None:
+                try:
+                    timer.function()
+                except BaseException:  # SystemExit too: one function must not stop the clock for all others
+                    logger.exception("a function that the clock of a bus called raised")
+            else:
+                self._wake.wait(None if when is None else max(0.0, when - machine.monotonic()))
+
+
+_system: SystemClock | None = None
+_system_lock = threading.Lock()
+
+
+def system_clock() -> SystemClock:
+    """The one system clock, made on first use."""
+    global _system  # noqa: PLW0603
+    with _system_lock:
+        if _system is None:
+            _system = SystemClock()
+        return _system
+
+
+# ---- the clock in use
+
+_current: Clock | None = None  # None: the machine's
+
+
+def current() -> Clock:
+    """The clock in use, for who keeps it."""
+    return system_clock() if _current is None else _current
+
+
+@contextlib.contextmanager
+def using(clock: VirtualClock) -> Iterator[VirtualClock]:
+    """Inside, the whole process asks ``clock``, and what its buses and gateways publish has the clock's time."""
+    from penstock import _core
+
+    global _current  # noqa: PLW0603
+    if _current is not None:
+        raise StateError("a virtual clock is in use already")
+    _current = clock
+    _stamp_with(clock)
+    try:
+        yield clock
+    finally:
+        _current = None
+        _core.run_wall_clock()
+
+
+def _stamp_with(clock: VirtualClock) -> None:
+    from penstock import _core
+
+    _core.stop_wall_clock(clock.time_ns())
+
+
+def refuse_if_virtual(what: str) -> None:
+    """Raise ``RefusedError`` where a virtual clock is in use: its order could not be the same the next time."""
+    if _current is not None:
+        raise RefusedError(f"{what} cannot be replayed the same way twice")
+
+
+def monotonic() -> float:
+    """Seconds from some beginning; it never goes back."""
+    return current().now()
+
+
+def time_ns() -> int:
+    """Nanoseconds since 1970."""
+    return current().time_ns()
+
+
+def time() -> float:
+    """Seconds since 1970."""
+    return current().time_ns() / 1e9
+
+
+def call_later(delay: float, function: Callable[[], object]) -> Timer:
+    """Call ``function`` after ``delay`` seconds, in a thread of the clock's choice: it must not wait."""
+    clock = current()
+    return clock.call_at(clock.now() + delay, function)

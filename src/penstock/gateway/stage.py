@@ -1,0 +1,434 @@
+"""A gateway on one thread, in the time of a virtual clock: the same input gives the same output, byte for byte.
+
+Rules
+
+- Messages are handled one by one in the order in which they were published; of one message's sinks, the one of the
+  lower ``queue.priority`` comes first, then the one that was linked first. Time stands still meanwhile, so no queue
+  fills and nothing waits too long: ``queue``, ``ttl_s``, ``max_messages``, ``max_bytes``, ``buffer`` change nothing.
+- Between two inputs the clock goes from timer to timer: ticks of sources, tries of failed messages (``backoff_s``),
+  restarts. What is due at the moment of an input comes before it.
+- The recording stands for whatever speaks with the world: addresses, and modules that say so (``reaches_outside``), are
+  not opened or made. What comes for them is given to ``on_left``.
+- Modules in processes of their own and native ones are refused: nobody could say in which order they do what.
+- The promise holds for modules that use messages, ``self.clock`` (or ``penstock.clock``) and the seed, and that keep no
+  state outside of themselves.
+
+One thread makes and runs a stage; a ``Source`` that runs on it has a thread of the clock's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock import address
+from penstock._core.gateway import GatewayMessage, Port
+from penstock.bus import Bus, QueueSubscriber
+from penstock.clock import VirtualClock
+from penstock.errors import RefusedError, StateError
+from penstock.gateway import carriage
+from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
+from penstock.gateway.filters import Predicate, any_of
+from penstock.gateway.keeper import UNLESS_CHOSEN
+from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
+from penstock.gateway.loaders import Recipe, recipe
+from penstock.gateway.supervision import Restart, Supervisor
+from penstock.gateway.throttle import Throttle
+from penstock.gateway.worker import ERROR, backoff_s
+
+MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
+log = logging.getLogger("penstock.gateway")
+
+#: Told of a message: (the name of the module or address, or NAME.OUTPUT; the message).
+Told = Callable[[str, GatewayMessage], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """Who is who in a replay of a gateway."""
+
+    made: Mapping[str, Recipe]  # modules that run
+    outside: tuple[str, ...]  # addresses and modules that the recording stands for
+
+
+def cast(configuration: Configuration, inputs: Iterable[str] = ()) -> Cast:
+    """Load every module's class and say which ones run; ``RefusedError`` names those that nobody can run the same way
+    twice. ``inputs`` are modules that the recording stands for whatever they are."""
+    given, made, outside, refused = set(inputs), {}, list(configuration.addresses), []
+    loaders = {loader.name: loader for loader in configuration.loaders}
+    for entry in configuration.modules:
+        kind = loaders[entry.loader].kind if entry.loader in loaders else entry.loader
+        if entry.name in given:
+            outside.append(entry.name)
+        elif kind != "python":
+            refused.append(f"{entry.name} ({kind})")
+        else:
+            found = recipe(entry, loaders)
+            if getattr(found.build, "reaches_outside", False):
+                outside.append(entry.name)
+            else:
+                made[entry.name] = found
+    if refused:
+        raise RefusedError(
+            f"{', '.join(refused)}: modules in processes of their own and native ones cannot be replayed the same way "
+            "twice; let the recording stand for them (--map TOPIC=MODULE)"
+        )
+    return Cast(made, tuple(outside))
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A module or address, its outputs and what leads to it."""
+
+    name: str
+    recipe: Recipe | None  # None: outside
+    supervisor: Supervisor
+    keeps_state: bool  # a failure in receive costs the message alone
+    priority: int = 0
+    durable: bool = False
+    module: Any = None
+    ports: dict[str, Port] = field(default_factory=dict)  # by the name of the output; "": its own
+    held: deque[tuple[GatewayMessage, LinkOptions, int]] = field(default_factory=deque)  # while it ``waits``
+    down: bool = False  # it failed, and is made anew later
+    blocked: bool = False  # a message is tried again before those behind it
+    dead: bool = False
+    failed: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it can receive nothing now."""
+        return self.down or self.blocked
+
+
+class Stage:
+    """Modules joined by links, as an ``Outlet`` for each."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        roles: Cast,
+        clock: VirtualClock,
+        *,
+        on_published: Told = lambda *_: None,
+        on_left: Told = lambda *_: None,
+    ) -> None:
+        """The clock is in use (``penstock.clock.using``). ``on_published`` is told of all that modules publish, inputs
+        excepted, ``on_left`` of what comes for the world outside."""
+        self._clock = clock
+        self._on_published, self._on_left = on_published, on_left
+        self._ready: deque[tuple[Node, GatewayMessage, LinkOptions, int]] = deque()  # with the tries so far
+        self._bus = Bus("replay", mode="direct")
+        self._stamped = QueueSubscriber(name="replay", depth=1, max_public_id=65535)
+        self._bus.add(self._stamped)
+        self._sources: dict[int, tuple[Node, str]] = {}  # by the id of the port
+        self._routes: dict[int, list[tuple[Node, Predicate | None, LinkOptions]]] = {}
+        self._at_once = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._throttle = Throttle(log)
+        entries = {entry.name: entry for entry in configuration.modules}
+        names = [*entries, *configuration.addresses]
+        self.nodes = {name: self._node(name, entries.get(name), roles) for name in names}
+        self._table = _table(names, configuration.links)
+        self._by_module: dict[int, Node] = {}
+
+    def _node(self, name: str, entry: ModuleEntry | None, roles: Cast) -> Node:
+        restart = entry.restart if entry is not None else None
+        made = roles.made.get(name)
+        if restart is None and made is not None and getattr(made.build, "restarts", False):
+            supervisor = Supervisor(UNLESS_CHOSEN)
+        else:
+            supervisor = Supervisor(restart or Restart())
+        node = Node(name, made, supervisor, restart is None)
+        node.priority = entry.queue.priority if entry is not None else 0
+        if is_address(name):
+            parsed = address.parse(name)
+            node.durable = parsed.scheme == "broker" and "queue" in parsed.options and "ack" not in parsed.options
+        elif made is not None:
+            node.durable = bool(getattr(made.build, "durable", False))
+        return node
+
+    # ---- life
+
+    def start(self) -> None:
+        """Make and start the modules in the order of the file."""
+        for node in self.nodes.values():
+            self._port(node, "")
+            if node.recipe is not None:
+                self._adopt(node)
+        for node in self.nodes.values():
+            if node.module is not None:
+                try:
+                    self._call(getattr(node.module, "start", None))
+                except Exception as error:
+                    self._failed(node, "start", error)
+        self._run()
+
+    def put(self, source: str, message: Any) -> None:
+        """Let the recording speak for ``source``: first what is due before, then this message, with all its effects."""
+        self.advance(message.timestamp_ns)
+        port = self.nodes[source].ports[""]
+        port.published = max(port.published, (message.ordinal or 1) - 1)
+        self._send(port, carriage.arrived(message))
+        self._run()
+
+    def advance(self, time_ns: int) -> None:
+        """Let the time go to a moment; what is due on the way happens."""
+        until = self._clock.seconds_at(time_ns)
+        while self._fire(until):
+            self._run()
+        self._clock.set_time_ns(time_ns)
+        self._at_once = 0
+
+    def _fire(self, until: float) -> bool:
+        before = self._clock.now()
+        fired = self._clock.fire_next(until)
+        if self._clock.now() != before:
+            self._at_once = 0
+        self._count()
+        return fired
+
+    def _count(self) -> None:
+        self._at_once += 1
+        if self._at_once > MAX_AT_ONCE:
+            raise StateError(f"more than {MAX_AT_ONCE} messages and timers at one moment: modules go round in a loop")
+
+    def stop(self) -> None:
+        """Stop and drain in link order, then destroy."""
+        for group in drain_order(self._table.graph()):
+            for name in group:
+                self._step(self.nodes[name], "stop")
+            self._run()
+            for name in group:
+                self._step(self.nodes[name], "end")
+            self._run()
+        self.close()
+
+    def close(self) -> None:
+        """Destroy every module."""
+        for node in self.nodes.values():
+            self._step(node, "destroy")
+            node.module = None
+        self._bus.close()
+        if self._loop is not None:
+            self._loop.close()
+            self._loop = None
+
+    def _step(self, node: Node, step: str) -> None:
+        if node.module is None:
+            return
+        try:
+            self._call(getattr(node.module, step, None))
+        except Exception as error:
+            self._tell(node, step, error)
+
+    def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
+        """Call a step; what it gives to await is awaited here to its end."""
+        result = function(*arguments) if function is not None else None
+        if inspect.isawaitable(result):
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+            self._loop.run_until_complete(_outcome(result))
+
+    def _adopt(self, node: Node) -> None:
+        assert node.recipe is not None
+        module = node.recipe.make(self)
+        if node.module is not None:
+            del self._by_module[id(node.module)]
+        node.module = module
+        self._by_module[id(module)] = node
+        if hasattr(module, "on_failure"):
+            module.on_failure = functools.partial(self._failed, node, "run")
+
+    # ---- as modules see it (``Outlet``)
+
+    def publish(self, source: Any, message: GatewayMessage) -> None:
+        """Send to every sink that is linked to ``source``."""
+        self._publish(self._owner(source), "", message)
+
+    def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
+        """Send to every sink that is linked to an output of ``source``."""
+        self._publish(self._owner(source), output, message)
+
+    def mark(self, source: Any, since: int = 0, after: Any = None) -> Any:
+        """For sources that keep what was not handled: everything here is handled before anybody asks."""
+        return _Handled()
+
+    def note_refused(self, source: Any) -> None:
+        """Nothing is refused here."""
+
+    def _owner(self, source: Any) -> Node:
+        node = self._by_module.get(id(source))
+        if node is None:
+            raise StateError(f"{source!r} is no module of this gateway")
+        return node
+
+    def _port(self, node: Node, output: str) -> Port:
+        """Where a node publishes; the sinks are found once."""
+        port = node.ports.get(output)
+        if port is not None:
+            return port
+        name = f"{node.name}.{output}" if output else node.name
+        port = Port(self._bus, len(self._sources) + 1, address.without_secrets(name))
+        self._sources[port.id] = node, name
+        found = []
+        for sink, filters in self._table.sinks(name).items():
+            compiled = [one.compile(self._clock.now) for one in filters if not one.empty]
+            accepts = any_of(compiled) if compiled and len(compiled) == len(filters) else None
+            options = self._table.options(name, sink).chosen(node.durable)
+            found.append((self.nodes[sink], accepts, options))
+        self._routes[port.id] = sorted(found, key=lambda route: route[0].priority)
+        self._stamped.subscribe(port.id)
+        node.ports[output] = port
+        return port
+
+    def _publish(self, node: Node, output: str, message: GatewayMessage) -> None:
+        port = self._port(node, output)
+        self._on_published(self._sources[port.id][1], self._send(port, message))
+
+    def _send(self, port: Port, message: GatewayMessage) -> GatewayMessage:
+        """Stamp a message and let it wait for every sink that wants it."""
+        port.publish(message)
+        stamped = self._stamped.read_many(1, 0)[0]
+        assert isinstance(stamped, GatewayMessage)
+        self._route(port.id, stamped)
+        return stamped
+
+    def _route(self, number: int, message: GatewayMessage) -> None:
+        node, _ = self._sources[number]
+        for sink, accepts, options in self._routes[number]:
+            try:
+                wanted = accepts is None or accepts(message)
+            except Exception as error:
+                self._tell(node, "filter", error)
+                continue
+            if wanted:
+                self._ready.append((sink, message, options, 0))
+
+    # ---- messages
+
+    def _run(self) -> None:
+        while self._ready:
+            self._count()
+            node, message, options, tries = self._ready.popleft()
+            if node.recipe is None:
+                self._on_left(node.name, message)
+            elif node.waits:
+                node.held.append((message, options, tries))
+            else:
+                self._receive(node, message, options, tries)
+
+    def _receive(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
+        if node.dead or node.module is None:
+            return
+        try:
+            many = getattr(node.module, "receive_many", None)
+            if many is not None:
+                self._call(many, [message])
+            else:
+                self._call(node.module.receive, message)
+        except Exception as error:
+            self._message_failed(node, message, options, tries + 1, error)
+
+    def _message_failed(
+        self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int, error: Exception
+    ) -> None:
+        if options.delivery is Delivery.AT_LEAST_ONCE and (options.max_tries is None or tries < options.max_tries):
+            node.blocked = node.blocked or options.ordered
+            again = functools.partial(self._again, node, message, options, tries)
+            self._clock.call_at(self._clock.now() + backoff_s(options, tries), again)
+        else:
+            self._give_up(node, message, tries, error)
+        if node.keeps_state:
+            self._tell(node, "receive", error)
+        else:
+            self._failed(node, "receive", error)
+
+    def _again(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
+        if options.ordered:
+            node.blocked = False
+        if node.waits:
+            node.held.appendleft((message, options, tries))
+        else:
+            self._receive(node, message, options, tries)
+            self._release(node)
+
+    def _release(self, node: Node) -> None:
+        """What waited comes before all that is ready: it is older."""
+        if not node.waits:
+            self._ready.extendleft((node, *one) for one in reversed(node.held))
+            node.held.clear()
+
+    def _give_up(self, node: Node, message: GatewayMessage, tries: int, error: Exception) -> None:
+        """A dead letter to the output ``error``, where somebody is linked to it."""
+        port = self._port(node, ERROR)
+        if not self._routes[port.id]:
+            return
+        reason = {
+            "error": f"{type(error).__name__}: {error}",
+            "error-module": node.name,
+            "error-source": str(message.channel),
+            "error-tries": str(tries),
+        }
+        self._publish(node, ERROR, message.with_properties({**message.properties, **reason}))
+
+    # ---- failures
+
+    def _tell(self, node: Node, step: str, error: BaseException) -> None:
+        node.failed += 1
+        self._throttle.error("module %r failed in %s: %s", node.name, step, error)
+
+    def _failed(self, node: Node, step: str, error: BaseException) -> bool:
+        """A failure for which the policy may make the module anew; what comes meanwhile waits."""
+        self._tell(node, step, error)
+        delay_s = node.supervisor.failed(self._clock.now())
+        if delay_s is None:
+            node.dead = node.dead or step == "start"
+        else:
+            node.down = True
+            self._clock.call_at(self._clock.now() + delay_s, functools.partial(self._make_anew, node))
+        return True
+
+    def _make_anew(self, node: Node) -> None:
+        if node.module is None:
+            return
+        self._step(node, "destroy")
+        node.down = False
+        try:
+            self._adopt(node)
+            self._call(getattr(node.module, "start", None))
+        except Exception as error:
+            self._failed(node, "restart", error)
+            return
+        node.supervisor.restarted()
+        self._release(node)
+
+
+class _Handled:
+    """A mark of what was handled."""
+
+    lost = False
+
+    def handled(self) -> bool:
+        return True
+
+
+def _table(names: Iterable[str], links: Iterable[Link]) -> LinkTable:
+    table = LinkTable()
+    for name in names:
+        table.add_name(name)
+    for link in links:
+        table.add(link)
+    for link in links:
+        if link.error is not None and (f"{link.sink}.{ERROR}", link.error) not in table:
+            table.add(Link(f"{link.sink}.{ERROR}", link.error))
+    return table
+
+
+async def _outcome(awaitable: Any) -> Any:
+    return await awaitable

@@ -1,0 +1,59 @@
+"""Two outputs compared, message by message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.replay.script import Script
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+__all__ = ["Difference", "first_difference"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first messages that differ: the number of the message, in what, and both; None: one output has ended."""
+
+    number: int
+    fields: tuple[str, ...]
+    first: Message | None
+    second: Message | None
+
+
+def first_difference(first: Path, second: Path) -> tuple[Difference | None, int]:
+    """What differs first between two outputs (or recordings), and how many messages before it are equal."""
+    with Script(first) as one, Script(second) as other:
+        count = 0
+        for left, right in zip_longest(_all(one), _all(other)):
+            fields = _differing(left, right)
+            if fields:
+                return Difference(count + 1, fields, left, right), count
+            count += 1
+    return None, count
+
+
+def _all(script: Script) -> Iterator[Message]:
+    return (found.message for found in script.inputs({topic: topic for topic in script.topics}))
+
+
+def _differing(left: Message | None, right: Message | None) -> tuple[str, ...]:
+    if left is None or right is None:
+        return ("end",)
+    mine, others = _fields(left), _fields(right)
+    return tuple(name for name in mine if mine[name] != others[name])
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    return {
+        "topic": message.channel,
+        "ordinal": message.ordinal,
+        "time": message.timestamp_ns,
+        "properties": list(message.properties.items()),
+        "payload": bytes(message),
+    }

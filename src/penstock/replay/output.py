@@ -1,0 +1,78 @@
+"""The output of a replay: a journal with what was published and what would have left.
+
+Topics: what a module publishes stands under its name (``NAME`` or ``NAME.OUTPUT``), what came for an address or a
+module outside under ``to.`` and its topic. Times are virtual, so that two outputs can be compared byte for byte.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import InvalidArgument
+from penstock.gateway.configuration import is_address
+from penstock.journal import Entry, Journal
+from penstock.recording.story import topic_of
+from penstock.topics import topic_for
+
+__all__ = ["Output", "topic_of_sink", "topic_of_source"]
+
+BATCH = 1024
+BATCH_BYTES = 4 << 20
+
+
+def topic_of_source(name: str) -> str:
+    """Where what ``name`` publishes is stored."""
+    return topic_of(name) if is_address(name) else topic_for(name)
+
+
+def topic_of_sink(name: str) -> str:
+    """Where what comes for ``name`` outside is stored."""
+    return f"to.{topic_of_source(name)}"
+
+
+class Output:
+    """Written in batches; ``with`` closes it."""
+
+    def __init__(self, directory: Path) -> None:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise InvalidArgument(f"{directory} is not empty; the output of a replay is a folder of its own")
+        self._journal = Journal(directory)
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self._topics: dict[tuple[bool, str], str] = {}
+        self.messages = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        try:
+            self._write()
+        finally:
+            self._journal.close()
+
+    def published(self, name: str, message: Any) -> None:
+        """Store what ``name`` published."""
+        self._add(False, name, message)
+
+    def left(self, name: str, message: Any) -> None:
+        """Store what came for ``name``."""
+        self._add(True, name, message)
+
+    def _add(self, leaves: bool, name: str, message: Any) -> None:
+        topic = self._topics.get((leaves, name))
+        if topic is None:
+            topic = self._topics[leaves, name] = (topic_of_sink if leaves else topic_of_source)(name)
+        data = bytes(message)
+        self._entries.append(Entry(topic, data, dict(message.properties), timestamp_ns=message.timestamp_ns))
+        self._bytes += len(data)
+        self.messages += 1
+        if len(self._entries) >= BATCH or self._bytes >= BATCH_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        entries, self._entries, self._bytes = self._entries, [], 0
+        if entries:
+            self._journal.commit(entries)

@@ -1,0 +1,176 @@
+"""Rules over what a replay gives: the first message that breaks one, and the inputs that are needed for that.
+
+A rule is a filter expression (``penstock.filter``) that every output message keeps to; a message without the fields
+that the rule names is not judged. ``shrink`` is delta debugging: it leaves inputs out, first many, then fewer at a
+time, as long as the same topic still breaks the rule by the same moment. Each try is a replay of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from penstock.filter import compile_rule
+from penstock.replay.output import topic_of_sink, topic_of_source
+from penstock.replay.run import replay
+from penstock.replay.script import Input
+from penstock.replay.target import Target
+from penstock.topics import matches
+
+__all__ = ["Break", "Rule", "Shown", "first_break", "minimal", "shrink"]
+
+AROUND = 3  # messages shown before and after a break
+MAX_INPUTS = 1_000_000  # that a shrinking keeps in memory
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """An output message, kept for showing."""
+
+    topic: str
+    time_ns: int
+    properties: dict[str, str]
+    payload: bytes
+
+
+@dataclass(slots=True)
+class Break:
+    """Where a rule breaks: the message, the number of inputs before it, and the messages around it."""
+
+    shown: Shown
+    number: int  # of the message in the output
+    inputs: int
+    before: list[Shown]
+    after: list[Shown] = field(default_factory=list)
+    at_end: bool = False  # the modules published it when they were stopped
+
+
+class Rule:
+    """An expression, for outputs of some topics; None: of all."""
+
+    def __init__(self, expression: str, topics: list[str] | None = None) -> None:
+        self.expression = expression
+        self._judge = compile_rule(expression)
+        self._topics = topics
+
+    def breaks(self, topic: str, message: Any) -> bool:
+        """Whether this message breaks it."""
+        if self._topics is not None and not any(matches(pattern, topic) for pattern in self._topics):
+            return False
+        return self._judge(message) is False
+
+
+class _Watch:
+    """Looks at what a replay gives until the rule is broken."""
+
+    def __init__(self, rule: Rule, only: str | None, around: int) -> None:
+        self._rule, self._only, self._around = rule, only, around
+        self._last: deque[Shown] = deque(maxlen=around)
+        self._number = 0
+        self.inputs = 0
+        self._ending = False
+        self.found: Break | None = None
+
+    def published(self, name: str, message: Any) -> None:
+        self._see(topic_of_source(name), message)
+
+    def left(self, name: str, message: Any) -> None:
+        self._see(topic_of_sink(name), message)
+
+    def _see(self, topic: str, message: Any) -> None:
+        self._number += 1
+        if self.found is not None:
+            if len(self.found.after) < self._around:
+                self.found.after.append(_shown(topic, message))
+            return
+        if (self._only is None or topic == self._only) and self._rule.breaks(topic, message):
+            self.found = Break(_shown(topic, message), self._number, self.inputs, list(self._last), at_end=self._ending)
+        elif self._around:
+            self._last.append(_shown(topic, message))
+
+    def enough(self) -> bool:
+        return self.found is not None and len(self.found.after) >= self._around
+
+    def end(self) -> None:
+        self._ending = True
+
+    def counted(self, inputs: Iterable[Input]) -> Iterable[Input]:
+        for one in inputs:
+            self.inputs += 1
+            yield one
+
+
+def _shown(topic: str, message: Any) -> Shown:
+    return Shown(topic, message.timestamp_ns, dict(message.properties), bytes(message))
+
+
+def first_break(
+    target: Target,
+    inputs: Iterable[Input],
+    times_ns: tuple[int, int],
+    rule: Rule,
+    *,
+    seed: int = 0,
+    only: str | None = None,
+    around: int = AROUND,
+    stops: bool = True,
+) -> Break | None:
+    """Replay until a message (of the topic ``only``) breaks the rule; None: it holds to the end.
+    Without ``stops`` the modules are not stopped in order at the end, so that nothing is published by that."""
+    watch = _Watch(rule, only, around)
+    replay(
+        target,
+        watch.counted(inputs),
+        times_ns,
+        on_published=watch.published,
+        on_left=watch.left,
+        seed=seed,
+        enough=watch.enough,
+        on_end=watch.end if stops else None,
+    )
+    return watch.found
+
+
+def shrink(
+    target: Target,
+    inputs: Sequence[Input],
+    times_ns: tuple[int, int],
+    rule: Rule,
+    found: Break,
+    *,
+    seed: int = 0,
+    max_runs: int = 1000,
+) -> tuple[list[Input], bool, int]:
+    """Those of ``inputs`` without which the topic of ``found`` does not break the rule by that moment; whether none of
+    them can be left out (else ``max_runs`` replays were not enough to say so); how many replays it took."""
+    until = times_ns[0], max(times_ns[0], found.shown.time_ns)
+
+    def still_breaks(some: Sequence[Input]) -> bool:
+        only, stops = found.shown.topic, found.at_end
+        return first_break(target, some, until, rule, seed=seed, only=only, around=0, stops=stops) is not None
+
+    return minimal(list(inputs[: found.inputs]), still_breaks, max_runs)
+
+
+def minimal(items: list[Item], holds: Callable[[Sequence[Item]], bool], max_runs: int) -> tuple[list[Item], bool, int]:
+    """A part of ``items`` for which ``holds`` and from which no single one can be left out; False where ``max_runs``
+    ended it before; how often ``holds`` was asked."""
+    runs, pieces = 0, 1
+    while items:
+        size = -(-len(items) // pieces)
+        for begin in range(0, len(items), size):
+            if runs >= max_runs:
+                return items, False, runs
+            rest = items[:begin] + items[begin + size :]
+            runs += 1
+            if holds(rest):
+                items, pieces = rest, max(1, pieces - 1)
+                break
+        else:
+            if size == 1:
+                break
+            pieces = min(len(items), pieces * 2)
+    return items, True, runs

@@ -1,0 +1,239 @@
+"""What a recording is replayed into: a gateway from its file, or a program on buses.
+
+A gateway's addresses and its modules that reach outside are the places that recorded topics go to. A program is a
+Python file: it opens subscribers and publishers at ``bus:`` addresses when it is run, and its function ``step``, where
+there is one, is called after each message and timer; threads of its own and other reaches are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import runpy
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock import address
+from penstock.bus import CallbackSubscriber, named_bus
+from penstock.clock import VirtualClock
+from penstock.errors import InvalidArgument, nearest
+from penstock.gateway import read
+from penstock.gateway.configuration import is_address
+from penstock.gateway.stage import Stage, cast
+from penstock.recording.story import topic_of
+from penstock.secrecy import without_secrets
+
+if TYPE_CHECKING:
+    from penstock._core import Message
+
+__all__ = ["Actor", "GatewayTarget", "ProgramTarget", "Target", "Told", "target"]
+
+Told = Callable[[str, Any], object]
+
+
+class Actor(Protocol):
+    """A target at work, once."""
+
+    def start(self) -> None:
+        """Begin, at the clock's first moment."""
+
+    def put(self, source: str, message: Message) -> None:
+        """One input, with all that is due before it and all that it causes."""
+
+    def advance(self, time_ns: int) -> None:
+        """Let the time go on."""
+
+    def stop(self) -> None:
+        """End in order; what is open is published."""
+
+    def close(self) -> None:
+        """End at once."""
+
+
+class Target(Protocol):
+    """What can be replayed into, any number of times."""
+
+    def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
+        """The source that each topic stands for; topics without one are left out."""
+
+    def unfed(self, sources: Mapping[str, str]) -> list[str]:
+        """Sources that no topic stands for."""
+
+    def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
+        """A new run; the clock is in use."""
+
+    def at_home(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what lies beside the target's file can be imported."""
+
+
+def target(file: Path, mapping: list[str] | None = None, outputs: Iterable[str] = ()) -> Target:
+    """A ``.py`` file is a program, everything else a gateway's file."""
+    if file.suffix == ".py":
+        return ProgramTarget(file, tuple(outputs))
+    if tuple(outputs):
+        raise InvalidArgument("--capture is for programs: of a gateway everything is stored")
+    return GatewayTarget(file, [name for _, name in _rules(mapping)])
+
+
+@contextlib.contextmanager
+def _beside(file: Path) -> Iterator[None]:
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):
+            sys.path.remove(folder)
+
+
+class GatewayTarget:
+    """A gateway from its file, on one thread."""
+
+    def __init__(self, file: Path, inputs: Iterable[str] = ()) -> None:
+        """``inputs`` names modules that the recording stands for, whatever they are."""
+        self._file = file
+        with self.at_home():
+            self.configuration = read(file)
+            self.cast = cast(self.configuration, inputs)
+        owners = {link.source for link in self.configuration.links}
+        self._speaking = [name for name in self.cast.outside if name in owners]
+
+    def at_home(self) -> contextlib.AbstractContextManager[None]:
+        return _beside(self._file)
+
+    def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
+        """By ``--map``, by the address that a topic was recorded from, or by the name of a module or address."""
+        rules = dict(_rules(mapping))
+        for name in rules.values():
+            if name not in self.cast.outside:
+                raise InvalidArgument(f"--map: there is no source {without_secrets(name)!r}; "
+                                      f"{nearest(name, [*map(without_secrets, self.cast.outside)])}")  # fmt: skip
+        known: dict[Any, str] = {}
+        for name in self._speaking:
+            known[_place(name)] = name
+            known.setdefault(topic_of(name) if is_address(name) else name, name)
+        found = {}
+        for topic in topics:
+            if topic in rules:
+                found[topic] = rules[topic]
+            elif (place := _place(recorded.get(topic, ""))) in known or topic in known:
+                found[topic] = known.get(place) or known[topic]
+        return found
+
+    def unfed(self, sources: Mapping[str, str]) -> list[str]:
+        return [without_secrets(name) for name in self._speaking if name not in sources.values()]
+
+    def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
+        return Stage(self.configuration, self.cast, clock, on_published=on_published, on_left=on_left)
+
+
+class ProgramTarget:
+    """A program on direct buses."""
+
+    def __init__(self, file: Path, outputs: tuple[str, ...]) -> None:
+        """``outputs`` are the ``bus:`` addresses whose messages are what the program gives."""
+        if not file.is_file():
+            raise InvalidArgument(f"there is no program {str(file)!r}")
+        if not outputs:
+            raise InvalidArgument("--capture bus:NAME is missing: where the program publishes its output")
+        for text in outputs:
+            _check_bus(text, "--capture")
+        self._file = file
+        self._outputs = outputs
+
+    def at_home(self) -> contextlib.AbstractContextManager[None]:
+        return _beside(self._file)
+
+    def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
+        """By ``--map TOPIC=bus:NAME``, else to where it was recorded, if that was a bus, else to ``bus:TOPIC``."""
+        rules = dict(_rules(mapping))
+        for text in rules.values():
+            _check_bus(text, "--map")
+        return {
+            topic: rules.get(topic) or (at if (at := recorded.get(topic, "")).startswith("bus:") else f"bus:{topic}")
+            for topic in topics
+        }
+
+    def unfed(self, sources: Mapping[str, str]) -> list[str]:
+        return []
+
+    def actor(self, clock: VirtualClock, on_published: Told, on_left: Told) -> Actor:
+        return _Program(self._file, self._outputs, clock, on_published)
+
+
+class _Program:
+    """A program that was run and waits for messages."""
+
+    def __init__(self, file: Path, outputs: tuple[str, ...], clock: VirtualClock, told: Told) -> None:
+        self._file, self._clock = file, clock
+        self._publishers: dict[str, Any] = {}
+        self._listeners = []
+        for text in outputs:
+            parsed = address.parse(text)
+            identifier = int(parsed.options.get("id", "0"))
+            listener = CallbackSubscriber(functools.partial(told, text), ids=(identifier,), max_public_id=65535)
+            bus = named_bus(parsed.name)
+            bus.add(listener)
+            self._listeners.append((bus, listener))
+        self._names: dict[str, Any] = {}
+
+    def start(self) -> None:
+        self._names = runpy.run_path(str(self._file), run_name="__replay__")
+        self._step()
+
+    def put(self, source: str, message: Message) -> None:
+        self.advance(message.timestamp_ns)
+        if source not in self._publishers:
+            self._publishers[source] = address.publisher(source)
+        publisher = self._publishers[source]
+        if message.ordinal and message.ordinal > 1:
+            publisher.bus._go_on(publisher.id, message.ordinal - 1)
+        publisher.publish(bytes(message))
+        self._step()
+
+    def advance(self, time_ns: int) -> None:
+        while self._clock.fire_next(self._clock.seconds_at(time_ns)):
+            self._step()
+        self._clock.set_time_ns(time_ns)
+
+    def _step(self) -> None:
+        step = self._names.get("step")
+        if step is not None:
+            step()
+
+    def stop(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._names.clear()
+        for publisher in self._publishers.values():
+            publisher.close()
+        for bus, listener in self._listeners:
+            listener.close()
+            bus.close()
+        self._listeners.clear()
+
+
+def _rules(mapping: list[str] | None) -> list[tuple[str, str]]:
+    found = []
+    for rule in mapping or []:
+        topic, equals, name = rule.partition("=")
+        if not equals or not topic or not name:
+            raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=SOURCE")
+        found.append((topic, name))
+    return found
+
+
+def _check_bus(text: str, option: str) -> None:
+    if address.parse(text).scheme != "bus":
+        raise InvalidArgument(f"{option} {without_secrets(text)}: a program is replayed over bus: addresses alone")
+
+
+def _place(text: str) -> Any:
+    """An address without its options; anything else is its own place."""
+    if not is_address(text):
+        return text
+    parsed = address.parse(text)
+    return parsed.scheme, parsed.name, parsed.host, parsed.port, parsed.topic

@@ -1,0 +1,109 @@
+"""The clock in use: the machine's unless a virtual one is, and threads of a virtual clock that run one at a time."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import penstock
+from penstock import clock
+from penstock.bus import Bus, CallbackSubscriber, DelayedMessage
+from penstock.clock import SystemClock, VirtualClock, using
+from penstock.errors import RefusedError, StateError
+
+
+def test_it_is_the_machine_s_unless_another_is_in_use() -> None:
+    assert isinstance(clock.current(), SystemClock)
+    before_ns = time.time_ns()
+    assert before_ns <= clock.time_ns() <= time.time_ns()
+    with using(VirtualClock(5_000_000_000)) as virtual:
+        assert clock.current() is virtual
+        assert (clock.time_ns(), clock.time(), clock.monotonic()) == (5_000_000_000, 5.0, 0.0)
+        virtual.advance(1.5)
+        assert (clock.time_ns(), clock.monotonic()) == (6_500_000_000, 1.5)
+    assert clock.time_ns() >= before_ns
+
+
+def test_two_are_not_in_use_at_a_time() -> None:
+    with using(VirtualClock()), pytest.raises(StateError), using(VirtualClock()):
+        pass
+    assert isinstance(clock.current(), SystemClock)
+
+
+def test_what_a_bus_publishes_has_the_time_of_the_clock_in_use() -> None:
+    bus, times = Bus(mode="direct"), []
+    subscriber = CallbackSubscriber(lambda message: times.append(message.timestamp_ns), ids=(1,))
+    bus.add(subscriber)
+    with using(VirtualClock(1000)) as virtual:
+        bus.publisher(1).publish(b"a")
+        virtual.set_time_ns(2000)
+        bus.publisher(1).publish(b"b")
+    began_ns = time.time_ns()
+    bus.publisher(1).publish(b"c")
+    assert times[:2] == [1000, 2000] and times[2] >= began_ns
+
+
+def test_a_delayed_message_takes_the_clock_that_is_in_use_when_it_is_made() -> None:
+    got: list[int] = []
+    with using(VirtualClock(10**9)) as virtual:
+        subscriber = CallbackSubscriber(lambda message: got.append(message.timestamp_ns))
+        message = DelayedMessage(subscriber, 5000)
+        message.start(2.0)
+        clock.call_later(1.0, lambda: got.append(clock.time_ns()))
+        virtual.advance(3.0)
+    assert got == [2 * 10**9, 3 * 10**9]
+
+
+def test_threads_of_a_virtual_clock_run_one_at_a_time_in_the_order_of_their_moments() -> None:
+    virtual, seen = VirtualClock(), []
+    stopping = virtual.event()
+
+    def run(name: str, period_s: float) -> None:
+        while not stopping.wait(period_s):
+            seen.append((name, virtual.now()))
+
+    threads = [virtual.thread(lambda n=n, p=p: run(n, p), n) for n, p in (("a", 2.0), ("b", 3.0))]  # type: ignore[misc]
+    for thread in threads:
+        thread.start()
+    virtual.advance(6.0)
+    assert seen == [("a", 2.0), ("b", 3.0), ("a", 4.0), ("b", 6.0), ("a", 6.0)]  # b began to wait for 6.0 before a did
+    stopping.set()
+    for thread in threads:
+        thread.join()
+    virtual.advance(10.0)
+    assert len(seen) == 5
+
+
+def test_an_event_without_a_time_is_waited_for_until_it_is_set() -> None:
+    virtual, seen = VirtualClock(), []
+    event = virtual.event()
+
+    def run() -> None:
+        seen.append(event.wait())
+        seen.append(event.wait(5.0))
+
+    thread = virtual.thread(run, "waits")
+    thread.start()
+    virtual.advance(100.0)
+    assert seen == []
+    event.set()
+    virtual.advance(0.0)
+    assert seen == [True, True]
+    thread.join()
+
+
+def test_only_threads_of_the_clock_wait_under_it() -> None:
+    with pytest.raises(StateError):
+        VirtualClock().event().wait(1.0)
+
+
+def test_what_cannot_be_the_same_twice_is_refused_by_name() -> None:
+    with using(VirtualClock()):
+        with pytest.raises(RefusedError, match="shm:/camera"):
+            penstock.publisher("shm:/camera")
+        with pytest.raises(RefusedError, match="'plant'"):
+            Bus("plant")
+        with pytest.raises(RefusedError, match="on_message"):
+            penstock.subscriber("bus:plant", on_message=print)
+        penstock.subscriber("bus:plant").close()
