@@ -127,14 +127,47 @@ class BoundScanner {
         return nb::make_tuple(text_of(head.substr(0, blank)), text_of(rest), batch);
     }
 
+    // The number that a topic has in the batch under way, whose channels are the topics it has messages of: what a batch
+    // costs those who get it must not grow with all the topics that its connection ever named.
+    std::uint32_t channel_of(std::uint32_t topic) {
+        if (topic >= scanner_.topics().size()) return 0;  // data of a verb that has no topic
+        if (places_.size() <= topic) places_.resize(topic + 1, unplaced);
+        if (places_[topic] == unplaced) {
+            places_[topic] = static_cast<std::uint32_t>(used_.size());
+            used_.push_back(topic);
+        }
+        return places_[topic];
+    }
+
+    // The channels of the batch under way; the same ones as before where it has the same topics.
+    void set_channels() {
+        if (generation_ != scanner_.generation()) {
+            generation_ = scanner_.generation();
+            names_.clear();
+            channels_.reset();
+        }
+        for (const std::uint32_t topic : used_) places_[topic] = unplaced;
+        if (channels_.is_valid() && used_ == named_) return;
+        channels_ = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(used_.empty() ? 1 : used_.size())));
+        for (std::size_t i = 0; i < used_.size(); ++i) {
+            if (names_.size() <= used_[i]) names_.resize(used_[i] + 1);
+            nb::object &name = names_[used_[i]];
+            if (!name.is_valid()) name = text_of(scanner_.topics()[used_[i]]);
+            PyTuple_SET_ITEM(channels_.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(name.ptr()));
+        }
+        if (used_.empty()) PyTuple_SET_ITEM(channels_.ptr(), 0, Py_NewRef(Py_None));
+        named_ = used_;
+    }
+
     nb::object batch() {
         std::vector<Envelope> entries;
         entries.reserve(scanner_.ranges().size());
+        used_.clear();
         for (const Range &range : scanner_.ranges()) {
             Envelope &entry = entries.emplace_back();
             entry.data = range.data;
             entry.size = range.size;
-            entry.channel = range.topic;
+            entry.channel = channel_of(range.topic);
             entry.ordinal = range.ordinal;
             entry.timestamp_ns = range.timestamp_ns;
             entry.position = scanner_.grammar() == Grammar::deliveries ? range.position : -1;
@@ -142,14 +175,7 @@ class BoundScanner {
             entry.properties_size = range.properties_size;
             entry.token = range.deliveries;  // the owner needs none
         }
-        if (generation_ != scanner_.generation() || !channels_.is_valid()) {
-            const auto &topics = scanner_.topics();
-            channels_ = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(topics.empty() ? 1 : topics.size())));
-            for (std::size_t i = 0; i < topics.size(); ++i)
-                PyTuple_SET_ITEM(channels_.ptr(), static_cast<Py_ssize_t>(i), text_of(topics[i]).release().ptr());
-            if (topics.empty()) PyTuple_SET_ITEM(channels_.ptr(), 0, Py_NewRef(Py_None));
-            generation_ = scanner_.generation();
-        }
+        set_channels();
         auto *owner = new BlockOwner(scanner_.inbox().block());
         PyObject *made = batch_new(std::move(entries), owner, channels_.ptr());
         if (!made) {
@@ -161,6 +187,9 @@ class BoundScanner {
 
     Scanner scanner_;
     std::mutex receiving_;
+    static constexpr std::uint32_t unplaced = 0xffffffff;
+    std::vector<std::uint32_t> used_, named_, places_;  // topics of the batch under way, of channels_; their numbers in it
+    std::vector<nb::object> names_;                     // of the scanner's topics, as far as they were needed
     nb::object channels_;
     std::uint64_t generation_ = 0;
 };

@@ -89,7 +89,6 @@ std::uint32_t Scanner::allow(std::string_view topic) {
     if (index_.size() >= max_topics) forget_topics();
     auto index = static_cast<std::uint32_t>(topics_.size());
     topics_.emplace_back(topic);
-    ++generation_;
     add(topic, index);
     return index;
 }

@@ -78,7 +78,7 @@ class Scanner {
     void refuse(std::string_view topic);
     void forget_topics();
     const std::vector<std::string> &topics() const noexcept { return topics_; }
-    std::uint64_t generation() const noexcept { return generation_; }  // changes whenever topics() does
+    std::uint64_t generation() const noexcept { return generation_; }  // changes when topics() begins anew
 
    private:
     static constexpr std::uint32_t unknown_topic = 0xffffffff, refused_topic = 0xfffffffe;

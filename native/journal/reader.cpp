@@ -113,7 +113,15 @@ bool topic_matches(std::string_view pattern, std::string_view name) {
     }
 }
 
+TopicFilter::TopicFilter(std::vector<std::string> patterns) {
+    for (std::string &pattern : patterns) {
+        if (pattern.find_first_of("*>") == pattern.npos) names_.insert(std::move(pattern));
+        else patterns_.push_back(std::move(pattern));
+    }
+}
+
 bool TopicFilter::matches(std::string_view name) const {
+    if (names_.contains(std::string(name))) return true;
     return std::any_of(patterns_.begin(), patterns_.end(), [&](const std::string &p) { return topic_matches(p, name); });
 }
 

@@ -7,6 +7,7 @@
 #include <Python.h>
 #include <structmember.h>
 
+#include <cstring>
 #include <initializer_list>
 #include <utility>
 
@@ -250,6 +251,86 @@ PyObject *draft_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t coun
 
 Py_ssize_t draft_length(PyObject *self) { return static_cast<Py_ssize_t>(as_draft(self)->size); }
 
+// Items are bytes, and slices of them take whatever has so many. A slice is read as a copy: a view could still write when
+// the draft is published.
+bool find_slice(Draft *draft, PyObject *key, Py_ssize_t &begin, Py_ssize_t &step, Py_ssize_t &count) {
+    Py_ssize_t end = 0;
+    if (PySlice_Unpack(key, &begin, &end, &step) != 0) return false;
+    count = PySlice_AdjustIndices(static_cast<Py_ssize_t>(draft->size), &begin, &end, step);
+    return true;
+}
+
+bool find_item(Draft *draft, PyObject *key, Py_ssize_t &index) {
+    if (!PyIndex_Check(key)) {
+        PyErr_Format(PyExc_TypeError, "a draft is indexed by numbers and slices, not %s", Py_TYPE(key)->tp_name);
+        return false;
+    }
+    index = PyNumber_AsSsize_t(key, PyExc_IndexError);
+    if (index == -1 && PyErr_Occurred()) return false;
+    const auto size = static_cast<Py_ssize_t>(draft->size);
+    const Py_ssize_t asked = index;
+    if (index < 0) index += size;
+    if (index >= 0 && index < size) return true;
+    PyErr_Format(PyExc_IndexError, "byte %zd is not among the %zd reserved", asked, size);
+    return false;
+}
+
+PyObject *draft_get_item(PyObject *self, PyObject *key) {
+    Draft *draft = as_draft(self);
+    Py_ssize_t begin = 0, step = 0, count = 0;
+    if (!PySlice_Check(key)) {
+        if (!find_item(draft, key, begin) || !check_open(draft)) return nullptr;
+        return PyLong_FromLong(draft->data[begin]);
+    }
+    if (!find_slice(draft, key, begin, step, count) || !check_open(draft)) return nullptr;
+    PyObject *copy = PyBytes_FromStringAndSize(nullptr, count);
+    if (!copy) return nullptr;
+    char *out = PyBytes_AS_STRING(copy);
+    for (Py_ssize_t i = 0; i < count; ++i) out[i] = static_cast<char>(draft->data[begin + i * step]);
+    return copy;
+}
+
+int set_slice(Draft *draft, PyObject *key, PyObject *value) {
+    Py_ssize_t begin = 0, step = 0, count = 0;
+    Py_buffer data;
+    if (!find_slice(draft, key, begin, step, count)) return -1;
+    if (PyObject_GetBuffer(value, &data, PyBUF_CONTIG_RO) != 0) return -1;
+    bool done = false;
+    if (data.len != count)
+        raise_error("InvalidArgument", "this slice of the draft has %zd bytes, not %zd: publish(size) sends fewer than "
+                                       "were reserved", count, data.len);
+    else done = check_open(draft);  // after everything that runs other code, which may have published it
+    const auto *from = static_cast<const std::uint8_t *>(data.buf);
+    if (done && count && step == 1) std::memmove(draft->data + begin, from, static_cast<std::size_t>(count));
+    for (Py_ssize_t i = 0; done && step != 1 && i < count; ++i) draft->data[begin + i * step] = from[i];
+    PyBuffer_Release(&data);
+    return done ? 0 : -1;
+}
+
+int draft_set_item(PyObject *self, PyObject *key, PyObject *value) {
+    Draft *draft = as_draft(self);
+    if (!value) {
+        PyErr_SetString(PyExc_TypeError, "bytes of a draft cannot be deleted: publish(size) sends fewer than were reserved");
+        return -1;
+    }
+    if (PySlice_Check(key)) return set_slice(draft, key, value);
+    Py_ssize_t index = 0;
+    if (!find_item(draft, key, index)) return -1;
+    if (!PyIndex_Check(value)) {
+        PyErr_Format(PyExc_TypeError, "an item of a draft is a number from 0 to 255, not %s", Py_TYPE(value)->tp_name);
+        return -1;
+    }
+    const Py_ssize_t number = PyNumber_AsSsize_t(value, nullptr);  // clipped: what is too large stays too large
+    if (number == -1 && PyErr_Occurred()) return -1;
+    if (number < 0 || number > 255) {
+        raise_error("InvalidArgument", "an item of a draft is a number from 0 to 255");
+        return -1;
+    }
+    if (!check_open(draft)) return -1;
+    draft->data[index] = static_cast<std::uint8_t>(number);
+    return 0;
+}
+
 PyObject *draft_repr(PyObject *self) {
     Draft *draft = as_draft(self);
     static const char *const states[] = {"open", "published", "cancelled"};
@@ -295,7 +376,9 @@ PyType_Slot draft_slots[] = {
     {Py_tp_methods, draft_methods},
     {Py_tp_getset, draft_getset},
     {Py_tp_members, draft_members},
-    {Py_sq_length, reinterpret_cast<void *>(draft_length)},
+    {Py_mp_length, reinterpret_cast<void *>(draft_length)},
+    {Py_mp_subscript, reinterpret_cast<void *>(draft_get_item)},
+    {Py_mp_ass_subscript, reinterpret_cast<void *>(draft_set_item)},
     {Py_bf_getbuffer, reinterpret_cast<void *>(draft_getbuffer)},
     {Py_bf_releasebuffer, reinterpret_cast<void *>(draft_releasebuffer)},
     {0, nullptr}};

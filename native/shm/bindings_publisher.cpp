@@ -20,7 +20,7 @@ PyObject *publisher_wait_ready(PyObject *object, PyObject *arguments, PyObject *
     if (!handle) return nullptr;
     if (subscribers < 0) return raise_error("InvalidArgument", "subscribers=%lld must be 0 or more", subscribers);
     Woken woken = Woken::timeout;
-    if (deadline == 0) return PyBool_FromLong(handle->subscribers() >= subscribers);
+    if (subscribers > UINT32_MAX) subscribers = UINT32_MAX;
     if (!wait_with(self, woken, [&] { return handle->wait_subscribers(std::uint32_t(subscribers), deadline); })) return nullptr;
     return PyBool_FromLong(woken == Woken::ready);
 }
@@ -100,6 +100,10 @@ PyObject *get_slots(PyObject *object, void *) {
 PyObject *get_slot_size(PyObject *object, void *) {
     return read_property<PublisherObject>(object, [](auto &h) { return PyLong_FromUnsignedLongLong(h.slot_size()); });
 }
+PyObject *get_unread(PyObject *object, void *) {
+    return read_property<PublisherObject>(object, [](auto &h) { return PyLong_FromUnsignedLongLong(h.unread()); });
+}
+
 PyObject *get_subscribers(PyObject *object, void *) {
     return read_property<PublisherObject>(object, [](auto &h) { return PyLong_FromUnsignedLong(h.subscribers()); });
 }
@@ -193,6 +197,7 @@ PyGetSetDef getset[] = {
     {"slots", get_slots, nullptr, "Number of slots.", nullptr},
     {"slot_size", get_slot_size, nullptr, "Bytes a slot has now.", nullptr},
     {"subscribers", get_subscribers, nullptr, "Subscribers that would get a message now.", nullptr},
+    {"unread", get_unread, nullptr, "How many messages of the channel the slowest subscriber has not read yet.", nullptr},
     {"publishers", get_publishers, nullptr, "Publishers of the channel or multiplexer.", nullptr},
     {"metadata_size", get_metadata_size, nullptr, "Bytes of metadata a message has.", nullptr},
     {"max_reserved", get_max_reserved, nullptr, "Messages that may be reserved at once.", nullptr},

@@ -123,6 +123,15 @@ std::uint32_t Publisher::subscribers() const {
     return count;
 }
 
+std::uint64_t Publisher::unread() const {
+    const Channel &channel = member.channel;
+    std::uint64_t tail = channel.tail(), least = tail;
+    for (std::uint32_t word = 0; word < channel.subscriber_words(); ++word)
+        for (std::uint64_t bits = channel.active[word].load(); bits; bits &= bits - 1)
+            least = std::min(least, channel.subscribers[word * 64 + unsigned(std::countr_zero(bits))].cursor.load());
+    return tail - least;
+}
+
 std::uint32_t Publisher::publishers() const {
     std::uint32_t count = 0;
     for (std::uint32_t i = 0; i < member.channel.publisher_capacity; ++i)
@@ -131,6 +140,10 @@ std::uint32_t Publisher::publishers() const {
 }
 
 Woken Publisher::wait_subscribers(std::uint32_t count, std::int64_t deadline_ns) {
+    if (deadline_ns == 0) {
+        if (subscribers() >= count) look_for_dead();
+        return subscribers() >= count ? Woken::ready : Woken::timeout;
+    }
     Wait wait;
     wait.deadline_ns = deadline_ns;
     wait.slice_ns = patience_ns;

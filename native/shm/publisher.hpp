@@ -102,6 +102,9 @@ class Publisher {
     // For who never waits: looks for the dead that hold it up, at most every 50 ms. True when there were any.
     bool look_for_dead();
     // Until so many subscribers are there.
+    // How many messages the slowest subscriber has not read: those that were overwritten too.
+    std::uint64_t unread() const;
+    // The dead do not count. Who only looks (a deadline of 0) learns of a death within 50 ms, so that a look costs nothing.
     Woken wait_subscribers(std::uint32_t count, std::int64_t deadline_ns);
     std::uint32_t subscribers() const;
     std::uint32_t publishers() const;

@@ -27,8 +27,8 @@ void bind_outlet(nb::module_ &module);
     fail("StateError", "this handle was opened before a fork; open a new one in the child process");
 }
 
-// Monotonic deadline: negative for ever, 0 at once.
-inline std::int64_t deadline_of(nb::handle timeout) {
+// Nanoseconds; negative for ever.
+inline std::int64_t timeout_ns_of(nb::handle timeout) {
     if (timeout.is_none()) return -1;
     if (PyBool_Check(timeout.ptr()) || !(PyFloat_Check(timeout.ptr()) || PyLong_Check(timeout.ptr()))) {
         PyErr_Format(PyExc_TypeError, "timeout must be seconds as a number or None, not %s",
@@ -41,9 +41,13 @@ inline std::int64_t deadline_of(nb::handle timeout) {
         raise_error("InvalidArgument", "timeout=%R must be 0 or more seconds, or None to wait for ever", timeout.ptr());
         throw nb::python_error();
     }
-    if (seconds == 0) return 0;
-    if (seconds > 1e9) return -1;
-    return monotonic_ns() + static_cast<std::int64_t>(seconds * 1e9);
+    return seconds > 1e9 ? -1 : static_cast<std::int64_t>(seconds * 1e9);
+}
+
+// Monotonic deadline: negative for ever, 0 at once.
+inline std::int64_t deadline_of(nb::handle timeout) {
+    const std::int64_t ns = timeout_ns_of(timeout);
+    return ns <= 0 ? ns : monotonic_ns() + ns;
 }
 
 // Holds an Inlet's or Outlet's turn. Never waits for it with the GIL: its holder may be waiting for that.
@@ -67,6 +71,39 @@ class Turn {
 
    private:
     Core &core_;
+    bool held_ = false;
+};
+
+// A turn for which its caller waits no longer than it would wait for a message, or for room. Where it has none, it does
+// nothing: whoever has it reads, or waits for room too.
+template <typename Core>
+class PatientTurn {
+   public:
+    PatientTurn(Core &core, std::int64_t deadline) : core_(core), deadline_(deadline) { take(); }
+    ~PatientTurn() { give(); }
+    PatientTurn(const PatientTurn &) = delete;
+    bool held() const { return held_; }
+    bool take() {
+        held_ = core_.try_lock();
+        while (!held_) {
+            {
+                GilReleased free;
+                held_ = core_.lock_for_a_moment(deadline_);
+            }
+            if (held_) break;
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            if (deadline_ >= 0 && monotonic_ns() >= deadline_) break;
+        }
+        return held_;
+    }
+    void give() {
+        if (held_) core_.unlock();
+        held_ = false;
+    }
+
+   private:
+    Core &core_;
+    const std::int64_t deadline_;
     bool held_ = false;
 };
 

@@ -52,6 +52,7 @@ struct InletHandle {
     Inlet core;
     std::unordered_map<std::uint64_t, Names> names;  // by the connection's serial number
     std::vector<std::uint64_t> ended;                // read to their end; the reader may still be creating a message of theirs
+    std::string refused;                             // why no session is left, where a publisher has refused the last one
     PyObject *on_lost = nullptr;
 
     InletHandle(std::uint64_t max_message_size, std::size_t held, const std::string &name)
@@ -107,9 +108,11 @@ void drop_names(const std::vector<Names> &gone) {
     }
 }
 
+using ReadingTurn = PatientTurn<Inlet>;
+
 // Connections that had been read to their end before this read began.
-void forget_ended(InletHandle &self, Turn<Inlet> &turn) {
-    if (self.ended.empty() || self.core.has_kept()) return;
+void forget_ended(InletHandle &self, ReadingTurn &turn) {
+    if (!turn.held() || self.ended.empty() || self.core.has_kept()) return;
     auto ended = std::move(self.ended);
     self.ended.clear();
     auto gone = take_names(self, [&](std::uint64_t serial, const Names &) {
@@ -120,8 +123,12 @@ void forget_ended(InletHandle &self, Turn<Inlet> &turn) {
     turn.take();
 }
 
-// Reads until there is a message: true; or the time is over: false.
-bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, Received &received) {
+// Reads until there is a message: true, and the turn is held; or the time is over: false.
+bool next_message(InletHandle &self, ReadingTurn &turn, std::int64_t deadline, Received &received) {
+    if (!turn.held()) {
+        check_usable(self);
+        return false;
+    }
     Read result = self.core.take(received);
     for (;;) {
         if (result == Read::nothing) {
@@ -141,6 +148,7 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
                 fail("ClosedError", "this subscriber was closed");
             case Read::ended:
                 turn.give();
+                if (!self.refused.empty()) fail("RefusedError", self.refused.c_str());
                 fail("ClosedError", "every session of this subscriber has ended; add_session gives it a new one");
             case Read::full:
                 turn.give();
@@ -150,18 +158,18 @@ bool next_message(InletHandle &self, Turn<Inlet> &turn, std::int64_t deadline, R
             case Read::interrupted:
                 turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             case Read::knocked:
                 turn.give();
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             case Read::lost: {
                 Lost lost = self.core.lost();
                 turn.give();
                 self.ended.push_back(lost.serial);
                 tell_lost(self, lost);
-                turn.take();
+                if (!turn.take()) return false;
                 break;
             }
         }
@@ -188,7 +196,7 @@ nb::object inlet_read(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (!next_message(self, turn, deadline, received)) return nb::none();
     self.core.count(received, true);
@@ -199,7 +207,7 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received newest, received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (!next_message(self, turn, deadline, newest)) return nb::none();
     for (int more = 0; more < 100'000; ++more) {
@@ -215,7 +223,14 @@ nb::object inlet_read_newest(InletHandle &self, nb::handle timeout) {
         chunk_drop(newest.chunk);
         newest = received;
     }
-    self.core.count(newest, true);
+    if (!turn.held()) {
+        GilReleased free;
+        self.core.lock();
+        self.core.count(newest, true);
+        self.core.unlock();
+    } else {
+        self.core.count(newest, true);
+    }
     return nb::steal(make_message(self, newest));
 }
 
@@ -231,7 +246,7 @@ nb::object inlet_read_many(InletHandle &self, nb::handle most_object, nb::handle
     std::vector<Envelope> entries;
     Received received;
     Names names{0, nullptr, nullptr};
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
     if (next_message(self, turn, deadline, received)) {
         std::uint32_t session = received.session;
@@ -252,9 +267,9 @@ bool inlet_wait(InletHandle &self, nb::handle timeout) {
     std::int64_t deadline = deadline_of(timeout);
     check_usable(self);
     Received received;
-    Turn<Inlet> turn(self.core);
+    ReadingTurn turn(self.core, deadline);
     forget_ended(self, turn);
-    if (self.core.has_kept()) return true;
+    if (turn.held() && self.core.has_kept()) return true;
     if (!next_message(self, turn, deadline, received)) return false;
     self.core.keep(received);
     return true;
@@ -340,7 +355,8 @@ void bind_inlet(nb::module_ &module) {
                  return self.core.last_ordinal(session);
              })
         .def("finish",
-             [](InletHandle &self, bool ended) {
+             [](InletHandle &self, bool ended, const std::string &refused) {
+                 self.refused = refused;
                  GilReleased free;
                  self.core.finish(ended);
              })

@@ -26,12 +26,57 @@ void check_usable(Outlet &core) {
     if (core.closed()) fail("ClosedError", "this publisher is closed");
 }
 
+// How long a call waits for room: as long as it says itself, all its messages together, or as long as the publisher was
+// opened with, each message.
+struct Patience {
+    std::int64_t timeout_ns;  // negative: for ever
+    std::int64_t deadline;    // as_opened_deadline: timeout_ns from the moment that a message begins to wait
+    bool wait = true;         // false: not at all, and BlockingIOError says so
+};
+
+constexpr std::int64_t as_opened_deadline = -2;
+constexpr const char *as_opened = "as opened";  // the default of timeout=: what the publisher was opened with
+
+Patience patience_of(Outlet &core, nb::handle timeout, bool wait = true) {
+    const bool own = PyUnicode_Check(timeout.ptr()) && PyUnicode_CompareWithASCIIString(timeout.ptr(), as_opened) == 0;
+    const std::int64_t ns = own ? core.block_timeout_ns() : timeout_ns_of(timeout);
+    if (!wait) return {ns, 0, false};
+    if (own) return {ns, as_opened_deadline};
+    return {ns, ns <= 0 ? ns : monotonic_ns() + ns};
+}
+
+Patience as_opened_patience(Outlet &core) { return {core.block_timeout_ns(), as_opened_deadline}; }
+
+using SendingTurn = PatientTurn<Outlet>;
+
+// Until when a call that begins now waits; negative: for ever.
+std::int64_t end_of(const Patience &patience) {
+    if (patience.deadline != as_opened_deadline) return patience.deadline;
+    return patience.timeout_ns <= 0 ? patience.timeout_ns : monotonic_ns() + patience.timeout_ns;
+}
+
+[[noreturn]] void fail_full(const Patience &patience) {
+    if (!patience.wait) {
+        PyErr_SetNone(PyExc_BlockingIOError);
+        throw nb::python_error();
+    }
+    PyErr_Format(PyExc_TimeoutError,
+                 "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
+                 static_cast<long long>(patience.timeout_ns / 1'000'000));
+    throw nb::python_error();
+}
+
+void check_turn(Outlet &core, const SendingTurn &turn, const Patience &patience) {
+    if (turn.held()) return;
+    check_usable(core);
+    fail_full(patience);
+}
+
 // Calls `step`, which waits without the GIL, until it is done, or an error is raised. The turn is held, but not while a
 // signal handler runs: that may publish too.
 template <typename Step>
-void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step, bool wait = true) {
-    std::int64_t timeout = wait ? core.block_timeout_ns() : 0;
-    std::int64_t deadline = timeout < 0 ? -1 : monotonic_ns() + timeout;
+void send_until_done(SendingTurn &turn, Step step, const Patience &patience) {
+    const std::int64_t deadline = end_of(patience);
     for (;;) {
         Sent sent;
         {
@@ -44,23 +89,16 @@ void send_until_done(Outlet &core, Turn<Outlet> &turn, Step step, bool wait = tr
             case Sent::closed:
                 fail("ClosedError", "this publisher was closed");
             case Sent::timed_out:
-                if (!wait) {
-                    PyErr_SetNone(PyExc_BlockingIOError);
-                    throw nb::python_error();
-                }
-                PyErr_Format(PyExc_TimeoutError,
-                             "a subscriber's queue stayed full for %lld ms; nothing was published (overflow='block')",
-                             static_cast<long long>(timeout / 1'000'000));
-                throw nb::python_error();
+                fail_full(patience);
             case Sent::interrupted:
                 turn.give();
                 if (PyErr_CheckSignals() != 0) throw nb::python_error();
-                turn.take();
+                if (!turn.take()) fail_full(patience);
         }
     }
 }
 
-std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message, bool more, bool wait = true) {
+std::uint64_t send_one(Outlet &core, SendingTurn &turn, const Outgoing &message, bool more, const Patience &patience) {
     std::uint64_t ordinal = 0;
     switch (core.quick(message, ordinal, more)) {
         case Quick::done:
@@ -75,7 +113,7 @@ std::uint64_t send_one(Outlet &core, Turn<Outlet> &turn, const Outgoing &message
         case Quick::slow:
             break;
     }
-    send_until_done(core, turn, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); }, wait);
+    send_until_done(turn, [&](std::int64_t deadline) { return core.publish(message, ordinal, deadline); }, patience);
     return ordinal;
 }
 
@@ -86,8 +124,10 @@ std::uint64_t outlet_publish(OutletHandle &self, nb::handle data) {
     Outgoing message;
     message.data = bytes.data;
     message.size = bytes.size;
-    Turn<Outlet> turn(core);
-    return send_one(core, turn, message, false);
+    const Patience patience = as_opened_patience(core);
+    SendingTurn turn(core, end_of(patience));
+    check_turn(core, turn, patience);
+    return send_one(core, turn, message, false, patience);
 }
 
 // key NUL value NUL ..., UTF-8.
@@ -135,9 +175,11 @@ std::int64_t number_or(nb::handle value, std::int64_t otherwise, std::int64_t mo
 }
 
 std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle properties, nb::handle vchan_id,
-                                nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops, bool wait) {
+                                nb::handle ordinal, nb::handle timestamp_ns, std::uint64_t drops, nb::handle timeout,
+                                bool wait) {
     Outlet &core = *self.core;
     check_usable(core);
+    const Patience patience = patience_of(core, timeout, wait);
     Bytes bytes(data.ptr());
     std::string encoded = encode_properties(properties);
     Outgoing message;
@@ -149,8 +191,9 @@ std::uint64_t outlet_publish_as(OutletHandle &self, nb::handle data, nb::handle 
     message.properties = reinterpret_cast<const std::uint8_t *>(encoded.data());
     message.properties_size = static_cast<std::uint32_t>(encoded.size());
     message.drops = drops;
-    Turn<Outlet> turn(core);
-    return send_one(core, turn, message, false, wait);
+    SendingTurn turn(core, end_of(patience));
+    check_turn(core, turn, patience);
+    return send_one(core, turn, message, false, patience);
 }
 
 // Flushes what publish_many has gathered, however it ends.
@@ -162,7 +205,8 @@ struct FlushAtEnd {
     }
 };
 
-void send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry, std::uint64_t &count) {
+void send_batch(Outlet &core, SendingTurn &turn, PyObject *batch, bool carry, const Patience &patience,
+                std::uint64_t &count) {
     BatchPin pin(batch);  // the GIL is released while sending: another thread could release the batch
     if (!pin.entries()) throw nb::python_error();
     FlushAtEnd flush{core};
@@ -179,12 +223,12 @@ void send_batch(Outlet &core, Turn<Outlet> &turn, PyObject *batch, bool carry, s
             message.properties = entry.properties;
             message.properties_size = entry.properties_size;
         }
-        send_one(core, turn, message, true);
+        send_one(core, turn, message, true, patience);
         ++count;
     }
 }
 
-void send_items(Outlet &core, nb::handle batch, std::uint64_t &count) {
+void send_items(Outlet &core, nb::handle batch, const Patience &patience, std::uint64_t &count) {
     nb::object iterator = nb::steal(PyObject_GetIter(batch.ptr()));
     if (!iterator.is_valid()) throw nb::python_error();
     FlushAtEnd flush{core};
@@ -195,23 +239,26 @@ void send_items(Outlet &core, nb::handle batch, std::uint64_t &count) {
         Outgoing message;
         message.data = bytes.data;
         message.size = bytes.size;
-        Turn<Outlet> turn(core);
-        send_one(core, turn, message, true);
+        SendingTurn turn(core, end_of(patience));
+        check_turn(core, turn, patience);
+        send_one(core, turn, message, true, patience);
         ++count;
     }
     if (PyErr_Occurred()) throw nb::python_error();
 }
 
-std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry) {
+std::uint64_t outlet_publish_many(OutletHandle &self, nb::handle batch, bool carry, nb::handle timeout) {
     Outlet &core = *self.core;
     check_usable(core);
+    const Patience patience = patience_of(core, timeout);
     std::uint64_t count = 0;
     try {
         if (batch_check(batch.ptr())) {
-            Turn<Outlet> turn(core);
-            send_batch(core, turn, batch.ptr(), carry, count);
+            SendingTurn turn(core, end_of(patience));
+            check_turn(core, turn, patience);
+            send_batch(core, turn, batch.ptr(), carry, patience, count);
         } else {
-            send_items(core, batch, count);
+            send_items(core, batch, patience, count);
         }
     } catch (nb::python_error &error) {
         error.restore();
@@ -234,10 +281,13 @@ struct FrameDraft final : DraftOwner {
                 frame = outlet->reserve(static_cast<std::uint64_t>(size));
                 std::memcpy(frame->payload(), reinterpret_cast<Frame *>(token)->payload(), static_cast<std::size_t>(size));
             }
-            Turn<Outlet> turn(*outlet);
-            send_until_done(*outlet, turn, [&](std::int64_t deadline) {
+            const Patience patience = as_opened_patience(*outlet);
+            SendingTurn turn(*outlet, end_of(patience));
+            check_turn(*outlet, turn, patience);
+            auto step = [&](std::int64_t deadline) {
                 return outlet->publish_frame(frame, static_cast<std::uint64_t>(size), ordinal, deadline);
-            });
+            };
+            send_until_done(turn, step, patience);
         } catch (nb::python_error &error) {
             if (read_on && frame != reinterpret_cast<Frame *>(token)) outlet->drop_frame(frame);
             error.restore();
@@ -342,8 +392,10 @@ void bind_outlet(nb::module_ &module) {
         .def("publish", outlet_publish, nb::arg("data"))
         .def("publish", outlet_publish_as, nb::arg("data"), nb::kw_only(), nb::arg("properties").none() = nb::none(),
              nb::arg("vchan_id").none() = nb::none(), nb::arg("ordinal").none() = nb::none(),
-             nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0, nb::arg("wait") = true)
-        .def("publish_many", outlet_publish_many, nb::arg("batch"), nb::arg("carry") = false)
+             nb::arg("timestamp_ns").none() = nb::none(), nb::arg("drops") = 0,
+             nb::arg("timeout").none() = as_opened, nb::arg("wait") = true)
+        .def("publish_many", outlet_publish_many, nb::arg("batch"), nb::arg("carry") = false, nb::kw_only(),
+             nb::arg("timeout").none() = as_opened)
         .def("reserve", [](nb::handle self, nb::handle size) { return outlet_reserve(self, size); }, nb::arg("size"))
         .def("drain", outlet_drain, nb::arg("timeout").none())
         .def("add", [](OutletHandle &self, int fd, bool extended, nb::bytes answer, std::size_t ordinal_offset,

@@ -23,6 +23,7 @@ constexpr std::size_t first_growth_bytes = 16 * 1024 * 1024;
 constexpr std::uint32_t fills_between_polls = 16;
 constexpr std::size_t streams_that_keep_chunks = 8;
 constexpr std::size_t max_counted_vchans = 65536;
+constexpr std::int64_t turn_wait_ns = 50'000'000;
 constexpr long receive_wait_ms = 8;  // a reader waits in recv at most so long before it notices another thread's knock
 
 std::int64_t now_ns(clockid_t clock) noexcept {
@@ -76,6 +77,17 @@ void Inlet::lock() {
     // Let a waiting thread go first: with the mutex alone the reader could take the lock again before it.
     while (knocks_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
     turn_.lock();
+}
+
+bool Inlet::lock_for_a_moment(std::int64_t deadline_ns) {
+    if (deadline_ns == 0) {
+        knock();
+        return true;
+    }
+    std::int64_t moment_ns = turn_wait_ns;
+    if (deadline_ns > 0) moment_ns = std::clamp<std::int64_t>(deadline_ns - monotonic_ns(), 0, moment_ns);
+    while (knocks_.load(std::memory_order_acquire) != 0) std::this_thread::yield();
+    return turn_.try_lock_for(std::chrono::nanoseconds(moment_ns));
 }
 
 void Inlet::attach(std::uint64_t serial, std::uint32_t session, int fd, bool extended, bool fresh,
@@ -341,7 +353,7 @@ Read Inlet::fetch(std::int64_t deadline_ns, Received &out) {
     std::uint32_t fruitless = 0;
     for (;;) {
         if (closed()) return Read::closed;
-        if (knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
+        if (deadline_ns != 0 && knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
         if (ready_.empty()) {
             if (ended_ && sessions_.empty()) return Read::ended;
             Stream *sole = sole_stream(deadline_ns);
@@ -428,7 +440,7 @@ Read Inlet::poll(std::int64_t deadline_ns) {
     polled_ |= any;
     if (any) return Read::message;
     if (closed()) return Read::closed;
-    if (knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
+    if (deadline_ns != 0 && knocks_.load(std::memory_order_acquire) != 0) return Read::knocked;
     return count == 0 ? Read::nothing : Read::message;  // woken for an attach: look again
 }
 

@@ -102,6 +102,9 @@ class Inlet {
     // The reader's turn. Between lock and unlock only.
     bool try_lock() { return knocks_.load(std::memory_order_acquire) == 0 && turn_.try_lock(); }
     void lock();
+    // Who only looks, and would not sleep, makes a reader that sleeps step aside. Who would sleep too waits for its turn
+    // until the deadline, but only for a moment (signals want to be seen): false when that is over.
+    bool lock_for_a_moment(std::int64_t deadline_ns);
     void unlock() { turn_.unlock(); }
 
     // Takes a message that is completely received already: no system call.
@@ -148,7 +151,7 @@ class Inlet {
     Counters *counters_;
     std::uint32_t generation_ = fork_generation();
     int epoll_ = -1, wake_ = -1;
-    std::mutex turn_;
+    std::timed_mutex turn_;
     std::atomic<int> knocks_{0};
     std::atomic<bool> closed_{false};
     bool ended_ = false;

@@ -97,6 +97,9 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     std::size_t drop_silent(std::uint32_t timeout_ms);
     // Callers' turn: publish is called between lock and unlock only.
     bool try_lock() { return turn_.try_lock(); }
+    // Waits for a turn until the deadline, but only for a moment (signals want to be seen). With a deadline of 0 it waits
+    // for those who are about to be done, not for one who waits for room. False when that is over.
+    bool lock_for_a_moment(std::int64_t deadline_ns);
     void lock() { turn_.lock(); }
     void unlock() { turn_.unlock(); }
 
@@ -164,7 +167,8 @@ class Outlet : public std::enable_shared_from_this<Outlet> {
     Store store_;
     std::uint32_t generation_ = 0;
     int gone_event_ = -1, wake_ = -1;
-    std::mutex turn_;    // one caller at a time
+    std::timed_mutex turn_;  // one caller at a time
+    std::atomic<bool> waits_for_room_{false};  // that caller
     std::mutex mutex_;   // everything below
     std::condition_variable sent_;  // a sender has stopped
     std::vector<PeerPtr> peers_;

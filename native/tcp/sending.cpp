@@ -210,10 +210,25 @@ void Outlet::readable(const PeerPtr &peer) {
     lose(peer, error);
 }
 
+bool Outlet::lock_for_a_moment(std::int64_t deadline_ns) {
+    using namespace std::chrono_literals;
+    if (deadline_ns != 0) {
+        std::chrono::nanoseconds moment = 50ms;
+        if (deadline_ns > 0) moment = std::clamp<std::chrono::nanoseconds>(std::chrono::nanoseconds(deadline_ns - monotonic_ns()), 0ns, moment);
+        return turn_.try_lock_for(moment);
+    }
+    while (!turn_.try_lock_for(1ms))
+        if (waits_for_room_.load(std::memory_order_acquire)) return false;
+    return true;
+}
+
 Sent Outlet::wait_for_room(Lock &lock, std::uint64_t size, std::int64_t deadline_ns) {
     if (closed()) return Sent::closed;
     if (overflow_ != OverflowChoice::block || !any_full(size)) return Sent::done;
-    return pump_until(lock, size, false, deadline_ns);
+    if (deadline_ns != 0) waits_for_room_.store(true, std::memory_order_release);
+    Sent sent = pump_until(lock, size, false, deadline_ns);
+    waits_for_room_.store(false, std::memory_order_release);
+    return sent;
 }
 
 Sent Outlet::drain(std::int64_t deadline_ns) {

@@ -7,7 +7,8 @@ Rules, held by every room and checked by ``tests/conformance``:
 - After ``read(0)`` or ``read_many(most, 0)`` has given nothing, the descriptor ``fileno()`` becomes readable when there
   is something to read. That is all that select, poll and asyncio need; there is no second implementation for them.
 - ``publish`` copies; ``reserve`` does not. Both give the message's ordinal, or None where the reach cannot know it.
-- A handle may be used by one thread at a time unless its room says otherwise; ``close`` and ``ledger`` by any thread.
+- Several threads may use one handle: what each publishes keeps its order, and each message that is read goes to one
+  of them.
 - ``close`` is idempotent; every other use after it, and every wait that it ends, raises ``ClosedError``.
 - ``process_all`` calls the function of ``on_message`` with what was there when it was called. A subscriber opened with
   ``on_message=function`` calls it from a thread of its own, until it is closed.
@@ -58,6 +59,7 @@ else:
 
 Choice = TypeVar("Choice", bound=enum.StrEnum)
 Result = TypeVar("Result")
+Function = TypeVar("Function", bound=Callable[..., Any] | None)
 logger = logging.getLogger("penstock")
 
 UNPROCESSED_S = 1.0  # warn if process_all has not been called for this long
@@ -431,14 +433,18 @@ class Subscriber(Handle, Generic[T]):
 
     # --- functions that are called
 
-    def on_message(self, function: Callable[[Message[T]], Any] | None) -> None:
-        """What ``process_all`` calls with each message; None unsets it. It may be changed inside the function."""
+    def on_message(self, function: Function) -> Function:
+        """What ``process_all`` calls with each message; None unsets it. It may be changed inside the function.
+
+        Gives the function, so that it may decorate one.
+        """
         if function is not None and not callable(function):
             raise TypeError(f"on_message takes a function or None, not {type(function).__name__}")
         self._callback = function
         self._unprocessed = function is not None and not self._calls_by_itself
         if self._unprocessed:
             _watch_processing(self)
+        return function
 
     @property
     def _calls_by_itself(self) -> bool:
@@ -482,7 +488,6 @@ class Subscriber(Handle, Generic[T]):
         return self
 
     def _serve(self, read: Callable[[float | None], Message[T] | None]) -> None:
-        refusal = ""
         while True:
             if self._callback is None:  # unset for a while: messages wait
                 if self.closed:
@@ -491,16 +496,10 @@ class Subscriber(Handle, Generic[T]):
                 continue
             try:
                 message = read(None)
-            except ClosedError as error:
+            except (ClosedError, RefusedError) as error:  # its publisher has another type
                 if not self.closed:
                     logger.warning("%r: its function will not be called any more: %s", self, error)
                 return
-            except RefusedError as error:  # its publisher has another type; the right one may come back
-                if str(error) != refusal:
-                    refusal = str(error)
-                    logger.warning("%r: its function is not called: %s", self, refusal)
-                time.sleep(LOOK_S)
-                continue
             except Exception:  # a damaged message or no memory: the next message may be good
                 self._note_failure("reading failed")
                 time.sleep(LOOK_S)  # no event says when it is better: pause, then try again

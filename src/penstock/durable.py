@@ -23,14 +23,14 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock import address as addresses
 from penstock._core import journal as native
 from penstock.channel import Ledger, Publisher, Subscriber, Terms, check_timeout
-from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError
+from penstock.errors import ClosedError, InvalidArgument, RefusedError
 from penstock.history import check_start, kept_of, start_ns
 from penstock.journal import presence
 from penstock.journal.follow import Follower
@@ -38,7 +38,7 @@ from penstock.journal.journal import SEGMENT_BYTES, Journal
 from penstock.journal.layout import FRONTIER_NAME, TIME_NOW, encode_properties
 
 if TYPE_CHECKING:
-    from penstock._core import Draft
+    from penstock._core import Batch, Draft, Message
     from penstock.address import Address
     from penstock.channel import Buffer
 
@@ -47,6 +47,7 @@ STAGED_BYTES = 16 << 20  # a publisher that is faster than the disk commits itse
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
+KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
 MAX_NS = (1 << 63) - 1
 
 logger = logging.getLogger("penstock.durable")
@@ -122,7 +123,7 @@ def _kept_at(address: Address, live_options: Mapping[str, Any]) -> str:
         with addresses.room("shm").Subscriber(address.name, history=False) as looking:
             directory = looking._durable("")
     if not directory:
-        raise StateError(
+        raise RefusedError(
             f"nobody says where {address.text} is kept: its publisher is not there, or has no durable=; give "
             "durable=DIRECTORY to read what a publisher left"
         )
@@ -199,10 +200,16 @@ class DurablePublisher(Publisher):
         *,
         properties: Mapping[str, str] | None = None,
         timestamp_ns: int | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal."""
+        """Store a copy of ``data``, which then goes to the live publisher; returns its ordinal.
+
+        ``timeout`` is checked and ends nothing: who publishes waits for the disk at most, never for a subscriber.
+        """
         if self._closed or self._failure is not None:
             self._check_usable()
+        if timeout is not None:
+            check_timeout(timeout)
         if self._wait:
             ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
             self._committed.set()
@@ -215,9 +222,10 @@ class DurablePublisher(Publisher):
             self._wake()
         return ordinal
 
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Store each of them, in order; returns how many."""
+    def publish_many(self, batch: Iterable[Buffer], *, timeout: float | None = None) -> int:
+        """Store each of them, in order; returns how many. ``timeout`` as in ``publish``."""
         self._check_usable()
+        check_timeout(timeout)
         items = batch if isinstance(batch, list | tuple) else list(batch)
         if self._wait:
             self.journal.append_many(self.topic, items)
@@ -297,7 +305,28 @@ class DurablePublisher(Publisher):
             batch, self._position = self.journal.read_from(self._position, BATCH)
             if not len(batch):
                 return
-            self.inner.forward(batch)
+            for part in self._portions(batch):
+                self.inner.forward(part)
+
+    def _portions(self, batch: Batch) -> Iterator[Batch | Sequence[Message]]:
+        """The batch as the live flow takes it.
+
+        What was committed together would come to an ``shm`` channel as one burst of more messages than it has slots,
+        and a reader that keeps up with the publisher would lose most of them. So they come in portions, each when the
+        slowest reader has room for it; all of them wait ``KEEP_UP_S`` at most, for nobody holds the live flow up.
+        """
+        if self.scheme != "shm":
+            yield batch
+            return
+        slots = self.inner.slots
+        most = max(1, slots // 4)
+        room = max(slots - most, most)
+        deadline = time.monotonic() + KEEP_UP_S
+        for begin in range(0, len(batch), most):
+            part = batch[begin : begin + most]
+            while self.inner.unread + len(part) > room and time.monotonic() < deadline and not self._ending:
+                time.sleep(KEEP_UP_LOOK_S)
+            yield part
 
     # --- the contract
 

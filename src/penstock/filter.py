@@ -274,7 +274,8 @@ class _Parser:
         if text == "age":
             return _age()
         if text not in _FIELDS:
-            raise self.error_at(f"is no field; {nearest(text, [*_FIELDS, 'properties', 'value'])}", place)
+            known = nearest(text, [*_FIELDS, "properties", "value"])
+            raise self.error_at(f"is no field; {known} (a field of the message's value is written .{text})", place)
         return _FIELDS[text]
 
     def list(self) -> Evaluate:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.secrecy import hidden
 
-__all__ = ["Process", "process", "shared_memory", "state_directory", "tree_bytes", "who"]
+__all__ = ["Process", "dying_with_parent", "process", "shared_memory", "state_directory", "tree_bytes", "who"]
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_HZ = os.sysconf("SC_CLK_TCK")
+_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _COMMAND_BYTES = 16384  # at most so much of a command line is read; it can have megabytes
 
 
@@ -26,6 +30,20 @@ class Process:
     processor_s: float
     threads: int
     command: str
+
+    @property
+    def program(self) -> str:
+        """Its short name: its script or module; for a module with commands, the command. Empty for code in the line."""
+        words = self.command.split()
+        if words[1:2] == ["-c"]:
+            return ""
+        if not words or "python" not in words[0].rpartition("/")[2]:
+            return words[0].rpartition("/")[2] if words else ""
+        module = "-m" in words
+        rest = words[words.index("-m") + 1 :] if module else [word for word in words[1:] if not word.startswith("-")]
+        if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
+            return rest[1]
+        return rest[0].rpartition("/")[2] if rest else ""
 
 
 def process(pid: int) -> Process | None:
@@ -96,3 +114,18 @@ def _proportional_bytes(pid: int) -> int:
         pass
     found = process(pid)
     return found.resident_bytes if found else 0
+
+
+def dying_with_parent() -> Callable[[], None]:
+    """For ``preexec_fn`` of a child: the kernel kills it when the thread that starts it ends, by kill -9 too.
+
+    What the child has started itself is not killed with it.
+    """
+    prctl, parent, exit_now = ctypes.CDLL(None).prctl, os.getpid(), os._exit  # nothing is loaded after the fork
+
+    def die_with_parent() -> None:
+        prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before that
+            exit_now(1)
+
+    return die_with_parent

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import select
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from penstock._core.broker import Scanner
-from penstock.broker import Client, Limits, Server, words
+from penstock._core.broker import Scanner, batch_names
+from penstock.broker import Client, Limits, Server, store, words
 from penstock.broker.fetch import RangeClient
 from penstock.broker.ranges import ENTRY
 from penstock.broker.unfinished import Unfinished
@@ -84,6 +85,78 @@ def test_refused_topics_are_forgotten_when_they_are_many() -> None:
     scanner.feed(b"PUB t65536 1\nxPUB t0 1\nx")
     events = [scanner.next() for _ in range(2)]
     assert [event and event[0] for event in events] == [words.REFUSED, words.NEW_TOPIC]
+
+
+def test_a_batch_names_its_own_topics_alone() -> None:
+    """What one publish costs does not grow with the topics that its connection has named before."""
+    scanner = Scanner("hello", 1000)
+    for name in "abc":
+        scanner.allow(name)
+    for lines, names, channels in (
+        (b"PUB a 1\nx", ("a",), "a"),
+        (b"PUB c 1\nxPUB b 1\nxPUB c 1\nx", ("c", "b"), "cbc"),
+        (b"PUB c 1\nxPUB b 1\nx", ("c", "b"), "cb"),
+        (b"PUB b 1\nx", ("b",), "b"),
+    ):
+        scanner.feed(lines)
+        event = scanner.next()
+        assert event is not None and event[2] is not None
+        assert batch_names(event[2]) == names and [message.channel for message in event[2]] == list(channels)
+    scanner.forget_topics()
+    scanner.allow("d")
+    scanner.feed(b"PUB d 1\nx")
+    event = scanner.next()
+    assert event is not None and event[2] is not None and batch_names(event[2]) == ("d",)
+
+
+def test_many_topics_of_one_connection_cost_no_more_than_of_many(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve()
+    told: list[str] = []
+    notify = server.broker._notify
+    monkeypatch.setattr(server.broker, "_notify", lambda topic, first: (told.append(topic), notify(topic, first)))
+    with Client(port=server.port) as client:
+        for number in range(50):
+            client.publish(f"t{number}", b"x")
+    assert told == [f"t{number}" for number in range(50)]
+
+
+def test_patterns_with_wildcards_have_a_bound(serve: Callable[..., Server]) -> None:
+    """Each new topic is compared with each of them; names without are looked up, so there may be thousands."""
+    server = serve()
+    many = [f"a.*.{number}" for number in range(257)]
+    names = [f"b.{number}" for number in range(5000)]
+    wire = Wire(server.port).hello()
+
+    def declared(topics: list[str]) -> str:
+        return wire.send(f"QUEUE q topics={','.join(topics)}\n".encode()).line()
+
+    with Client(port=server.port) as client, RangeClient(port=server.port) as bulk:
+        with pytest.raises(RefusedError, match="at most 256 patterns with wildcards"):
+            bulk.fetch(1, topics=many)
+        assert declared(many) == "ERR limit at most 256 patterns with wildcards stand together"
+        assert declared([*names, *many[:256]]) == "OK"
+        assert declared([f"c.*.{number}" for number in range(257)]).startswith("ERR limit ")
+        for topic in ("b.4999", "b.5000", "a.x.255", "a.x.256", "b", "b.4999.x"):
+            client.publish(topic, topic.encode())
+        assert [item.data for item in bulk.fetch(1, topics=[*names, "a.*.255"])] == [b"b.4999", b"a.x.255"]
+        with client.subscribe("q") as consumer:
+            assert [bytes(consumer.receive(timeout=LONG)) for _ in range(2)] == [b"b.4999", b"a.x.255"]
+    wire.close()
+
+
+def test_rows_of_names_are_remembered_up_to_a_bound(
+    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "CACHED_NAMES", 100)
+    server = serve()
+    journal: Any = server.broker.store
+    with RangeClient(port=server.port) as bulk, Client(port=server.port) as client:
+        for number in range(30):
+            bulk.fetch(1, topics=[f"a{number}.{part}" for part in range(9)])
+            client.publish(f"t{number % 3}", b"x")
+            assert sum(map(len, journal._filters)) <= 100 and sum(map(len, journal._ids)) <= 100
 
 
 def test_who_begins_messages_keeps_nobody_out(serve: Callable[..., Server]) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tests.conformance.reaches import unique
 
@@ -91,3 +94,31 @@ def test_no_such_command() -> None:
         [*PENSTOCK, "serve", "shm:/x", "no-such-command-here"], capture_output=True, timeout=100, check=False
     )
     assert found.returncode == 2 and b"no-such-command-here" in found.stderr
+
+
+def test_a_killed_service_leaves_no_command_behind(tmp_path: Path) -> None:
+    address, told = f"shm:/{unique()}", tmp_path / "pid"
+    command = f"sh -c 'echo $$ > {told}.new; mv {told}.new {told}; exec sleep 1000'"
+    with subprocess.Popen([*PENSTOCK, "serve", address, command], stderr=subprocess.PIPE, text=True) as service:
+        assert service.stderr is not None and "answering calls" in service.stderr.readline()
+        with subprocess.Popen([*PENSTOCK, "call", address, "x", "--wait", "30"], stderr=subprocess.DEVNULL) as caller:
+            deadline = time.monotonic() + 60
+            while not told.exists():
+                assert time.monotonic() < deadline and caller.poll() is None, "the command did not begin"
+                time.sleep(0.01)
+            service.kill()
+    pid = int(told.read_text())
+    try:
+        while _runs(pid):
+            assert time.monotonic() < deadline, "the command runs on without its service"
+            time.sleep(0.01)
+    finally:
+        if _runs(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -80,6 +80,23 @@ def test_a_reader_that_holds_everything(handles: Handles, name: str) -> None:
     assert code == 4 and "holds all its 4 places" in text and str(handles.pid) in text
 
 
+@pytest.mark.parametrize("state", ["", "stuck: its bus waits for it"])
+def test_a_full_queue_of_a_bus_is_told_of_once(handles: Handles, name: str, state: str) -> None:
+    place = name.strip("/")
+    handles.do(
+        f"open bus publisher {place}", f"add {place}/publisher matched 9", f"set {place}/publisher last_ns now",
+        f"open bus queue {place}", f"set {place}/queue depth 4", f"set {place}/queue capacity 4",
+        f"add {place}/queue matched 9", f"set {place}/queue last_ns 1000000000",
+    )  # fmt: skip
+    if state:
+        handles.do(f"state {place}/queue {state}")
+    code, text = reasons(f"bus:{place}")
+    mine = [line for line in text.splitlines() if place in line or str(handles.pid) in line]
+    about = [line for line in mine if "queue" in line or "subscriber" in line]
+    assert code == 4 and len(about) == 1, text
+    assert str(handles.pid) in about[0]
+
+
 def test_a_reader_that_moves_slowly_is_not_stuck(handles: Handles, name: str) -> None:
     handles.do(
         f"open shm publisher {name}", f"add {name}/publisher matched 9", f"set {name}/publisher last_ns now",

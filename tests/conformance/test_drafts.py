@@ -176,3 +176,56 @@ def test_a_draft_in_a_cycle_does_not_keep_the_next_one_waiting(reach: Reach) -> 
             assert read(subscriber) == b"next"
     finally:
         gc.set_threshold(*before)
+
+
+def test_items_of_a_draft_are_set(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    with publisher.reserve(4) as draft:
+        draft[:] = b"good"
+    assert read(subscriber) == b"good"
+    with publisher.reserve(6) as draft:
+        draft[0] = 65
+        draft[-1] = ord("F")
+        draft[1:3] = bytearray(b"BC")
+        draft[3:5] = numpy.array([0x4544], dtype="<u2")
+        assert draft[0] == 65 and draft[1:4] == b"BCD" and draft[::-1] == b"FEDCBA"
+    assert read(subscriber) == b"ABCDEF"
+    with publisher.reserve(4) as draft:
+        draft[:] = b"...."
+        draft[::2] = b"ab"
+        draft[1:] = draft[:3]
+    assert read(subscriber) == b"aa.b"
+
+
+def test_items_that_do_not_fit_a_draft_are_refused(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    draft = publisher.reserve(4)
+    draft[:] = b"good"
+    for index in (4, -5):
+        with pytest.raises(IndexError):
+            draft[index] = 1
+        with pytest.raises(IndexError):
+            draft[index]
+    for number in (256, -1):
+        with pytest.raises(ValueError):
+            draft[0] = number
+    for data in (b"", b"abc", b"abcde"):
+        with pytest.raises(ValueError, match="4 bytes"):
+            draft[:] = data
+    text: Any = "text"
+    for bad in (text, None, 1.5):
+        with pytest.raises(TypeError):
+            draft[:] = bad
+        with pytest.raises(TypeError):
+            draft[0] = bad
+        with pytest.raises(TypeError):
+            draft[bad] = 1
+    with pytest.raises(TypeError):
+        del draft[0]  # type: ignore[attr-defined]
+    draft.publish()
+    for closed in (lambda: draft[0], lambda: draft[:]):
+        with pytest.raises(penstock.StateError):
+            closed()
+    with pytest.raises(penstock.StateError):
+        draft[:] = b"late"
+    assert read(subscriber) == b"good"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import threading
 from typing import Any
@@ -191,16 +192,17 @@ def test_one_directory_keeps_one_channel_and_has_one_publisher(reach: Reach) -> 
 
 
 def test_a_publisher_that_keeps_nothing_has_no_start(reach: Reach) -> None:
+    """It is refused with the reason: when it is opened, or, where the publisher's word is needed, when it is read."""
     publisher = reach.publisher()
-    if reach.name == "tcp":
-        with reach.subscriber(start="first", reconnect_delay=0.01) as subscriber:
-            session = subscriber.sessions[0]
-            while not session.last_error:
-                assert not session.wait_connected(0.01)
-            assert "durable" in session.last_error
-    else:
-        with pytest.raises(penstock.StateError, match="durable"):
-            reach.subscriber(start="first")
+    for read in ("read", "receive", "read_many", "wait"):
+        with pytest.raises(penstock.RefusedError, match="durable="):
+            getattr(reach.subscriber(start="first"), read)(timeout=LONG)
+    with pytest.raises(penstock.RefusedError, match="durable="):
+        next(iter(reach.subscriber(start="first")))
+    with pytest.raises(penstock.RefusedError, match="durable="):
+        asyncio.run(reach.subscriber(start="first").read_async(LONG))
+    with pytest.raises(penstock.RefusedError, match="durable="):
+        reach.subscriber(start="first", type=dict).read(LONG)
     assert not publisher.closed
 
 

@@ -168,3 +168,20 @@ def test_a_subscriber_that_its_function_closed_is_closed(reach: Reach) -> None:
     for read in (subscriber.read, subscriber.read_many):
         with pytest.raises(penstock.ClosedError):
             read()
+
+
+def test_on_message_is_a_decorator(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    found: list[bytes] = []
+
+    @subscriber.on_message
+    def note(message: Any) -> None:
+        found.append(bytes(message))
+
+    assert callable(note), "the name is the function's still"
+    publisher.publish(b"1")
+    assert subscriber.wait(LONG)
+    assert subscriber.process_all() == 1
+    note(b"2")
+    assert found == [b"1", b"2"]
+    assert subscriber.on_message(None) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import time
 from typing import Any
@@ -104,21 +103,37 @@ def test_publish_many_says_how_many_went_before_the_time_was_over(reach: Reach) 
 def test_a_time_limit_of_one_call(reach: Reach, many: bool) -> None:
     """The handle waits for ever; this call does not, and what it could not publish is counted or was never there."""
     publisher, subscriber = reach.pair(reach.bounded(4, "block"))
-    if "timeout" not in inspect.signature(type(publisher).publish).parameters:
-        pytest.skip(f"publish() has no timeout= on {reach.name}")
     publish: Any = publisher.publish
     if many:
         publish = lambda data, timeout: publisher.publish_many([data], timeout=timeout)  # type: ignore[call-arg]  # noqa: E731
     sent = 0
     for limit in (0.05, 0):
         with pytest.raises(TimeoutError):
-            while sent < 1000:
-                publish(b"%d" % sent, timeout=limit)
+            while sent < reach.flood_count:
+                publish(b"%d " % sent + bytes(reach.flood_padding), timeout=limit)
                 sent += 1
+    found = [int(data.split()[0]) for data in read_all(subscriber, sent)]
+    assert found == list(range(sent))
     ledger = subscriber.ledger
     assert ledger.balanced and ledger.matched - ledger.lost == sent, ledger
-    assert [int(data) for data in read_all(subscriber, sent)] == list(range(sent))
     publish(b"more", timeout=LONG)
     for bad in (-1, float("nan")):
         with pytest.raises(penstock.InvalidArgument):
             publish(b"x", timeout=bad)
+
+
+def test_publishing_takes_a_time_limit_everywhere(reach: Reach) -> None:
+    publisher, subscriber = reach.pair()
+    publish: Any = publisher.publish
+    many: Any = publisher.publish_many
+    publish(b"1", timeout=LONG)
+    publish(b"2", timeout=None)
+    assert many([b"3", b"4"], timeout=LONG) == 2
+    assert many([b"5"], timeout=None) == 1
+    assert read_all(subscriber, 5) == [b"1", b"2", b"3", b"4", b"5"]
+    for bad, error in ((-1, ValueError), (float("nan"), ValueError), ("soon", TypeError)):
+        with pytest.raises(error, match="timeout"):
+            publish(b"x", timeout=bad)
+        with pytest.raises(error, match="timeout"):
+            many([b"x"], timeout=bad)
+    assert subscriber.read(0) is None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import select
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -212,3 +215,27 @@ def test_a_callback_may_unset_itself(reach: Reach) -> None:
     assert subscriber.process_all() == 1
     assert found == [b"1"]
     assert read_all(subscriber, 1) == [b"2"]
+
+
+READER = """
+import json, sys, penstock
+with penstock.subscriber(sys.argv[1], **json.loads(sys.argv[2])):
+    print("open", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.needs("processes")
+def test_a_subscriber_that_was_killed_is_not_ready(reach: Reach) -> None:
+    for_publisher, for_subscriber = reach.lossless()
+    publisher = reach.publisher(**for_publisher)
+    command = [sys.executable, "-c", READER, reach.address, json.dumps(for_subscriber)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None and reader.stdout.readline() == b"open\n"
+        assert publisher.wait_ready(1, LONG) and publisher.wait_ready(1, 0)
+        reader.kill()
+    deadline = time.monotonic() + LONG
+    while publisher.wait_ready(1, 0):
+        assert time.monotonic() < deadline, "it counts though it is dead"
+        time.sleep(0.01)
+    assert not publisher.wait_ready(1, 0.01)

@@ -21,8 +21,10 @@ def test_it_serves_until_it_is_told_to_end(ended_by: signal.Signals) -> None:
     name = f"fox-{uuid.uuid4().hex[:8]}"
     command = start("foxglove", f"shm:/{name}", "--port", "0", "--json")
     try:
-        assert command.stdout is not None
+        assert command.stdout is not None and command.stderr is not None
         url = json.loads(command.stdout.readline())["url"]
+        told = command.stderr.readline()
+        assert told == f"penstock: shm:/{name}: nobody publishes there; waiting, and it is shown when somebody does\n"
         with Viewer(int(url.rpartition(":")[2])) as viewer, penstock.publisher(f"shm:/{name}", type=dict) as publisher:
             viewer.until(lambda: viewer.channels.get(f"/{name}", {}).get("schemaName") == "dict")
             viewer.watch(f"/{name}")
@@ -33,6 +35,19 @@ def test_it_serves_until_it_is_told_to_end(ended_by: signal.Signals) -> None:
     finally:
         command.kill()
         command.communicate()
+
+
+def test_it_says_nothing_where_somebody_publishes() -> None:
+    name = f"fox-{uuid.uuid4().hex[:8]}"
+    with penstock.publisher(f"shm:/{name}"):
+        done = run("foxglove", f"shm:/{name}", "--port", "0", "--seconds", "0.1")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_monitor_and_it_have_ports_of_their_own() -> None:
+    from penstock.cli import foxglove, monitor
+
+    assert foxglove.PORT != monitor.PORT
 
 
 def test_a_recording_is_shown(tmp_path: Path) -> None:

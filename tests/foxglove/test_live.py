@@ -13,7 +13,7 @@ import msgspec
 import numpy
 import pyarrow
 import pytest
-from foxglove.messages import RawImage
+from foxglove.messages import PointCloud, RawImage
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 import penstock
@@ -27,6 +27,14 @@ from .viewer import Viewer
 class Point(msgspec.Struct):
     x: float
     y: float | None = None
+
+
+class Tagged(msgspec.Struct, tag=True):
+    x: float
+
+
+class Named(msgspec.Struct, tag=True):
+    name: str
 
 
 class Pose(msgspec.Struct):
@@ -104,6 +112,8 @@ def cases() -> dict[str, tuple[Any, Any, Any]]:
         "str": (str, "hello", {"value": "hello"}),
         "list": (list[Point], [Point(1.0)], {"value": [{"x": 1.0, "y": None}]}),
         "dict": (dict, {"a": [1]}, {"a": [1]}),
+        "union": (Tagged | Named, Named("x"), {"type": "Named", "name": "x"}),
+        "mixed": (int | dict[str, int], {"a": 1}, {"value": {"a": 1}}),
         "bytes": (None, b"\xff\x00", {"value": "/wA="}),
         "text": (None, b"plain", {"value": "plain"}),
         "json": (None, b'{"a": NaN}', {"a": None}),
@@ -121,9 +131,10 @@ def test_every_encoding_becomes_json(kind: str, name: str) -> None:
     ):
         channel = viewer.watch(f"/{name}")
         assert channel["encoding"] == "json"
-        if made is not None and kind != "dict":
-            assert json.loads(channel["schema"])["type"] == "object"
-            assert json.loads(channel["schema"])["properties"].keys() == wanted.keys()
+        if made is not None:
+            described = json.loads(channel["schema"])
+            assert described["type"] == "object"
+            assert described.get("properties", {}).keys() == (set() if kind in ("dict", "union") else wanted.keys())
         body = publish_until(publisher, value, viewer, f"/{name}")[0]
         assert json.loads(body, parse_constant=pytest.fail) == wanted
 
@@ -140,11 +151,12 @@ def test_protobuf_goes_as_it_is_with_its_descriptors(name: str) -> None:
         assert timestamp_pb2.Timestamp.FromString(body).seconds == 9
 
 
-def raw_image(body: bytes) -> Any:
+def read_as(kind: Any, body: bytes) -> Any:
+    schema = kind.get_schema()
     pool = descriptor_pool.DescriptorPool()
-    for file in descriptor_pb2.FileDescriptorSet.FromString(RawImage.get_schema().data).file:
+    for file in descriptor_pb2.FileDescriptorSet.FromString(schema.data).file:
         pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("foxglove.RawImage")).FromString(body)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(schema.name)).FromString(body)
 
 
 @pytest.mark.parametrize(
@@ -164,11 +176,39 @@ def test_an_image_is_a_raw_image(array: Any, encoding: str, shown: str, name: st
     ):
         channel = viewer.watch(f"/{name}")
         assert (channel["encoding"], channel["schemaName"]) == ("protobuf", "foxglove.RawImage")
-        image = raw_image(publish_until(publisher, penstock.Image(array, encoding), viewer, f"/{name}")[0])
+        image = read_as(RawImage, publish_until(publisher, penstock.Image(array, encoding), viewer, f"/{name}")[0])
         assert (image.width, image.height, image.encoding) == (3, 2, shown)
         assert image.step == 3 * array.itemsize * (array.shape[2] if array.ndim == 3 else 1)
         assert image.data == array.astype(array.dtype.newbyteorder("<")).tobytes()
         assert image.timestamp.seconds * 10**9 + image.timestamp.nanos == viewer.times(f"/{name}")[0]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize(("kind", "names"), [("xyz32", "x y z"), ("xyzi32", "x y z intensity")])
+def test_a_cloud_is_a_point_cloud(kind: str, names: str, before: bool, name: str) -> None:
+    """Also where the first message comes after the channel was advertised."""
+    fields = names.split()
+    array = numpy.arange(5 * len(fields), dtype="<f4").reshape(5, len(fields))
+    with penstock.publisher(f"shm:/{name}", type=penstock.Image) as publisher:
+        if before:
+            publisher.publish(penstock.Image(array, kind))
+        with serving(f"shm:/{name}") as server, Viewer(server.port) as viewer:
+            channel = viewer.watch(f"/{name}")
+            if not before:
+                assert channel["schemaName"] == "foxglove.RawImage"
+
+            def advertised() -> Any:
+                publisher.publish(penstock.Image(array, kind))
+                return viewer.channels.get(f"/{name}", {}).get("schemaName") == "foxglove.PointCloud"
+
+            viewer.until(advertised)
+            viewer.watch(f"/{name}")
+            cloud = read_as(PointCloud, publish_until(publisher, penstock.Image(array, kind), viewer, f"/{name}")[-1])
+            assert [(field.name, field.offset, field.type) for field in cloud.fields] == [
+                (field, 4 * place, 7) for place, field in enumerate(fields)
+            ]
+            assert (cloud.point_stride, cloud.data) == (4 * len(fields), array.tobytes())
+            assert cloud.pose.orientation.w == 1
 
 
 def test_what_is_no_picture_is_passed_over(name: str) -> None:
@@ -178,12 +218,43 @@ def test_what_is_no_picture_is_passed_over(name: str) -> None:
         Viewer(server.port) as viewer,
     ):
         viewer.watch(f"/{name}")
-        picture, cloud = numpy.zeros((1, 1), "u1"), numpy.zeros(4, "f4")
+        picture, line, cloud = numpy.zeros((1, 1), "u1"), numpy.zeros(4, "f4"), numpy.zeros((4, 3), "f4")
         publish_until(publisher, picture, viewer, f"/{name}")
-        publisher.publish(cloud)
+        publisher.publish(line)
+        publisher.publish(penstock.Image(cloud, "xyz32"))
         before = len(viewer.bodies(f"/{name}"))
         viewer.until(lambda: publisher.publish(picture) and len(viewer.bodies(f"/{name}")) > before)
-        assert server.board.topics[f"shm:/{name}"].failures == 1
+        assert server.board.topics[f"shm:/{name}"].failures == 2
+
+
+@pytest.mark.parametrize("kind", [Pose, dict, types.plain(Pose, "msgpack"), timestamp_pb2.Timestamp])
+def test_what_is_not_of_its_type_is_counted_told_and_not_shown(
+    kind: Any, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name_of_kind = getattr(kind, "__name__", "")
+    good = {"Pose": b'{"at":{"x":1.0}}', "dict": b"{}", "Timestamp": b"\x08\x09"}.get(name_of_kind, b"\x81\xa2at\x81\xa1x\x01")
+    wrong = [b"junk", b"\xff", b"[1]", b'"text"']
+    if kind is Pose:
+        wrong += [b"{}", b'{"at":{"x":"far"}}', b'{"at":{"x":null}}', b'{"at":[]}', b'{"at":{"x":1},"name":7}']
+    elif kind is timestamp_pb2.Timestamp:
+        wrong = [b"\xff"]
+    with (
+        penstock.publisher(f"shm:/{name}", type=kind) as publisher,
+        serving(f"shm:/{name}") as server,
+        Viewer(server.port) as viewer,
+    ):
+        viewer.watch(f"/{name}")
+        raw = publisher.inner  # type: ignore[attr-defined]
+        publish_until(raw, good, viewer, f"/{name}")
+        for body in wrong:
+            raw.publish(body)
+        before = len(viewer.bodies(f"/{name}"))
+        viewer.until(lambda: raw.publish(good) and len(viewer.bodies(f"/{name}")) > before)
+        assert server.board.topics[f"shm:/{name}"].failures == len(wrong)
+    assert len(set(viewer.bodies(f"/{name}"))) == 1
+    told = [record.getMessage() for record in caplog.records if "is not shown" in record.getMessage()]
+    assert told and told[0].startswith(f"shm:/{name}: a message is not shown: "), "told, and not for each"
+    assert len(told) < len(wrong) or len(wrong) == 1
 
 
 def test_all_that_is_published_is_shown_as_it_comes_and_goes(name: str) -> None:

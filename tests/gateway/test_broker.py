@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import threading
 import time
@@ -220,6 +221,7 @@ def test_a_worker_that_waits_holds_no_message(broker: ModuleBroker) -> None:
 
 def test_a_module_that_raises_is_counted_and_goes_on(broker: ModuleBroker, caplog: pytest.LogCaptureFixture) -> None:
     source, failing, well = Collector(), Failing(), Collector()
+    caplog.set_level(logging.DEBUG, "penstock.gateway")
     attach(broker, source, failing, well)
     broker.add_link(source, failing)
     broker.add_link(source, well)
@@ -227,6 +229,11 @@ def test_a_module_that_raises_is_counted_and_goes_on(broker: ModuleBroker, caplo
     eventually(lambda: len(failing.got) == len(well.got) == 4)
     eventually(lambda: broker.info(failing).handled == 4)
     assert broker.info(failing).failed == 2
+    told = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [one.getMessage() for one in told] == [
+        "module 'Failing-2' failed in receive: RuntimeError: cannot take b'bad 1'"
+    ]
+    assert told[0].exc_info is None, "one line; where it failed is for who looks for it"
     assert caplog.text.count("Traceback") == 1, "told once, counted from then on"
 
 

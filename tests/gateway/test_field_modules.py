@@ -100,7 +100,8 @@ def test_what_is_posted_comes_with_its_properties(gateway: Gateway) -> None:
     assert post(port, "/in", b"x") == 401
     assert post(port, "/in", b"x", Authorization="Bearer wrong") == 401
     assert post(port, "/inside", b"x", **good) == 404
-    assert post(port, "/in", b"", "GET", **good) == 405
+    for method in ("GET", "HEAD", "DELETE", "PATCH", "OPTIONS"):
+        assert post(port, "/in", b"", method, **good) == 405
     assert sink.got == [b"one", b"two"]
 
 
@@ -174,6 +175,7 @@ def test_what_waits_together_is_posted_together(gateway: Gateway, taker: Taker, 
     eventually(lambda: len(taker.posted) == 2)
     _, headers, body = taker.posted[0]
     assert headers["Authorization"] == "Bearer t"
+    assert headers["Content-Type"] == ("application/json" if form == "json" else "application/octet-stream")
     if wanted is not None:
         assert [body, taker.posted[1][2]] == [wanted, b"c\n"]
     else:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock._core import counters_read
 from penstock.gateway import Gateway, GatewayMessage, modules
 from tests.gateway.conftest import Collector, eventually
 
@@ -305,6 +306,7 @@ def test_deduplicate(gateway: Gateway) -> None:
     say(gateway, b"without")
     say(gateway, b"without")
     eventually(lambda: sink.got == [b"1", b"2", b"3", b"1", b"without", b"without"], "the oldest was forgotten")
+    assert gateway.broker.info(gateway.module("it")).ledger.dropped == {"filtered": 2}
 
 
 def test_throttle(gateway: Gateway) -> None:
@@ -314,6 +316,13 @@ def test_throttle(gateway: Gateway) -> None:
     for device in ("a", "a", "b", "a"):
         say(gateway, device.encode(), device=device)
     eventually(lambda: sink.got == [b"a", b"b"] and gateway.module("dropped").got == [b"a", b"a"])
+    it = gateway.module("it")
+    eventually(lambda: gateway.broker.info(it).handled == 2)
+    info = gateway.broker.info(it)
+    assert dict(info.ledger.dropped) == {"filtered": 2}
+    assert info.ledger.balanced
+    (row,) = (row for row in counters_read() if row["kind"] == "module" and row["name"] == "it")
+    assert (row["dropped"], row["errors"]) == ({"filtered": 2}, 0)
 
 
 def test_transform(gateway: Gateway) -> None:

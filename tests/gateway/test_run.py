@@ -77,6 +77,66 @@ def test_check_prints_the_graph_and_starts_nothing(tmp_path: Path) -> None:
     assert "cycle: a -> b -> a" in plain
 
 
+def test_check_says_how_each_link_delivers(tmp_path: Path) -> None:
+    file = tmp_path / "g.json"
+    lines = module("lines", "FileTail", file="in", place="place")
+    links: list[dict[str, Any]] = [
+        {"source": "lines", "sink": "up", "buffer": "journal:store"},
+        {"source": "lines", "sink": "limit"},
+        {"source": "limit", "sink": "up", "ordered": True, "error": "dead"},
+        {"source": "limit.dropped", "sink": "dead", "filter": {"one_in": 2}},
+        {"source": "broker://127.0.0.1:1/t?queue=q", "sink": "dead"},
+        {"source": "*", "sink": "dead"},
+    ]
+    sinks = [module("limit", "Throttle"), module("up", "Logger"), module("dead", "Logger")]
+    file.write_text(json.dumps({"modules": [lines, *sinks], "links": links}))
+    wanted = [
+        "link: lines -> up  at_least_once, buffer journal:store",
+        "link: lines -> limit  at_least_once",
+        "link: limit -> up  at_least_once, ordered, error dead",
+        "link: limit.dropped -> dead  at_most_once, filter",
+        "link: broker://127.0.0.1:1/t?queue=q -> dead  at_least_once",
+        "link: * -> dead  at_least_once from durable sources, else at_most_once",
+    ]
+    plain = command(file, "--check")
+    assert [line for line in plain.stdout.splitlines() if line.startswith("link: ")] == wanted, plain.stderr
+    found = json.loads(command(file, "--check", "--json").stdout)["links"]
+    assert found[0] == {
+        "source": "lines", "sink": "up", "delivery": "at_least_once", "buffer": "journal:store"
+    }  # fmt: skip
+
+
+def test_the_closing_table_is_whole_when_it_is_piped(tmp_path: Path) -> None:
+    name = "a module with a long name " * 4
+    timer = module(name.strip(), "Timer", count=1)
+    done = command(write(tmp_path / "g.json", [timer], []), "--seconds", "0.1")
+    head, row = done.stdout.splitlines()
+    assert head.split() == [
+        "module", "received", "published", "failed", "filtered", "overflow", "expired", "stored", "backlog", "lost"
+    ]  # fmt: skip
+    assert row.startswith(name.strip())
+
+
+def test_a_failure_is_one_line_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(
+        "from penstock.gateway import Module\n"
+        "class Fails(Module):\n"
+        "    def receive(self, message):\n"
+        "        raise OSError('the line is down')\n"
+    )
+    fails = {"name": "up", "loader": {"name": "python", "entrypoint": "failing:Fails"}}
+    file = write(tmp_path / "g.json", [module("timer", "Timer", period_s=0.01, count=20), fails], [("timer", "up")])
+    with running(file) as (process, errors):
+        eventually(lambda: "the line is down" in errors.read_text())
+        process.terminate()
+        process.communicate(timeout=60)
+    told = [line for line in errors.read_text().splitlines() if "the line is down" in line]
+    assert len(told) == 1, told
+    assert "up" in told[0]
+    assert "OSError: the line is down" in told[0]
+    assert "Traceback" not in errors.read_text()
+
+
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
@@ -137,6 +197,21 @@ def test_signals_end_it_in_order(tmp_path: Path, number: int) -> None:
         assert process.returncode == 0, errors.read_text()
     rows = {row["module"]: row for row in json.loads(output)}
     assert rows["timer"]["published"] == rows["log"]["received"] == len(log.read_text().splitlines())
+
+
+def test_a_signal_that_another_thread_gets_ends_it_too(tmp_path: Path) -> None:
+    """As does one that comes between the main thread's last look and its sleep: neither wakes it."""
+    (tmp_path / "ending.py").write_text(
+        "import signal, threading\n"
+        "from penstock.gateway import Source\n"
+        "class Ends(Source):\n"
+        "    def run(self):\n"
+        "        self.stopping.wait(0.5)\n"  # the main thread sleeps by then, as a rule
+        "        signal.pthread_kill(threading.get_ident(), signal.SIGTERM)\n"
+    )
+    ends = {"name": "ends", "loader": {"name": "python", "entrypoint": "ending:Ends"}}
+    done = command(write(tmp_path / "g.json", [ends], []))
+    assert done.returncode == 0, done.stderr
 
 
 def test_sighup_applies_the_difference_and_a_mistake_leaves_it_as_it_was(tmp_path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Restart policy and events, without a gateway."""
+"""Restart policy and events, without a gateway; what is logged of a failure."""
 
+import logging
 import threading
 
 import pytest
 
 from penstock import InvalidArgument
+from penstock.gateway import Gateway
 from penstock.gateway.events import MAX_WAITING, Event, Events
 from penstock.gateway.supervision import Policy, Restart, Supervisor
+from tests.gateway.conftest import Collector, Failing, eventually
 
 
 def test_never_leaves_the_module_as_it_is() -> None:
@@ -90,3 +93,19 @@ def test_nobody_interested_means_no_thread() -> None:
     events.tell(Event.STARTED)
     assert threading.active_count() == before
     events.close()
+
+
+def test_a_failure_is_told_in_one_line_and_where_it_was_at_debug_level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "penstock.gateway")
+    with Gateway() as gateway:
+        gateway.add_module("a", Collector)
+        gateway.add_module("b", Failing)
+        gateway.add_link("a", "b")
+        gateway.start()
+        gateway.module("a").publish(b"bad")
+        eventually(lambda: gateway.supervisor("b").failures == 1)
+    told = [record for record in caplog.records if "failed" in record.getMessage()]
+    assert [(record.levelname, record.getMessage(), record.exc_info is None) for record in told] == [
+        ("ERROR", "module 'b' failed in receive: RuntimeError: cannot take b'bad'", True),
+        ("DEBUG", "module 'b': where it failed", False),
+    ]

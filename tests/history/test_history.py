@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import penstock
-from penstock import bus, shm, tcp
+from penstock import bus, durable, shm, tcp
 from penstock.tcp.protocol import Wanted
 from tests.broker.conftest import until
 from tests.conformance.reaches import unique
@@ -236,3 +236,24 @@ def test_what_was_published_is_on_disk_when_the_program_has_ended(tmp_path: Path
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "kept")], check=True, timeout=LONG)
     with penstock.subscriber("bus:end", start="first", durable=str(tmp_path / "kept")) as subscriber:
         assert subscriber.receive(LONG) == b"last words"
+
+
+def test_a_commit_of_more_messages_than_slots_loses_none_of_a_reader_that_keeps_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(durable, "KEEP_UP_S", LONG)  # however seldom the reader runs on a busy machine, it keeps up
+    where = f"shm:/{unique()}"
+    publisher = penstock.publisher(where, durable=str(tmp_path), slots=16)
+    with publisher, penstock.subscriber(where, history=False) as subscriber:
+        publisher.publish_many([b"%d" % i for i in range(500)])  # one commit
+        found = [bytes(subscriber.receive(LONG)) for _ in range(500)]
+        assert found == [b"%d" % i for i in range(500)] and not subscriber.ledger.lost
+
+
+def test_a_reader_that_does_not_read_holds_no_commit_up(tmp_path: Path) -> None:
+    where = f"shm:/{unique()}"
+    publisher = penstock.publisher(where, durable=str(tmp_path), slots=16)
+    with publisher, penstock.subscriber(where, history=False) as subscriber:
+        publisher.publish_many([b"%d" % i for i in range(500)])
+        until(lambda: publisher.last_ordinal == 500)
+        assert publisher.unread == 500 and subscriber.ledger.matched == 500

@@ -166,7 +166,7 @@ def test_plots_and_processes_show_what_was_counted(
         "const row = document.querySelector(`#process-table tr[data-pid='${arguments[0]}']`);"
         "return [...row.cells].map(cell => cell.dataset.value)", str(plant.pid),
     )  # fmt: skip
-    assert (process[0], process[2]) == (str(plant.pid), "4") and "handles.py" in process[1]
+    assert process[:3] == [str(plant.pid), "handles.py", "4"] and "handles.py" in process[6]
     assert int(process[3]) > 1_000_000 and int(process[5]) >= 1
     show(browser, "overview")
     flows = browser.run("return [...document.querySelectorAll('.node')].map(n => n.dataset.id)")
@@ -524,6 +524,41 @@ def test_a_name_too_long_to_follow_has_no_page(service: Service, browser: Browse
         browser.run("location.hash = '#overview=' + encodeURIComponent(arguments[0])", where)
         note = browser.until("const n = document.getElementById('flow-note').textContent; return n.includes('too long') && n")
         assert name in note and browser.run("return document.getElementById('channel-link').hidden")
+
+
+def test_what_follows_a_channel_stands_to_its_right(service: Service, browser: Browser, name: str) -> None:
+    """A channel whose publisher is elsewhere, the queue that it fills, the consumer of that."""
+    queue = f"work{name.replace('/', '-')}"
+    with Handles() as running:
+        running.do(f"open broker queue {queue}", f"open broker subscriber 127.0.0.1:1/t?queue={queue}")
+        browser.open(service.url)
+        show(browser, f"overview=broker:{queue}")
+        browser.until("return document.querySelectorAll('.node').length === 3")
+        boxes = browser.run(
+            "return Object.fromEntries([...document.querySelectorAll('.node')].map(n => [n.dataset.id, n.getBoundingClientRect().left]))"
+        )
+        consumer = f"{running.pid}|subscriber|broker://127.0.0.1:1/t?queue={queue}"
+        assert boxes["broker://127.0.0.1:1/t"] < boxes[f"queue {queue}"] < boxes[consumer]
+
+
+def test_names_that_differ_at_their_ends_are_told_apart(service: Service, browser: Browser, name: str) -> None:
+    with Handles() as running:
+        long = [f"{name}/{'directory/' * 9}{letter}" for letter in "ab"]
+        for where in long:
+            running.do(f"open shm publisher {where}", f"set {where}/publisher capacity 4")
+        browser.open(service.url)
+        places = {
+            "handles": "#ledger-table tbody td.where", "queues": "#queue-list .head span:first-child",
+            "plots": "canvas[data-plot='rate/in/'] ~ .keys span",
+        }  # fmt: skip
+        for width in (1400, 390):
+            browser.resize(width, 900)
+            for view, selector in places.items():
+                show(browser, view)
+                browser.run("const f = document.getElementById('plots-filter'); f.value = arguments[0]; f.dispatchEvent(new Event('input'))", name)
+                found = f"[...document.querySelectorAll(`{selector}`)].map(n => n.textContent).filter(n => n.endsWith('/a') || n.endsWith('/b'))"
+                browser.until(f"return new Set({found}).size === 2")
+        browser.resize(1400, 1000)
 
 
 def test_the_console_is_silent(service: Service, browser: Browser) -> None:

@@ -94,6 +94,11 @@ def test_refused_with_the_place(expression: str, place: int) -> None:
     assert isinstance(caught.value, InvalidArgument)
 
 
+def test_a_field_of_the_value_without_its_dot_is_told_how_to_write_it() -> None:
+    with pytest.raises(FilterError, match=r"written \.pose\)"):
+        compile_filter("pose.x > 27")
+
+
 def test_misspelt_field_names_the_nearest() -> None:
     with pytest.raises(FilterError, match="did you mean ordinal"):
         compile_filter("ordnal == 1")

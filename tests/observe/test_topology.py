@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from penstock.observe import health
@@ -49,6 +50,20 @@ def test_what_is_chosen_is_drawn_with_its_neighbours_alone() -> None:
     made, nodes, ends = drawn(plant(200), "shm:/c7")
     assert len(nodes) == 4 and nodes == ends and "shm:/c7" in nodes and made["left_out"] == 796
     assert drawn(plant(200), "shm:/nowhere")[1] == set()
+
+
+def test_a_queue_is_chosen_by_its_place_and_the_journal_of_its_broker_is_not_drawn() -> None:
+    base = look(0, "queue", "work")
+    broker = [
+        dataclasses.replace(base, block=dataclasses.replace(base.block, room=room, kind=kind, name=name, pid=1, index=at))
+        for at, (room, kind, name) in enumerate((
+            ("broker", "queue", "work"), ("broker", "broker", "127.0.0.1:1"), ("journal", "writer", "/store"),
+            ("broker", "subscriber", "127.0.0.1:1/t?queue=work"), ("broker", "publisher", "127.0.0.1:1/t"),
+        ))
+    ]  # fmt: skip
+    _, nodes, ends = drawn(broker)
+    assert nodes == ends and "journal:/store" not in nodes
+    assert drawn(broker, "broker:work")[1] == {"queue work", "broker://127.0.0.1:1/t", "1|subscriber|broker://127.0.0.1:1/t?queue=work"}
 
 
 def test_many_users_of_one_channel_are_one_box_with_the_health_of_the_worst() -> None:

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from penstock import system
 from penstock.observe import health
 from penstock.observe.history import MAX_SERIES, SAMPLES, History
 from penstock.observe.rates import Rate, between
@@ -92,6 +93,42 @@ def test_the_series_of_losses_is_per_second(monkeypatch: pytest.MonkeyPatch) -> 
     watcher.look()
     assert [name for name in watcher.history.names() if name.startswith("lost/")] == ["lost/gap"]
     assert watcher.history.series(["lost/gap"], 2)["series"] == {"lost/gap": [None, 2.5]}
+
+
+def test_what_passes_messages_on_does_not_deliver_them_again() -> None:
+    """A bus with a gateway on it: its own row, its publisher, the module that publishes there, a link, one reader."""
+    kinds = (("bus", "bus"), ("bus", "publisher"), ("bus", "queue"), ("gateway", "module"), ("gateway", "link"))
+    names = ("plant", "plant", "plant", "bus:plant", "vibration -> bus:plant")
+    blocks = [
+        block(room=room, kind=kind, name=name, index=at, matched=10, delivered=10)
+        for at, ((room, kind), name) in enumerate(zip(kinds, names, strict=True))
+    ]
+    module = block(room="gateway", kind="module", name="vibration", index=9, matched=4, delivered=4)
+    watcher = Watcher(lambda: [*blocks, module])
+    watcher.look()
+    rates = {name: value for name, value in watcher.history.series()["series"].items() if name.startswith("rate/")}  # type: ignore[attr-defined]
+    assert rates == {"rate/in/bus:plant": [10.0], "rate/out/bus:plant": [10.0], "rate/out/gateway:vibration": [4.0]}
+
+
+def test_a_queue_that_is_empty_has_a_line_and_no_dots() -> None:
+    watcher = Watcher(lambda: [block(room="broker", kind="queue", name="work")])
+    watcher.look()
+    assert watcher.history.series(["depth/broker:work"])["series"] == {"depth/broker:work": [0.0]}
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("/usr/bin/python3 /opt/plant/camera.py --fast", "camera.py"),
+        ("python -m penstock.cli.demo readers", "readers"),
+        ("python -m plant", "plant"),
+        ("/usr/bin/python3 /usr/bin/penstock monitor --port 0", "monitor"),
+        ("python -c import penstock; run()", ""),
+        ("/opt/bridge --x", "bridge"),
+    ],
+)
+def test_a_process_has_the_name_of_what_it_runs(command: str, name: str) -> None:
+    assert system.Process(1, 0, 0.0, 1, command).program == name
 
 
 def test_a_look_that_fails_is_logged_and_the_next_one_comes(caplog: pytest.LogCaptureFixture) -> None:

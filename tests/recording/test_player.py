@@ -46,3 +46,17 @@ def test_each_is_given_when_its_time_has_come() -> None:
         if len(given) == 2:
             now[0] += 60  # a slow sink: what became due meanwhile comes together
     assert given == [(100.0, [0, 0]), (100.5, [10**9]), (160.5, [3 * 10**9, 3 * 10**9])]
+
+
+def test_the_order_of_the_recording_holds_between_places(tmp_path: Path) -> None:
+    with Journal(tmp_path / "from") as journal:
+        journal.commit(Entry("ab"[n % 5 == 0], b"%d" % n, timestamp_ns=1000 + n) for n in range(1000))
+    sent: list[bytes] = []
+    with contextlib.ExitStack() as stack:
+        recorded = stack.enter_context(Journal(tmp_path / "from", mode="read"))
+        player = Player(stack, {name: f"bus:player-{tmp_path.name}-{name}" for name in "ab"}, 0, 0.0)
+        for publisher in player._publishers.values():
+            publisher.forward = lambda batch: sent.extend(map(bytes, batch))  # type: ignore[method-assign]
+        player.play(iter(recorded.read_many(1, 1000)), 0, lambda count: None)
+        assert player.counts == {"a": 800, "b": 200}
+    assert sent == [b"%d" % n for n in range(1000)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import signal
@@ -18,11 +19,14 @@ import pytest
 
 import penstock
 from penstock import Message
+from penstock.broker import Server
 from penstock.cli.demo.conductor import everything_arrived
 from penstock.journal import Entry, Journal
+from penstock.recording import merge
 from penstock.recording import recorder as recorder_module
 from penstock.recording import story as recording
 from penstock.recording.recorder import Plan, Recorder
+from penstock.recording.span import Span, messages
 from penstock.recording.tape import Tape
 from tests.cli.command import HERE, environment, run, start
 from tests.cli.test_recording import bodies
@@ -157,7 +161,7 @@ def test_a_second_ctrl_c_gives_the_backlog_up(tmp_path: Path, monkeypatch: pytes
         thread.start()
         recorder.stop()
     thread.join()
-    assert not [one for one in threading.enumerate() if one.name == "record t"]
+    assert not [one for one in threading.enumerate() if one.name.startswith("record")]
     story = recording.read_story(tmp_path / "rec")
     assert story.ended and not recorder.errors and not story.failed
 
@@ -323,3 +327,92 @@ def test_the_demo_is_complete_when_every_number_agrees(
     rows = [{"reach": n, "published": p, "delivered": d} for n, (p, d) in (("shm", shm), ("tcp", tcp))]
     report = {"recorded": {"topics": topics, "lost": 0}, "errors": {}, "finished": True, **more}
     assert everything_arrived(rows, report) is complete
+
+
+def stored_topics(directory: Path) -> list[tuple[str, int]]:
+    """The topics and times of a recording, in its order."""
+    with Journal(directory, mode="read") as journal:
+        return [(message.channel or "", message.timestamp_ns) for message in messages([journal], None, Span(None, None))]
+
+
+def test_a_recording_of_several_channels_is_in_the_order_of_publishing(tmp_path: Path) -> None:
+    """Both what the channels hold when it begins, and what comes while it runs."""
+    names = [channel() for _ in range(3)]
+    plan = Plan(tmp_path / "rec", {name: f"t{number}" for number, name in enumerate(names)})
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(penstock.publisher(name, slots=2048, slot_size=64)) for name in names]
+        for number in range(900):
+            publishers[number % 3].publish(b"%d" % number)
+        with Recorder(plan) as recorder:
+            for number in range(900, 1800):
+                publishers[number % 3].publish(b"%d" % number)
+            recorder.stop()
+    stored = stored_topics(tmp_path / "rec")
+    assert len(stored) == 1800
+    assert [topic for topic, _ in stored] == [f"t{number % 3}" for number in range(1800)]
+
+
+def test_what_was_held_back_is_stored_in_the_order_of_publishing(tmp_path: Path) -> None:
+    names = [channel() for _ in range(2)]
+    plan = Plan(tmp_path / "rec", {name: f"t{number}" for number, name in enumerate(names)}, pre_buffer_s=1000)
+    with contextlib.ExitStack() as stack:
+        publishers = [stack.enter_context(penstock.publisher(name, slots=1024, slot_size=64)) for name in names]
+        recorder = stack.enter_context(Recorder(plan))
+        for number in range(600):
+            publishers[number % 2].publish(b"%d" % number)
+        wait_for(lambda: sum(len(source.waiting) for source in recorder.sources) == 600)
+        recorder.trigger()
+        recorder.stop()
+    assert [topic for topic, _ in stored_topics(tmp_path / "rec")] == [f"t{number % 2}" for number in range(600)]
+
+
+def test_journals_are_recorded_in_the_order_of_their_times(tmp_path: Path) -> None:
+    """Backlogs longer than one read, one of them much denser."""
+    for name, step in (("a", 1000), ("b", 7)):
+        with Journal(tmp_path / name) as journal:
+            journal.commit(Entry("m", b"x", timestamp_ns=10**18 + step * n) for n in range(1500))
+    plan = Plan(tmp_path / "rec", {f"journal:{tmp_path}/{name}#m?start=first": name for name in "ab"})
+    with Recorder(plan) as recorder:
+        wait_for(lambda: recorder.totals()["messages"] == 3000)
+    times = [time_ns for _, time_ns in stored_topics(tmp_path / "rec")]
+    assert times == sorted(times) and len(times) == 3000
+
+
+def test_a_queue_is_recorded_beside_a_live_channel_and_done_when_it_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The queue's backlog is older than the live channel's messages, and longer than one read."""
+    monkeypatch.setattr(merge, "HOLD_ROUNDS", 10**9)  # however slow the machine is
+    live = channel()
+    with Server(tmp_path / "broker", 0).start() as server, penstock.publisher(live, slots=64, slot_size=64) as publisher:
+        address = f"broker://127.0.0.1:{server.port}/m"
+        queue = f"{address}?queue=q"
+        penstock.subscriber(queue).close()  # it takes what comes from now on
+        with penstock.publisher(address) as before:
+            for number in range(700):
+                before.publish(b"%d" % number)
+        publisher.publish(b"live")
+        with Recorder(Plan(tmp_path / "rec", {queue: "queue", live: "live"})) as recorder:
+            wait_for(lambda: recorder.totals()["messages"] == 701)
+            with penstock.publisher(address) as after:
+                after.publish(b"700")
+            wait_for(lambda: recorder.totals()["messages"] == 702)
+        assert not recorder.errors
+        with penstock.subscriber(queue) as again:
+            assert again.read(0.2) is None, "all is done"
+    assert [int(body) for body in bodies(tmp_path / "rec", "queue")] == list(range(701))
+    assert [name for name, _ in stored_topics(tmp_path / "rec")] == ["queue"] * 700 + ["live", "queue"]
+
+
+def test_what_is_not_wanted_is_not_taken_from_a_queue(tmp_path: Path) -> None:
+    with Server(tmp_path / "broker", 0).start() as server:
+        address = f"broker://127.0.0.1:{server.port}/m"
+        penstock.subscriber(f"{address}?queue=q").close()
+        with penstock.publisher(address) as publisher:
+            for number in range(10):
+                publisher.publish(b"%d" % number)
+        with Recorder(Plan(tmp_path / "rec", {f"{address}?queue=q": "m"}, max_messages=4)) as recorder:
+            wait_for(lambda: not recorder.running)
+        with penstock.subscriber(f"{address}?queue=q") as rest:
+            assert bytes(rest.receive(60)) == b"4"
+    assert bodies(tmp_path / "rec", "m") == [b"0", b"1", b"2", b"3"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -377,3 +379,25 @@ class busy_threads:
 def importable() -> Iterator[None]:
     yield
     vars(sys.modules[__name__]).pop("Sees", None)
+
+
+DIGEST = """
+import hashlib, logging, random, sys, tempfile
+from pathlib import Path
+from tests.replay.test_gateway import random_case, run
+logging.disable(logging.CRITICAL)
+digest = hashlib.sha256()
+for number in range(6):
+    with tempfile.TemporaryDirectory() as name:
+        digest.update(repr(run(Path(name) / "out", *random_case(random.Random(number), Path(name)))).encode())
+print(digest.hexdigest())
+"""
+
+
+def test_the_order_of_hashes_changes_nothing() -> None:
+    found = {
+        subprocess.run([sys.executable, "-c", DIGEST], cwd=Path(__file__).parents[2], check=True, text=True, timeout=120,
+                       capture_output=True, env={**os.environ, "PYTHONHASHSEED": seed}).stdout
+        for seed in ("1", "4242")
+    }  # fmt: skip
+    assert len(found) == 1 and len(found.pop()) == 65

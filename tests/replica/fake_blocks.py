@@ -60,7 +60,8 @@ class FakeBlocks:
 
     def bounds(self) -> Bounds:
         self._stumble()
-        return Bounds(self.stream.first, self.stream.last)
+        first, last = self.stream.first, self.stream.last
+        return Bounds(first, last, last - first + 1 - len(self.stream.blocks))
 
     def append(self, data: bytes, after: int, identity: str) -> None:
         self._land()

@@ -46,6 +46,8 @@ class Model:
         self.confirmed: dict[int, bytes] = {}  # by position
         self.sent = 0
         self.fenced = 0
+        self.damaged = 0
+        self.leader: int | None = None  # whose directory has everything that was confirmed
 
     def blocks(self, trouble: float) -> FakeBlocks:
         return FakeBlocks(self.stream, self.chance, trouble, max_bytes=20_000)
@@ -60,6 +62,7 @@ class Model:
             except (UnansweredError, ConnectionError, PenstockError) as error:
                 if isinstance(error, PenstockError) and "no quorum" not in str(error):
                     raise
+        self.leader = number
         self.open[number] = (
             replica,
             Journal(self.place / str(number), disk=disk, segment_bytes=65536, refuse_damage=True),
@@ -73,6 +76,7 @@ class Model:
         """The machine loses power: what was not synced may be there or not. Or its disk is gone."""
         self.kill(number)
         directory = self.place / str(number)
+        self.leader = None if number == self.leader else self.leader
         if not directory.exists():
             return
         if self.chance.random() < 0.3:
@@ -119,6 +123,25 @@ class Model:
             transaction.spill(roll=False)
         self.kill(number)
 
+    def damage(self) -> None:
+        """The cluster loses or changes blocks, and the broker that leads is started again."""
+        if self.leader is None or not self.stream.blocks:
+            return
+        self.damaged += 1
+        for number in list(self.open):  # sequences are given a second time: they fence off nobody who is left
+            self.kill(number)
+        blocks = self.stream.blocks
+        for _ in range(self.chance.choice([1, 1, 3])):
+            fate, at = self.chance.random(), self.chance.choice([*blocks] or [1])
+            if fate < 0.8:
+                for lost in range(at, at + self.chance.choice([1, 2, 20])):
+                    blocks.pop(lost, None)
+            else:
+                self.stream.last = max(self.stream.first, at)
+                for lost in [found for found in blocks if found > self.stream.last]:
+                    del blocks[lost]
+        self.start(self.leader, trouble=0.02)
+
     def step(self) -> None:
         number = self.chance.randrange(3)
         choice = self.chance.random()
@@ -130,6 +153,8 @@ class Model:
             self.lose(number)
         elif choice < 0.3:
             self.group(number)
+        elif choice < 0.37:
+            self.damage()
         else:
             self.publish(number)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -128,17 +129,72 @@ def test_a_damaged_block_is_named(tmp_path: Path, stream: FakeStream) -> None:
         opened(tmp_path / "b", stream)
 
 
-def test_a_stream_that_lost_what_was_confirmed_is_refused(tmp_path: Path, stream: FakeStream) -> None:
+def lose(stream: FakeStream, first: int, last: int, *, tail: bool = False) -> None:
+    """As a cluster whose files are damaged: these blocks are gone, and with ``tail`` their numbers are given again."""
+    for sequence in range(first, last + 1):
+        del stream.blocks[sequence]
+    if tail:
+        stream.last = first - 1
+
+
+LOSSES = {"tail": (-2, -1), "last": (-1, -1), "middle": (7, 12), "first": (1, 1), "begins": (1, 8), "nearly all": (1, -2)}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_what_the_stream_has_lost_is_put_back(tmp_path: Path, stream: FakeStream, loss: str) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before, identity = contents(journal), journal.uuid
+    first, last = (number if number > 0 else stream.last + 1 + number for number in LOSSES[loss])
+    lose(stream, first, last, tail=loss == "tail")
+    if loss not in ("tail", "first"):  # a stream that ends early looks whole; its first block has no message
+        with pytest.raises(CorruptionError, match=r"missing|lost|no block"):
+            opened(tmp_path / "empty", stream)
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == before
+        journal.append("t", b"more")
+    for name in ("b", "a"):
+        with opened(tmp_path / name, stream) as journal:
+            assert (contents(journal), journal.uuid) == (before | {len(before) + 1: b"more"}, identity)
+        assert not verify(tmp_path / name)
+
+
+def test_a_directory_that_was_not_written_last_puts_nothing_back(tmp_path: Path, stream: FakeStream) -> None:
     with opened(tmp_path / "a", stream) as journal:
         fill(journal, 5)
         before = contents(journal)
-    for sequence in (stream.last, stream.last - 1):
-        del stream.blocks[sequence]
-    stream.last -= 2
-    with pytest.raises(CorruptionError, match=r"ends at position 3.*confirmed messages up to 5"):
+    with opened(tmp_path / "b", stream) as journal:
+        fill(journal, 2)
+        after = contents(journal)
+    lose(stream, 4, 5)
+    left = dict(stream.blocks)
+    with pytest.raises(CorruptionError, match=r"block 4 .* missing.*cannot be restored.*another directory"):
         opened(tmp_path / "a", stream)
+    assert stream.blocks == left
     with Journal(tmp_path / "a", mode="read") as reader:
         assert contents(reader) == before, "they are still there"
+    with opened(tmp_path / "b", stream) as journal:
+        assert contents(journal) == after
+    with opened(tmp_path / "a", stream) as journal:
+        assert contents(journal) == after
+
+
+def test_a_copy_that_did_not_come_to_its_end_is_void(tmp_path: Path, stream: FakeStream) -> None:
+    with opened(tmp_path / "a", stream) as journal:
+        fill(journal)
+        before = contents(journal)
+    lose(stream, 7, 12)
+    begun = stream.last
+    opened(tmp_path / "a", stream).close()
+    for last in range(begun + 1, stream.last - 1):
+        cut = FakeStream()
+        cut.last, cut.blocks = last, {at: block for at, block in stream.blocks.items() if at <= last}
+        with pytest.raises(CorruptionError, match="missing"):
+            opened(tmp_path / f"empty{last}", cut)
+        shutil.copytree(tmp_path / "a", tmp_path / f"a{last}")
+        for name in (f"a{last}", f"b{last}"):
+            with opened(tmp_path / name, cut) as journal:
+                assert contents(journal) == before
 
 
 def test_another_journals_directory_is_left_alone(tmp_path: Path, stream: FakeStream) -> None:

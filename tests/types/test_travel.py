@@ -17,7 +17,7 @@ import pytest
 from google.protobuf import timestamp_pb2
 
 import penstock
-from penstock import RefusedError, types
+from penstock import types
 from penstock.broker import Client, Server
 from penstock.broker.words import Refusal
 from penstock.journal import Journal
@@ -335,28 +335,3 @@ def test_a_bridge_carries_on_where_the_sink_has_another_type(
             assert bytes(subscriber.receive(60)) == b'{"x":1.5}'
             assert subscriber.schema == text(Angle)
     assert "without their type" in caplog.text
-
-
-def test_a_tcp_subscriber_that_was_refused_reads_on_when_the_right_publisher_is_back(tmp_path: Path) -> None:
-    address = f"tcp://{tmp_path}/socket"
-    quick: dict[str, Any] = {"reconnect_delay": 0.01, "reconnect_delay_max": 0.05}
-    called: list[Any] = []
-    with penstock.publisher(address, type=str):
-        reading = penstock.subscriber(address, type=Pose, **quick)
-        calling = penstock.subscriber(address, type=Pose, on_message=lambda one: called.append(one.value), **quick)
-        with pytest.raises(RefusedError, match="carries str"):
-            reading.read(LONG)
-    with reading, calling, penstock.publisher(address, type=Pose) as right:
-        assert right.wait_ready(2, LONG)
-        right.publish(Pose(1.5))
-        deadline = time.monotonic() + LONG
-        found = None
-        while found is None and time.monotonic() < deadline:
-            try:
-                found = reading.read(LONG)
-            except RefusedError:  # it has not heard of the right one yet
-                time.sleep(0.01)
-        assert found is not None and found.value == Pose(1.5)
-        while not called and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert called == [Pose(1.5)]

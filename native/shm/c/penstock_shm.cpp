@@ -338,7 +338,6 @@ int penstock_shm_wait_ready(penstock_shm_publisher *publisher, uint32_t subscrib
     return guarded([&] {
         check(publisher);
         std::int64_t deadline = deadline_of(timeout_s);
-        if (deadline == 0) return int(publisher->handle.subscribers() >= subscribers);
         return int(persist([&] { return publisher->handle.wait_subscribers(subscribers, deadline); }) == Woken::ready);
     });
 }

@@ -1,4 +1,4 @@
-"""The durable broker: queues that survive everything, around the journal, served over TCP as a text protocol.
+"""The durable broker: queues on top of a journal that survive crashes, served over TCP by a text protocol.
 
 ``Server(directory, port)`` is the broker, ``Client`` and ``AsyncClient`` speak all of its verbs, ``Publisher`` and
 ``Subscriber`` are what ``broker://HOST:PORT/TOPIC?queue=NAME`` opens. ``penstock.broker.fetch`` reads and stages in
@@ -111,7 +111,8 @@ def open_subscriber(
     return Subscriber(
         address.host,
         address.port or 9876,
-        topics=address.topic or (None if queue else "default"),  # a queue that is there has its own
+        # only for new queues: an existing one keeps its options
+        topics=address.topic or (None if queue else "default"),
         queue=queue,
         ack=ack,
         credit=credit,

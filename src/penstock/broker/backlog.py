@@ -1,7 +1,8 @@
-"""Backlog: how many messages wait in a queue, counted in pieces, none of them twice. The broker's loop thread only.
+"""Backlog: counts the messages that wait in a queue, piece by piece, each once. The broker's loop thread only.
 
-A piece is where it ends and how many of the queue's messages were counted in it, so that what retention frees is known
-by number as far as it was counted before; beyond that only the positions are known, which are of all topics.
+A piece is a range of positions and how many of the queue's messages it has. So when retention frees positions, the
+number of lost messages is known as far as they were counted; beyond that only the number of positions is known, which
+includes all topics.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ class Backlog:
     def __init__(self, state: QueueState, store: Store) -> None:
         self.count = 0  # from the cursor up to ``end``
         self.end = state.cursor
-        self.certain = True  # whether everything up to ``end`` could be read
-        self.skipped = 0  # positions of all topics that were freed before they were counted
+        self.certain = True  # False: something before ``end`` could not be read
+        self.skipped = 0  # positions (of all topics) that were freed before they were counted
         self._state = state
         self._store = store
         self._pieces: deque[tuple[int, int]] = deque()
 
     def restart(self, end: int | None = None) -> None:
-        """Nothing was counted from the cursor on, or nothing waits up to ``end``."""
+        """Forget all counts: nothing was counted from the cursor on, or nothing waits up to ``end``."""
         self.count, self.end, self.certain = 0, self._state.cursor if end is None else end, True
         self._pieces.clear()
 
     def look(self, patterns: tuple[str, ...], internal: tuple[str, ...], most: int, most_looks: int) -> int:
-        """Go on counting, up to ``most``; gives how many messages were looked at."""
+        """Continue counting, up to ``most`` messages; returns how many were examined."""
         last, looked = self._store.next, 0
         while self.end < last and self.count < most and looked < most_looks:
             try:
@@ -50,13 +51,14 @@ class Backlog:
             self.count += found
             self.skipped += skipped
             self.end = following
-            if self._pieces and self._pieces[-1][1] + found <= PIECE_MESSAGES:  # a trickle makes no row of crumbs
+            # merge small pieces; otherwise a slow publisher would create one piece per message
+            if self._pieces and self._pieces[-1][1] + found <= PIECE_MESSAGES:
                 found += self._pieces.pop()[1]
             self._pieces.append((following, found))
         return looked
 
     def _readable(self, last: int) -> int:
-        """Where it goes on behind messages that cannot be read; who consumes the queue is told of these."""
+        """The position after messages that cannot be read; the queue's consumers are told of them."""
         step = 1
         while self.end + step < last:
             try:
@@ -67,7 +69,7 @@ class Backlog:
         return last
 
     def taken(self, count: int, following: int, caught_up: bool) -> None:
-        """So many were handed out or ran out; the cursor goes to ``following``."""
+        """This many were delivered or have expired; the cursor moves to ``following``."""
         if caught_up or following > self.end:
             self.restart(max(self.end, following))
             return
@@ -76,7 +78,7 @@ class Backlog:
             self._pieces.popleft()
 
     def freed(self, first: int, patterns: tuple[str, ...], internal: tuple[str, ...]) -> int:
-        """What lies before ``first`` is gone: how many of those that were counted."""
+        """Everything before ``first`` was removed; returns how many of the counted messages that were."""
         kept = deque(piece for piece in self._pieces if piece[0] > first)
         if kept:
             end, _ = kept.popleft()

@@ -1,9 +1,10 @@
-"""Backup: a broker's directory copied while the broker runs, and put back. Any process; reads the source only.
+"""Backup: copies a broker's directory while the broker runs, and restores it. Any process may do so; it only reads the
+source.
 
-A copy is what was durable at the moment when it began: the frontier is read first, then the segments, which never
-change below it; what lies beyond is cut off when the copy is opened. Segments that are full are copied once; a later
-backup to the same target copies those that are new, and the last one. Queues, positions, producers and transactions are
-records in these segments, so they are in the copy.
+A copy holds what was durable when it began: the frontier is read first, then the segments, which never change below the
+frontier; what lies beyond is cut off when the copy is opened. Segments that are full are copied once; a later backup to
+the same target copies those that are new, and the last one. Queues, positions, producers and transactions are records
+in these segments, so they are in the copy.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from penstock.journal import layout
 from penstock.journal.disk import Disk
 from penstock.journal.lock import WriterLock
 
-ATTEMPTS = 20  # retention may take segments while they are copied
+ATTEMPTS = 20  # attempts: retention may remove segments while they are copied
 PART = ".part"
 
 
@@ -29,7 +30,7 @@ class Copied:
     segments: int
     copied_files: int
     copied_bytes: int
-    removed_files: int  # of segments that the broker has freed since the last backup
+    removed_files: int  # segments removed, because the broker has freed them since the last backup
 
 
 def backup(directory: str | Path, target: str | Path) -> Copied:
@@ -48,7 +49,7 @@ def backup(directory: str | Path, target: str | Path) -> Copied:
     elif any(found.name != layout.LOCK_NAME for found in place.iterdir()):
         raise InvalidArgument(f"{place} is neither empty nor a backup")
     try:
-        lock = WriterLock(place)  # nobody begins to write it while it is copied to
+        lock = WriterLock(place)  # no writer can open it while it is copied to
     except RefusedError:
         raise RefusedError(f"{place} is in use: a broker that runs on it would lose what it stores") from None
     try:
@@ -63,14 +64,14 @@ def backup(directory: str | Path, target: str | Path) -> Copied:
 
 
 def _check_apart(source: Path, place: Path) -> None:
-    """Neither is the other, or lies in it, whatever they are called."""
+    """Refuse if both are the same directory, or one is inside the other, also through links."""
     one, other = source.resolve(), place.resolve()
     if one == other or one in other.parents or other in one.parents:
         raise InvalidArgument(f"{place} and {source} are the same directory, or one lies in the other")
 
 
 def restore(target: str | Path, directory: str | Path) -> Copied:
-    """Put a backup into a directory that is not there, or empty; the broker is started on it as on its own."""
+    """Restore a backup into a new or empty directory, on which a broker can then be started."""
     place = Path(directory)
     if place.exists() and any(place.iterdir()):
         raise InvalidArgument(f"{place} is not empty; a backup is restored into a directory of its own")
@@ -78,7 +79,7 @@ def restore(target: str | Path, directory: str | Path) -> Copied:
 
 
 def _copy(source: Path, place: Path) -> Copied:
-    frontier = (source / layout.FRONTIER_NAME).read_bytes()  # first: what follows holds at least this
+    frontier = (source / layout.FRONTIER_NAME).read_bytes()  # first: the segments copied after it hold at least this
     segments = layout.latest_segments(os.listdir(source))
     stems = {layout.segment_name(*segment).partition(".")[0] for segment in segments}
     last = layout.segment_name(*segments[-1]).partition(".")[0] if segments else ""
@@ -102,7 +103,7 @@ def _is_segment(name: str) -> bool:
 
 
 def _same(source: Path, copy: Path) -> bool:
-    """A file of a full segment is written once."""
+    """Whether a file of a full segment was copied before: such a file never changes."""
     try:
         one, other = source.stat(), copy.stat()
     except FileNotFoundError:

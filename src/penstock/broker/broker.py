@@ -55,6 +55,7 @@ MESSAGE_BYTES = 128  # what goes around a message
 PART_BYTES, PART_S = 1 << 20, 0.003  # of a transaction stored in one turn: a larger one is committed in parts
 OWN_PART, OWN_BYTES = 8, 4 << 20  # of the quota, and at least: what the broker's own copies may take beyond it
 OBSERVE_MESSAGES = 65_536  # looked at in one go, at most: a few milliseconds
+BY_TOPIC_SIZE = 1_000_000  # topics, and queues that take them, that are remembered
 OBSERVE_QUEUE = 256  # what looking at a queue costs, in messages
 
 
@@ -88,6 +89,7 @@ class Broker:
         self._new_accounts: dict[str, list[int]] = {}  # for the next commit
         self.staged_bytes = 0  # for the next commit
         self._by_topic: dict[str, list[Queue]] = {}
+        self._by_topic_size = 0
         self._ready: dict[Queue, None] = {}  # to be pumped, in this order
         self._timed: set[Queue] = set()  # with messages that may come due
         self._stuck: dict[Queue, int] = {}  # whose next message cannot be read, and when to try again
@@ -227,7 +229,7 @@ class Broker:
         queue = Queue(words.check_queue(name), options, following, self.store)
         queue.caught_up = start is None and not self._first_staged
         self.queues[name] = queue
-        self._by_topic.clear()
+        self._forget_by_topic()
         if not options.temporary:
             self._record(KIND_QUEUE, self._queue_record(queue))
         return queue
@@ -239,7 +241,7 @@ class Broker:
         self.changes += 1
         moved = options.topics != queue.options.topics
         queue.rebind(options)
-        self._by_topic.clear()
+        self._forget_by_topic()
         if not options.temporary:
             self._record(KIND_QUEUE, self._queue_record(queue))
         self.wake(queue)
@@ -266,7 +268,7 @@ class Broker:
         """Forget a queue. Its messages stay in the store."""
         self.changes += 1
         self.queues.pop(queue.name, None)
-        self._by_topic.clear()
+        self._forget_by_topic()
         queue.counters.close()
         if not queue.options.temporary:
             self._record(KIND_DELETE, named(queue.name, b""))
@@ -290,6 +292,10 @@ class Broker:
         queue.caught_up = False
         queue.recount()
         self.wake(queue)
+
+    def _forget_by_topic(self) -> None:
+        self._by_topic.clear()
+        self._by_topic_size = 0
 
     def _forget_stuck(self, queue: Queue) -> None:
         self._stuck.pop(queue, None)
@@ -623,9 +629,11 @@ class Broker:
         """Queues bound to ``topic``."""
         found = self._by_topic.get(topic)
         if found is None:
-            if len(self._by_topic) > 10_000:
-                self._by_topic.clear()
-            found = self._by_topic[topic] = [queue for queue in self.queues.values() if queue.wants(topic)]
+            found = [queue for queue in self.queues.values() if queue.wants(topic)]
+            self._by_topic_size += 1 + len(found)
+            if self._by_topic_size > BY_TOPIC_SIZE:
+                self._forget_by_topic()
+            self._by_topic[topic] = found
         return found
 
     @property

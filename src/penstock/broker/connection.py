@@ -1,7 +1,7 @@
 """Connection: one client's socket with the scanner, the outbox and the session around it. The loop thread only.
 
-Nothing here waits. Input is read as long as the session can take it; output is bounded by the session, which hands out
-no more while much is pending; a client that does not read its replies is not read from.
+Nothing here blocks. Input is read while the session can handle it. The session delivers nothing more while much output
+is pending. A client that does not read its replies is not read from.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from penstock.broker.session import Host
 from penstock.broker.words import Disconnect
 from penstock.tcp.protocol import HEADER, FrameType, frame
 
-TURN_S = 0.005  # of one connection's requests, or of all long work, in one turn of the loop
-TURN_MESSAGES = 512  # published in one step, at most
-REPLY_BYTES = 4 << 20  # past this much unread output a client is not read from
+TURN_S = 0.005  # seconds for one connection's requests, or for all long work, in one turn of the loop
+TURN_MESSAGES = 512  # most messages published in one step
+REPLY_BYTES = 4 << 20  # with more unread output than this, a client is not read from
 RECEIVE_BYTES = 256 * 1024
-TCP_BEGINS = frame(FrameType.HANDSHAKE, b"")[: HEADER.size - 8]  # all but the size; no command begins so
+# the greeting of tcp:// without its size; no command starts like this
+TCP_BEGINS = frame(FrameType.HANDSHAKE, b"")[: HEADER.size - 8]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class ConnectionLimits:
     max_unacknowledged: int = 65_536
     max_rate: float = 0.0  # messages per second; 0: none
     output_bytes: int = 1 << 20
-    keepalive_s: float = DEFAULT_S  # a peer of whom nothing was heard for so long is gone; 0: never
+    keepalive_s: float = DEFAULT_S  # a peer that was silent for this long counts as gone; 0: never
 
 
 class Connection:
@@ -76,33 +77,33 @@ class Connection:
         if tls is not None:
             self.tls = tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self.socket = self.tls
-        self.heard = False  # whether anything came
+        self.heard = False  # whether anything was received
         self.wants_write = False
-        self.ending = False  # close when the output is out
-        self.reset = False  # the peer takes nothing any more; what it said before that is still read
+        self.ending = False  # close when all output is written
+        self.reset = False  # the peer accepts no more output; what it sent before is still read
         self.liveness = Liveness(self.socket, limits.keepalive_s)
         self.look_at = self.opened + limits.keepalive_s / PROBES
-        self.unacknowledged = False  # messages that count as taken when the peer's TCP has them are under way
-        self.busy = False  # a command under way could go on now
-        self.cut = False  # its turn was over before all that has come in was handled
+        self.unacknowledged = False  # messages are in flight that count as acknowledged when the peer's TCP has them
+        self.busy = False  # a long command can continue now
+        self.cut = False  # its turn ended before all received input was handled
         self.paused_until = 0.0
         self.received_messages = 0
         self._allowance = limits.max_rate
 
     @property
     def working(self) -> bool:
-        """Whether what has come in takes more than a turn."""
+        """Whether its input takes more than one turn to handle."""
         return self.cut or self.session.work is not None
 
     @property
     def could_go_on(self) -> bool:
-        """Whether it has work that waits for nothing but its turn."""
+        """Whether it has work that can be done at once in its next turn."""
         return self.cut or (self.session.work is not None and self.busy)
 
     # --- input
 
     def readable(self) -> None:
-        """There is input. Disconnect or OSError when the connection is over."""
+        """Read input. Raises Disconnect or OSError when the connection is over."""
         if not self.secure and not self._handshake():
             return
         if not self.heard:
@@ -114,10 +115,11 @@ class Connection:
         self.scan()
 
     def _refuse_tcp(self) -> None:
-        """A peer of the tcp room is told in its own words where it is; it would wait for ever for a greeting."""
+        """Tell a peer that speaks the protocol of tcp:// that this is a broker; it would wait for a greeting for
+        ever."""
         if self.socket.recv(len(TCP_BEGINS), socket.MSG_PEEK) != TCP_BEGINS:
             return
-        self.socket.recv(RECEIVE_BYTES)  # what is left unread would cut the connection before the answer is there
+        self.socket.recv(RECEIVE_BYTES)  # unread input would reset the connection before the answer has arrived
         host, port = self.socket.getsockname()[:2]
         said = f"a broker listens at this port: broker://{host}:{port}/TOPIC"
         self.socket.send(frame(FrameType.REFUSED, said.encode()))
@@ -154,7 +156,7 @@ class Connection:
                 return True
 
     def scan(self) -> None:
-        """Handle what has come in, as far as it is allowed to go: one clock over all requests of the turn."""
+        """Handle the input, within the time for all requests of one turn."""
         end = time.monotonic() + TURN_S
         self.cut = False
         while not self.ending and not self.paused():
@@ -191,14 +193,14 @@ class Connection:
                 self.paused_until = now - self._allowance / rate
 
     def paused(self) -> bool:
-        """Whether input has to wait: for the rate, or for the client to read its answers."""
+        """Whether input must wait, because of the rate limit or because the client does not read its answers."""
         waiting = self.outbox.pending_bytes + self.session.answer_bytes
         return waiting > REPLY_BYTES or (self.paused_until > 0 and self.paused_until > time.monotonic())
 
     # --- output
 
     def send(self) -> None:
-        """Write what the socket takes. OSError when the connection is over."""
+        """Write as much as the socket accepts. OSError when the connection is over."""
         if not self.secure:
             return
         self.wants_write = False
@@ -221,10 +223,10 @@ class Connection:
             self.end_output()
 
     def end_output(self) -> None:
-        """The peer takes nothing any more.
+        """The peer accepts no more output.
 
-        A client that ends with something unread resets the connection. Its last acknowledgements may have come and wait
-        to be read, so only the output ends here; the input ends when recv says so.
+        A client that closes with unread input resets the connection. Its last acknowledgements may still wait to be
+        read here, so only the output ends now; the input ends when recv says so.
         """
         self.reset = True
         self.session.output_bytes = 0
@@ -236,8 +238,8 @@ class Connection:
             self.unacknowledged = False
             return
         left = unacknowledged_bytes(self.socket)
-        self.unacknowledged = left > 0 and not self.reset  # nothing more of it will be acknowledged
-        if self.tls is None or not left:  # what TLS adds is not known: all of it, or none
+        self.unacknowledged = left > 0 and not self.reset  # nothing more will be acknowledged
+        if self.tls is None or not left:  # the bytes that TLS adds are not known, so count all of the output or none
             self.session.settle(max(0, self.outbox.sent_bytes - left))
 
     def _send_tls(self, tls: ssl.SSLSocket) -> None:
@@ -250,13 +252,13 @@ class Connection:
                 return
 
     def end(self, reason: str = "") -> None:
-        """Tell why, where the client understands it, and close when that is out."""
+        """Send the reason, if the client understands it, and close when that is written."""
         if reason and self.session.hello:
             self.session.answer(0, words.error_line("closing", reason))
         self.ending = True
 
     def close(self) -> None:
-        """The client is gone: so are its subscriptions."""
+        """The client is gone: end its subscriptions."""
         try:
             self.settle()
             self.session.end()
@@ -264,7 +266,7 @@ class Connection:
             self.give_back()
 
     def give_back(self) -> None:
-        """Give memory and socket back."""
+        """Release memory and socket."""
         self.scanner.clear()
         self.outbox.clear()
         self.socket.close()

@@ -1,6 +1,6 @@
-"""Delayed messages: stored at once in a topic of the broker's own, published when due. The broker's loop thread only.
+"""Delayed messages: stored at once in an internal topic, published when due. The broker's loop thread only.
 
-That a message was published and that it waits no more are stored in one commit. Retention by age and size does not
+One commit stores both that a message was published and that it no longer waits. Retention by age and size does not
 wait for delayed messages; retention by queues does.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("penstock.broker")
 TOPIC = "$delayed"
-RELEASE_MESSAGES = 1024  # a turn
-RETRY_NS = 1_000_000_000  # after a commit that failed
-UNREADABLE_NS = 10_000_000_000  # after a message that could not be read
+RELEASE_MESSAGES = 1024  # messages per turn
+RETRY_NS = 1_000_000_000  # pause after a failed commit
+UNREADABLE_NS = 10_000_000_000  # pause after a message that could not be read
 
 
 class Delayed:
@@ -34,9 +34,9 @@ class Delayed:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.state = QueueState(1)
-        self._whole = False  # the next record is the whole state, not a change
-        self._caught_up = False  # everything stored so far was looked at
-        self._added = 0  # not looked at yet
+        self._whole = False  # the next record must hold the complete state, not a change
+        self._caught_up = False  # everything stored so far was examined
+        self._added = 0  # first position not examined yet
 
     def look(self, first: int) -> None:
         """``read`` while the broker serves, nothing of ours having been stored between the last look and ``first``.
@@ -67,7 +67,7 @@ class Delayed:
         return self._broker.publish_as(batch, identifier, topic=TOPIC, more=told)
 
     def read(self) -> None:
-        """Look at what was stored since the last look."""
+        """Read what was stored since the last call."""
         store = self._broker.store
         end = store.next
         self._caught_up = False
@@ -86,14 +86,14 @@ class Delayed:
         due = self.state.due(now_ns, RELEASE_MESSAGES)
         try:
             broker.check_own_room()
-        except Refusal:  # they wait for room
+        except Refusal:  # no room now: they wait
             for position, _ in due:
                 self.state.postpone(position, now_ns + RETRY_NS)
             return
         for position, _ in due:
             try:
                 batch, *_ = broker.store.read(position, 1, 1 << 62)
-            except (PenstockError, OSError) as error:  # the others are not held up by it
+            except (PenstockError, OSError) as error:  # it must not hold up the others
                 log.error("a delayed message that is due cannot be read: %s", error)
                 self.state.postpone(position, now_ns + UNREADABLE_NS)
                 continue
@@ -109,7 +109,7 @@ class Delayed:
         broker.touch()
 
     def record(self) -> bytes | None:
-        """What is to be stored with the next commit."""
+        """The record for the next commit."""
         if self._whole:
             self._whole = False
             self.state.delta()
@@ -117,6 +117,6 @@ class Delayed:
         return self.state.delta() if self.state.changed else None
 
     def not_stored(self) -> None:
-        """The last record did not reach the disk."""
+        """Note that the last record was not stored."""
         self._whole = True
         self._added = 0

@@ -1,4 +1,4 @@
-"""Why nothing arrives: what a broker can tell about the silence of an address. Looks, and joins nothing."""
+"""Why nothing arrives at an address: what its broker knows about it. Only asks; consumes nothing."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["explain"]
 
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
-    """Whether somebody listens, and what the broker says of the queue."""
+    """Whether a broker listens there, and what it says of the queue."""
     from penstock.tcp.explain import explain as network
 
     found = list(network(parts))
     yield from found
     if any(finding.grave for finding in found):
-        return  # nobody there who could tell more
+        return  # no broker there that could say more
     from penstock.broker import Client
 
     tls: Any = parts.options.get("tls")

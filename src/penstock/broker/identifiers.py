@@ -1,4 +1,4 @@
-"""Identifiers: the message ids of a window of time, so that one is stored once. The broker's loop thread only."""
+"""Identifiers: the message ids of a time window, for deduplication. The broker's loop thread only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.broker.limits import Limits
 
 
 class Identifier(NamedTuple):
-    """What makes a message the same one: who sent it, where to, and the id that it has from its sender."""
+    """The key of deduplication: the sender's account, the topic, and the id that the sender gave."""
 
     account: str
     topic: str
@@ -33,13 +33,13 @@ class Identifiers:
         return len(self._found)
 
     def find(self, identifier: Identifier) -> int | None:
-        """Where a message with this id is, if it is in the window."""
+        """The position of a message with this id, if it is in the window."""
         self._forget_old(self._limits.deduplication_ids - 1)  # room for this one
         found = self._found.get(identifier)
         return None if found is None else found[0]
 
     def note_new(self, rows: Iterable[tuple[Identifier, int]]) -> list[Identifier]:
-        """Those of many (id, position) that are not in the window are stored there now; which these are."""
+        """Add those of many (id, position) that are not in the window; returns which these are."""
         self._forget_old(self._limits.deduplication_ids)
         now = time.monotonic()
         fresh = []
@@ -59,7 +59,7 @@ class Identifiers:
             self._found.popitem(last=False)
 
     def note(self, identifier: Identifier, position: int, age_s: float = 0.0) -> None:
-        """It is stored there, so long ago; one that is known stays where it was first."""
+        """Add an id with its position and age; an id that is known keeps its first position."""
         self._found.setdefault(identifier, (position, time.monotonic() - age_s))
 
     def accounts(self) -> Iterator[tuple[str, int]]:
@@ -67,6 +67,6 @@ class Identifiers:
         return ((key.account, position) for key, (position, _) in self._found.items() if key.account)
 
     def forget(self, *identifiers: Identifier) -> None:
-        """They were not stored after all."""
+        """Remove ids whose messages could not be stored."""
         for identifier in identifiers:
             self._found.pop(identifier, None)

@@ -1,11 +1,12 @@
-"""Whether a TCP peer is still there, told by what it acknowledges: a peer that is alive and slow counts as alive.
+"""Whether a TCP peer is still there, judged by what its TCP acknowledges: a peer that is alive but slow counts as
+alive.
 
 A peer that has vanished (no power, no network) sends nothing, not even the end of the connection. The kernel probes
-idle connections (keepalive). Data that is under way it would repeat for a quarter of an hour: here ``silent`` notices
-that nothing was acknowledged for a while. A peer that reads nothing has closed its window: the kernel asks it ever more
-seldom, up to every two minutes, whether there is room. So the time since it was heard of says nothing; something that
-was sent to it later and stays without an answer does. TCP_USER_TIMEOUT cuts such a peer and is not used. Where the
-system does not tell (no TCP_INFO) only the kernel's own probes are left. One thread at a time.
+idle connections (keepalive). It would repeat unacknowledged data for a quarter of an hour, so ``silent`` notices when
+nothing was acknowledged for a while. A peer that does not read has closed its window; the kernel then asks less and
+less often, down to every two minutes, whether there is room. So the time since the peer was last heard proves nothing;
+data that was sent later and stays unacknowledged does. TCP_USER_TIMEOUT would disconnect such a peer and is not used.
+Without TCP_INFO only the kernel's own probes are left. One thread at a time.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import termios
 import time
 
 DEFAULT_S = 15.0
-PROBES = 3  # in that time
+PROBES = 3  # probes in that time
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
-_UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 3, 24  # where they are in struct tcp_info
-_SINCE_SENT, _SINCE_DATA, _SINCE_ACK = 44, 52, 56  # milliseconds since data was sent, data and an acknowledgement came
+_UNANSWERED_PROBES, _UNACKNOWLEDGED_SEGMENTS = 3, 24  # offsets in struct tcp_info
+# milliseconds since data was sent, data was received, an acknowledgement was received
+_SINCE_SENT, _SINCE_DATA, _SINCE_ACK = 44, 52, 56
 _TCP_RTO_MAX_MS = 44  # Linux 6.15: the longest pause between two probes of a closed window, and between two repeats
 
 
 def _tcp_info(sock: socket.socket) -> bytes:
-    """The kernel's struct tcp_info; empty where the system does not tell."""
+    """The kernel's struct tcp_info; empty where the system has none."""
     if _TCP_INFO is None:
         return b""
     try:
@@ -42,13 +44,13 @@ def _number(info: bytes, offset: int) -> int:
 
 
 def since_heard_s(sock: socket.socket) -> float | None:
-    """How long ago the peer's TCP was heard of; None where the system does not tell."""
+    """Seconds since the peer's TCP was last heard; None where that is not known."""
     info = _tcp_info(sock)
     return min(_number(info, _SINCE_DATA), _number(info, _SINCE_ACK)) / 1e3 if info else None
 
 
 def owes_answer(sock: socket.socket) -> bool:
-    """Whether something was sent to the peer's TCP, data or a probe, and nothing was heard of it since."""
+    """Whether data or a probe was sent to the peer's TCP and nothing was heard since."""
     info = _tcp_info(sock)
     if not info or info[_UNANSWERED_PROBES]:
         return bool(info)
@@ -57,7 +59,7 @@ def owes_answer(sock: socket.socket) -> bool:
 
 
 def unacknowledged_bytes(sock: socket.socket) -> int:
-    """What was written and the peer's TCP has not acknowledged."""
+    """Bytes that were written and not yet acknowledged by the peer's TCP."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0])
     except (OSError, ValueError):
@@ -70,7 +72,7 @@ class Liveness:
     def __init__(self, sock: socket.socket, seconds: float) -> None:
         self._socket = sock
         self._seconds = seconds
-        self._since = 0.0  # when an answer was first seen to be missing, with nothing heard of the peer since
+        self._since = 0.0  # when an answer was first missing, with nothing heard since
         self._probed = 0.0
         if seconds:
             self._keepalive(max(1, round(seconds / PROBES)))
@@ -85,9 +87,9 @@ class Liveness:
             self._socket.setsockopt(socket.IPPROTO_TCP, _TCP_RTO_MAX_MS, 1000 * interval_s)
 
     def silent(self) -> bool:
-        """Whether the peer owes an answer and nothing was heard of it. To be asked PROBES times in the time.
+        """Whether the peer has owed an answer for the whole time-out. Call it PROBES times within that time.
 
-        What was sent right after one look is seen by the next, so one of these pauses has passed before it is counted.
+        What was sent right after one call is seen by the next, so one interval has passed before it counts.
         """
         now = time.monotonic()
         heard_s = since_heard_s(self._socket) if self._seconds and owes_answer(self._socket) else None
@@ -99,7 +101,7 @@ class Liveness:
         return now - self._since >= self._seconds * (PROBES - 1) / PROBES
 
     def probe(self) -> bool | None:
-        """Ask the peer now. True: it has answered; False: it has missed the probe; None: ask this again."""
+        """Probe the peer now. True: it has answered; False: it has missed the probe; None: call again."""
         now = time.monotonic()
         if not self._probed:
             self._probed = now
@@ -111,5 +113,5 @@ class Liveness:
             return None
         self._probed = 0.0
         self._keepalive(max(1, round(self._seconds / PROBES)) if self._seconds else 7200)
-        # Behind a closed window the kernel sends no keepalive: the peer missed nothing, as it was asked nothing.
+        # With a closed window the kernel sends no keepalive, so the peer has missed no probe.
         return answered or (unacknowledged_bytes(self._socket) > 0 and not owes_answer(self._socket))

@@ -1,4 +1,4 @@
-"""Telling systemd that the service is ready, or ending. Does nothing where nobody asked for it."""
+"""Telling systemd that the service is ready, or ending. Does nothing unless systemd asked for it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Producers: how many messages of each numbered producer are stored, and where the last ones are. Pure values.
+"""Producers: how many messages of each numbered producer are stored, and the positions of the last ones. Pure values.
 
-A client that comes back after its connection was lost is told both, so that it sends again only what is not stored and
-knows the positions of what is.
+A client that reconnects is told both, so that it sends again only what is not stored, and knows the positions of the
+rest.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_RUNS = 64  # rows of positions without gaps that are remembered
+MAX_RUNS = 64  # runs of positions without gaps that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Producer:
     runs: tuple[tuple[int, int], ...] = ()  #: positions of its last messages, in the order in which it sent them
 
     def stored(self, positions: Sequence[int]) -> Producer:
-        """After these."""
+        """Note messages that were stored at these positions."""
         return self._with(self.count + len(positions), _runs(positions))
 
     def _with(self, count: int, runs: Sequence[tuple[int, int]]) -> Producer:
@@ -34,14 +34,14 @@ class Producer:
         return Producer(count, tuple(merged[-MAX_RUNS:]))
 
     def encode(self, before: Producer | None = None) -> bytes:
-        """As it is on disk; after a record of ``before`` only what has come since."""
+        """The record for the disk; with ``before``, only what has changed since that record."""
         runs = list(self.runs)
         if before is not None:
             runs = _tail(runs, self.count - before.count)
         return struct.pack(f"<Q{2 * len(runs)}Q", self.count, *(number for run in runs for number in run))
 
     def decode(self, data: bytes) -> Producer:
-        """After a record that ``encode`` gave."""
+        """The producer after a record of ``encode``."""
         count, *numbers = struct.unpack(f"<{len(data) // 8}Q", data)
         runs = list(zip(numbers[::2], numbers[1::2], strict=True))
         fresh = _tail(runs, count - self.count) if count > self.count else []
@@ -55,7 +55,7 @@ def _runs(positions: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _tail(runs: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
-    """The last ``count`` positions of them."""
+    """Only the last ``count`` positions."""
     found: list[tuple[int, int]] = []
     for first, last in reversed(runs):
         if count <= 0:

@@ -26,7 +26,7 @@ from penstock.broker import dead_letters, words
 from penstock.broker.identifiers import Identifier
 from penstock.broker.producers import Producer
 from penstock.broker.queue import BUSY, WAIT, Queue, QueueOptions
-from penstock.broker.ranges import ENTRY, topic_names, whole
+from penstock.broker.ranges import ENTRY, non_negative_int, topic_names
 from penstock.broker.rights import EVERYTHING
 from penstock.broker.session import Line, Session, Subscription
 from penstock.broker.words import Disconnect, Refusal
@@ -355,7 +355,7 @@ class Protocol(Session):
         text, newline, _ = data.partition(b"\n")
         try:
             head = json.loads(text)
-            count, topics, timed = whole(head["count"]), topic_names(head), head.get("times") is True
+            count, topics, timed = non_negative_int(head["count"]), topic_names(head), head.get("times") is True
             end = len(text) + len(newline) + count * ENTRY.size
             view = memoryview(data)
             index, body = view[len(text) + len(newline) : end], view[end:]
@@ -506,8 +506,7 @@ class Protocol(Session):
         if found is None or change or wanted != old:
             self._check_dead_letters(name, wanted, old)
         if found is None:
-            for pattern in wanted.topics:
-                self.check_pattern(pattern)
+            self.check_patterns(wanted.topics)
             made = self.broker.queue(name, wanted, start=self._start(given, wanted.topics))
             dead_letters.bind(self.broker, made)
             return made
@@ -522,9 +521,7 @@ class Protocol(Session):
                 )
             if not self.may_read(found):
                 raise Refusal("denied", f"queue {name} has topics that are not yours to read")
-            for pattern in wanted.topics:
-                if pattern not in old.topics:
-                    self.check_pattern(pattern)
+            self.check_patterns([pattern for pattern in wanted.topics if pattern not in old.topics])
             self.broker.rebind(found, wanted)
         if change:
             dead_letters.bind(self.broker, found)
@@ -716,8 +713,7 @@ class Protocol(Session):
             patterns = self._topics_of(str(options["queue"]), options)
         else:
             patterns = str(options["topics"]).split(",") if "topics" in options else [">"]
-            for pattern in patterns:
-                self.check_pattern(pattern)
+            self.check_patterns(patterns)
         most_bytes = min(int(options.get("bytes", 4 << 20)), 16 << 20)
         start, count = words.number(first, "position"), min(words.number(most, "most"), MAX_FETCH_MESSAGES)
         while self.confirms:  # what this connection has published before is in it

@@ -19,6 +19,7 @@ from penstock._core.broker import QueueState
 from penstock.broker import words
 from penstock.broker.backlog import Backlog
 from penstock.errors import PenstockError, RefusedError
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -102,13 +103,15 @@ class Queue:
         own = tuple(topic for topic in options.topics if topic.startswith("$"))
         self._internal = (f"$queue.{self.name}", *own)
         self.patterns = (*options.topics, f"$queue.{self.name}")
+        self._names = frozenset(self.patterns)
+        self._wildcards = tuple(pattern for pattern in self.patterns if is_pattern(pattern))
         self.caught_up = False
         self.recount()
         self._say("paused" if options.paused else "")
 
     def wants(self, topic: str) -> bool:
         """Whether messages of ``topic`` are this queue's."""
-        return any(words.matches(pattern, topic) for pattern in self.patterns)
+        return topic in self._names or any(words.matches(pattern, topic) for pattern in self._wildcards)
 
     # --- consumers
 

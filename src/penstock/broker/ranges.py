@@ -1,7 +1,7 @@
-"""Range: many messages as an index of fixed width and the bytes that it tells of (docs/formats.md, "Range fetch").
+"""Range: many messages as an index of fixed width and the bytes that it describes (docs/formats.md, "Range fetch").
 
-What FETCH answers and LOAD brings. Python alone; numpy and pyarrow only where columns are asked for. Nothing that a
-range claims is believed before it was checked: ``ProtocolError`` says what is wrong with it. One thread at a time.
+FETCH returns one, LOAD sends one. Pure Python; numpy and pyarrow are needed only for columns. Everything in a range is
+checked before it is used: ``ProtocolError`` says what is wrong. One thread at a time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENTRY_FIELDS = [
     ("position", "<i8"), ("ordinal", "<u8"), ("timestamp_ns", "<i8"), ("offset", "<u8"), ("length", "<u4"),
     ("topic", "<u4"), ("properties_length", "<u4"), ("message_id_length", "<u2"), ("key_length", "<u2"),
 ]  # fmt: skip
-STORED_BYTES = 8  # the time of storing of one message, where it was asked for
+STORED_BYTES = 8  # the time of storing of one message, if it was requested
 COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "data")
 MORE_COLUMNS = ("size", "message_id", "key", "stored_ns")
 
@@ -36,7 +36,7 @@ class Fetched(NamedTuple):
     properties: dict[str, str]
     message_id: str | None = None
     key: str | None = None
-    stored_ns: int | None = None  # None where it was not asked for
+    stored_ns: int | None = None  # None if it was not requested
 
 
 class Range:
@@ -44,10 +44,10 @@ class Range:
 
     def __init__(self, head: Any, body: memoryview) -> None:
         try:
-            self.count: int = whole(head["count"])
-            self.next: int = whole(head["next"])  #: where to go on from
-            self.first: int = whole(head["first"])  #: least position kept
-            self.frontier: int = whole(head["frontier"])
+            self.count: int = non_negative_int(head["count"])
+            self.next: int = non_negative_int(head["next"])  #: the position to continue from
+            self.first: int = non_negative_int(head["first"])  #: least position kept
+            self.frontier: int = non_negative_int(head["frontier"])
             self.journal: str = str(head["journal"])
             self.topics: dict[int, str] = topic_names(head)
             self.has_stored = head.get("stored") is True
@@ -111,7 +111,7 @@ class Range:
         return made
 
     def cut(self, end: int) -> None:
-        """Without what lies at position ``end`` or after it."""
+        """Remove the messages at position ``end`` and after."""
         while self.count and self.last >= end:
             self.count -= 1
         self.index = self.index[: self.count * ENTRY.size]
@@ -159,7 +159,7 @@ class Range:
 
 
 def decode_range(data: bytes) -> Range:
-    """What stands behind DATA in the answer to FETCH."""
+    """Decode the data of FETCH's answer."""
     head, newline, _ = data.partition(b"\n")
     try:
         fields = json.loads(head)
@@ -169,29 +169,29 @@ def decode_range(data: bytes) -> Range:
 
 
 def encode_entry(offset: int, length: int, properties: int, message_id: int, key: int, topic: int = 0) -> bytes:
-    """The entry of a message that is to be staged without a time of its own: position and ordinal are the broker's."""
+    """The index entry of a message to be staged without a time of its own; the broker assigns position and ordinal."""
     if message_id > 65535 or key > 65535:
         raise InvalidArgument("a message id and a key have at most 65535 bytes")
     return ENTRY.pack(-1, 0, 0, offset, length, topic, properties, message_id, key)
 
 
 def encode_head(count: int, topics: Sequence[str], *, times: bool = False) -> bytes:
-    """The head of a range that is to be staged; a topic's number is its place. ``times``: those of the index count."""
+    """The head of a range to be staged; a topic's number is its index. ``times``: use the times of the index."""
     names = {str(number): name for number, name in enumerate(topics)}
     head = {"count": count, "topics": names, **({"times": True} if times else {})}
     return json.dumps(head, ensure_ascii=False).encode() + b"\n"
 
 
 def topic_names(head: Any) -> dict[int, str]:
-    """The names that a head gives to numbers of topics."""
+    """The names of the topic numbers in a head."""
     found = {int(number): name for number, name in head["topics"].items()}
     if any(not 0 <= number < 1 << 32 or not isinstance(name, str) for number, name in found.items()):
         raise ValueError("topics are numbers and names")
     return found
 
 
-def whole(value: Any) -> int:
-    """A number from 0 that fits where positions do; ValueError otherwise."""
+def non_negative_int(value: Any) -> int:
+    """A number from 0 to the largest position; ValueError otherwise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is no number of messages")
     return value

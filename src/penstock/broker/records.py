@@ -1,4 +1,5 @@
-"""The broker's state records: their kinds, and names in front of what they are about. Pure functions."""
+"""The broker's state records: their kinds, and how the name of what they are about precedes their data. Pure
+functions."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import struct
 
 KIND_QUEUE, KIND_CHANGE, KIND_DELETE, KIND_PRODUCER, KIND_TRANSACTION, KIND_DELAYED, KIND_ACCOUNT = range(1, 8)
 KIND_SCHEMA = 8  # known to penstock.journal.schemas too
-KINDS = range(1, 9)  # a journal may hold others' too
+KINDS = range(1, 9)  # a journal may hold records of others too
 
 
 def named(name: str, rest: bytes) -> bytes:
-    """A name and what follows it."""
+    """A name, followed by data."""
     encoded = name.encode()
     return struct.pack("<H", len(encoded)) + encoded + rest
 

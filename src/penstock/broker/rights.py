@@ -1,4 +1,4 @@
-"""Who may do what: a file of tokens with rights per topic and verb, read again on SIGHUP.
+"""Access rights: a file of tokens with rights per topic and verb, read again on SIGHUP.
 
 The file is TOML, readable by its owner alone::
 
@@ -12,8 +12,8 @@ The file is TOML, readable by its owner alone::
     statistics = true
     shutdown = false
 
-Producers and transactions belong to the name of the token that they were made with: the same one of another name is
-another one.
+Producers and transactions belong to the name of the token that created them: tokens with different names never share
+one.
 
 Used by the broker's loop thread only.
 """
@@ -35,7 +35,7 @@ from penstock.errors import InvalidArgument
 
 @dataclass(frozen=True)
 class Rights:
-    """What one token allows. The default is everything: what a broker without tokens gives to those it listens to."""
+    """What one token allows. The default allows everything, as in a broker without tokens."""
 
     name: str = "anyone"
     publish: tuple[str, ...] = (">",)
@@ -44,14 +44,14 @@ class Rights:
     manage: bool = True
     statistics: bool = True
     shutdown: bool = False
-    owner: str = ""  #: what stands before the names of its producers and transactions
+    owner: str = ""  #: prefix of the names of its producers and transactions
 
     def may_publish(self, topic: str) -> bool:
-        """Whether messages to ``topic`` are taken."""
+        """Whether it may publish to ``topic``."""
         return any(words.matches(pattern, topic) for pattern in self.publish)
 
     def may_publish_all(self, pattern: str) -> bool:
-        """Whether messages to every topic of ``pattern`` are taken."""
+        """Whether it may publish to every topic of ``pattern``."""
         return any(topics.covers(allowed, pattern) for allowed in self.publish)
 
     def may_subscribe(self, pattern: str) -> bool:
@@ -67,7 +67,7 @@ EVERYTHING = Rights()
 
 #: What each verb needs: rights, and the resources they are needed for. ``topic``: those that messages go to or come
 #: from (of a queue: its own, and of dead letters those of where they come from); ``queue``: by name; ``target``: a
-#: queue of dead letters that is there for other topics. Nothing: everybody may, about what is the connection's own.
+#: queue of dead letters that is there for other topics. Nothing: every connection may, for what belongs to it.
 NEEDS: dict[str, tuple[str, ...]] = {
     "PUB": ("publish topic",),
     "STAGE": ("publish topic",),
@@ -149,14 +149,14 @@ class Tokens:
             manage=entry.get("manage", False),
             statistics=entry.get("statistics", False),
             shutdown=entry.get("shutdown", False),
-            owner=hashlib.sha256(name.encode()).hexdigest()[:32] + "\n",  # no name of a peer's has a line's end
+            owner=hashlib.sha256(name.encode()).hexdigest()[:32] + "\n",  # a newline cannot occur in a peer's name
         )
         if "sha256" in entry:
             return bytes.fromhex(entry["sha256"]), rights
         return hashlib.sha256(entry["token"].encode()).digest(), rights
 
     def rights(self, token: str) -> Rights | None:
-        """What the token allows; None when it is not one. Compares all of them in constant time."""
+        """The rights of a token; None if it is not valid. Compares with all tokens in constant time."""
         if self.path is None:
             return EVERYTHING
         digest = hashlib.sha256(token.encode(errors="surrogateescape")).digest()

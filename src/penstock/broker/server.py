@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import itertools
 import logging
 import os
@@ -410,6 +411,10 @@ class Server:
 
     def _fail(self, error: OSError) -> None:
         """A commit failed: nothing of this turn is confirmed. After a failed sync the broker has to be started anew."""
+        if error.errno == errno.ENODATA:  # of a replicated store: opened again, it puts back what it has lost
+            log.error("the store is opened again: %s", error)
+            self._reopen("unavailable", f"nothing was stored: {error}")
+            return
         full = error.errno in DISK_FULL
         in_parts = self.broker.large is not None and self.broker.large.begun
         if self.broker.store.failed and not (in_parts and full):

@@ -1,7 +1,7 @@
-"""Session: one connection's state, its answers and what a turn of the loop does with them. The loop thread only.
+"""Session: one connection's state and its answers. The loop thread only.
 
-Answers are kept until the turn's commit is on disk, then they leave in the order in which they were asked for. Each
-answer knows how many requests it answers, so that a commit that fails refuses exactly as many.
+Answers are held back until the turn's commit is on disk, then sent in the order of the requests. Each answer knows how
+many requests it answers, so that a failed commit refuses exactly as many.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock.broker.identifiers import Duplicate
 from penstock.broker.queue import Queue
 from penstock.broker.rights import EVERYTHING, Rights
 from penstock.broker.words import Refusal
+from penstock.topics import is_pattern
 
 if TYPE_CHECKING:
     from penstock._core import Batch
@@ -22,15 +23,16 @@ if TYPE_CHECKING:
     from penstock.broker.broker import Broker
 
 MAX_CREDIT = 65_536
-LARGE_REPLY_BYTES = 8 << 20  # what an answer that is put out by a function counts as: one of them a turn
+MAX_WILDCARDS = 256  # of a queue, or a FETCH: each new topic is compared with each of them
+LARGE_REPLY_BYTES = 8 << 20  # what a large answer (a function) counts as: one per turn
 
-Line = bytes | Callable[[], None]  #: an answer: its line, or a function that puts a large one into the outbox
+Line = bytes | Callable[[], None]  #: an answer: its line, or a function that writes a large one into the outbox
 
 
 class Answered(NamedTuple):
     """An answer that waits for the commit."""
 
-    requests: int  #: so many it answers; 0: it says why the connection is closed
+    requests: int  #: the number of requests that it answers; 0: it says why the connection is closed
     line: Line
     publishes: bool = False
 
@@ -52,10 +54,10 @@ class Host(Protocol):
         """Close an older connection of the same producer."""
 
     def evict_lost(self, queue: Queue) -> bool | None:
-        """Whether a consumer of the queue is there; None: not known yet. One that misses its probe is dropped."""
+        """Whether the queue has a live consumer; None: not known yet. A consumer that misses its probe is dropped."""
 
     def withdraw(self, session: Session, queue: Queue) -> None:
-        """End a connection that consumes what it may not read any more."""
+        """End a connection whose right to read what it consumes was withdrawn."""
 
     def statistics(self) -> dict[str, Any]:
         """Counts of the server."""
@@ -73,14 +75,14 @@ class Subscription:
         self.raw = raw
 
     def room(self) -> bool:
-        """Whether the connection takes more output now."""
+        """Whether the connection accepts more output now."""
         if self.session.outbox.pending_bytes < self.session.output_bytes:
             return True
         self.session.starved = True
         return False
 
     def rebound(self) -> None:
-        """Some queue has other topics now."""
+        """The topics of some queue have changed."""
         if not self.session.may_read(self.queue):
             self.session.host.withdraw(self.session, self.queue)
 
@@ -121,33 +123,34 @@ class Session:
         self.touched = touched
         self.output_bytes = output_bytes
         self.max_unacknowledged = max_unacknowledged
-        self.hello = 0  # the version of the protocol; 0: none said, the compatible mode
+        self.hello = 0  # the protocol's version; 0: no HELLO, the compatible mode
         self.name = ""
         self.token: str | None = None
         self.rights: Rights = EVERYTHING
         self.producer = ""
         self.subscriptions: dict[str, Subscription] = {}
         self.written: deque[tuple[Subscription, int, int, int]] = deque()  # positions, and the end of their bytes
-        self.answers: list[Answered] = []  # of this turn
+        self.answers: list[Answered] = []  # answers of this turn
         self.answer_bytes = 0
         self.confirms = False  # answers of this turn depend on the commit
         self._row: tuple[int, int] | None = None  # positions that the last answer confirms
-        self.starved = False  # messages wait for the client to read what it was sent
+        self.starved = False  # messages wait until the client reads its output
         self.failed = False  # a commit failed with messages of this connection in it
-        self.loaded = 0  # messages that came in ranges, not yet counted
+        self.loaded = 0  # messages received in ranges, not yet counted
         self.subscribed: list[str] = []  # in this turn
 
     # --- answers
 
     def answer(self, requests: int, line: Line, publishes: bool = False) -> None:
-        """Answer so many requests, after everything asked before was answered."""
+        """Answer this many requests, after all earlier ones."""
         self._row = None
         self.answers.append(Answered(requests, line, publishes))
         self.answer_bytes += len(line) if isinstance(line, bytes) else LARGE_REPLY_BYTES
         self.touched()
 
     def confirm(self, positions: Sequence[int]) -> None:
-        """Answer publishes, one request a position. Rows without gaps are told as one, duplicates each as such."""
+        """Confirm publishes, one request per position. Runs without gaps become one line; each duplicate gets its
+        own."""
         if not isinstance(positions, range):
             for position in positions:
                 if isinstance(position, Duplicate) and self.hello > 1:
@@ -167,45 +170,52 @@ class Session:
     # --- checks
 
     def check_queue(self, name: str) -> None:
-        """The queue may be used by name."""
+        """Refuse a queue that this connection may not use."""
         words.check_queue(name)
         if not self.rights.may_use(name):
             raise Refusal("denied", f"queue {name} is not yours to use")
 
+    def check_patterns(self, patterns: Sequence[str]) -> None:
+        """Refuse topics that this connection may not read, and more wildcards than can be compared in a turn."""
+        if sum(map(is_pattern, patterns)) > MAX_WILDCARDS:
+            raise Refusal("limit", f"at most {MAX_WILDCARDS} patterns with wildcards stand together")
+        for pattern in patterns:
+            self.check_pattern(pattern)
+
     def check_pattern(self, pattern: str) -> None:
-        """The topics may be read."""
+        """Refuse topics that this connection may not read."""
         words.check_pattern(pattern)
         if not self.rights.may_subscribe(pattern):
             raise Refusal("denied", f"topics {pattern} are not yours to read")
 
     def may_read(self, queue: Queue) -> bool:
-        """Whether this connection may have the messages that get into the queue."""
+        """Whether this connection may read the messages of the queue."""
         return self.rights.may_use(queue.name) and all(
             self.rights.may_subscribe(pattern) for pattern in self.broker.sources(queue)
         )
 
     def own(self, name: str, what: str) -> str:
-        """A producer or transaction of this connection's token: the same name of another token is another one."""
+        """The full name of a producer or transaction of this connection: other tokens have names of their own."""
         return self.rights.owner + words.check_name(name, what)
 
     def check_publish(self, names: Iterable[str]) -> None:
-        """The topics may be published to."""
+        """Refuse topics that this connection may not publish to."""
         for name in names:
             if not self.rights.may_publish(name):
                 raise Refusal("denied", f"the topic is not yours to publish to: {name}")
 
     def need_manage(self) -> None:
-        """Queues may be changed."""
+        """Refuse without the right ``manage``."""
         if not self.rights.manage:
             raise Refusal("denied", "this needs the right manage")
 
     def need_statistics(self) -> None:
-        """Counts may be seen."""
+        """Refuse without the right ``statistics``."""
         if not self.rights.statistics:
             raise Refusal("denied", "this needs the right statistics")
 
     def managed(self, name: str) -> Queue:
-        """A queue that may be changed."""
+        """The queue, if this connection may change it."""
         self.need_manage()
         self.check_queue(name)
         return self.broker.queue(name)
@@ -213,7 +223,7 @@ class Session:
     # --- the end of a turn and of the connection
 
     def flush(self) -> None:
-        """Put the answers of this turn into the outbox: what they tell is true now."""
+        """Send the answers of this turn: their commit is on disk."""
         answers, self.answers = self.answers, []
         self.answer_bytes = 0
         self._row = None
@@ -227,11 +237,11 @@ class Session:
 
     @property
     def automatic(self) -> bool:
-        """Whether messages of this connection are done without an acknowledgement of its own."""
+        """Whether messages to this connection need no acknowledgement."""
         return bool(self.written) or any(subscription.raw for subscription in self.subscriptions.values())
 
     def settle(self, received_bytes: int) -> None:
-        """Messages that need no acknowledgement are done when the peer's TCP has them: so many bytes of all sent."""
+        """Acknowledge the messages that need no acknowledgement of their own and that the peer's TCP has received."""
         for subscription in self.subscriptions.values():
             if subscription.raw:
                 for first, last in self.outbox.take_sent(received_bytes):
@@ -248,7 +258,7 @@ class Session:
                 self.broker.wake(subscription.queue)
 
     def fail_answers(self, code: str, text: str) -> None:
-        """The commit failed: nothing of this turn is confirmed."""
+        """The commit failed: refuse everything of this turn."""
         if self.confirms:
             self.failed = True
             self.answers = self._refusals(words.error_line(code, text))
@@ -257,7 +267,7 @@ class Session:
         self.flush()
 
     def _refusals(self, line: bytes) -> list[Answered]:
-        """A refusal for each request; a producer that numbers its messages is cut off after the first publish."""
+        """A refusal for each request; a producer that numbers its messages is disconnected after the first publish."""
         found: list[Answered] = []
         for answer in self.answers:
             if not answer.requests:
@@ -269,16 +279,17 @@ class Session:
         return found
 
     def leave(self, name: str, delivered: bool = True) -> None:
-        """Consume the queue no more; what was not acknowledged goes back, as delivered once more or as never sent."""
+        """Stop consuming the queue. Unacknowledged messages return to it; only those that were sent count as
+        delivered."""
         subscription = self.subscriptions.pop(name)
         self.broker.leave(subscription.queue, subscription, delivered=delivered and not subscription.raw)
 
     def attach(self) -> None:
-        """The broker has taken its state from the log again: consume the queues that are there now."""
+        """Subscribe again, after the broker has reloaded its state from the log."""
         for name, subscription in list(self.subscriptions.items()):
             old = subscription.queue
             queue = self.broker.queues.get(name)
-            if queue is None and old.options.temporary:  # it is not in the log
+            if queue is None and old.options.temporary:  # a temporary queue is not in the log
                 queue = self.broker.queue(name, old.options, start=old.state.floor, bounded=False)
             if queue is None:
                 del self.subscriptions[name]
@@ -289,6 +300,6 @@ class Session:
             self.broker.wake(queue)
 
     def end(self) -> None:
-        """The connection has gone."""
+        """The connection is closed: leave all queues."""
         for name in list(self.subscriptions):
             self.leave(name)

@@ -81,6 +81,7 @@ ROLL_BYTES = 1 << 20  # a segment with less is not worth a new one
 STATE_BYTES, STATE_PART = 4 << 20, 8  # a segment with more state than this, and this part of all it has, is ended
 AHEAD_BYTES = 1 << 20  # the journal allocates so much ahead of its end
 MESSAGE_BYTES, INDEX_BYTES = 128, 64  # what goes around a message, about, and so much of it beside the log
+CACHED_NAMES = 65_536  # of topics that messages or filters go by
 RESERVE_NAME = "reserve"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -248,6 +249,7 @@ class JournalStore:
         self.topics: set[str] = set(self._journal.topics)
         self._ids: dict[tuple[str, ...], bytes] = {}
         self._filters: dict[tuple[str, ...], Any] = {}
+        self._ids_names = self._filters_names = 0  # in all of them together: a row of names is of any length
         self._looked_bytes, self._looked_at = 0, 0.0  # of all but the active log, and when it was looked at
         self._index_bytes = self._staged_bytes = 0  # since then, and for the next commit
         # of the active segment, and of the snapshot that it began with
@@ -270,8 +272,10 @@ class JournalStore:
         names = batch_names(batch) if topic is None else (topic,)
         ids = self._ids.get(names)
         if ids is None:
-            if len(self._ids) > 10_000:
+            self._ids_names += len(names)
+            if self._ids_names > CACHED_NAMES:
                 self._ids.clear()
+                self._ids_names = len(names)
             numbers = [self._journal.topic_id(name) for name in names]
             self.topics.update(names)
             ids = self._ids[names] = struct.pack(f"<{len(numbers)}I", *numbers)
@@ -332,8 +336,10 @@ class JournalStore:
         if topics is None:
             return None
         if topics not in self._filters:
-            if len(self._filters) > 10_000:
+            self._filters_names += len(topics)
+            if self._filters_names > CACHED_NAMES:
                 self._filters.clear()
+                self._filters_names = len(topics)
             # Checked before, where they were said. The broker's own may be longer than those of its users.
             self._filters[topics] = None if ">" in topics else TopicFilter(list(topics))
         return self._filters[topics]

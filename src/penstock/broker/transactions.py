@@ -1,7 +1,7 @@
-"""Transactions: messages that wait for their COMMIT, and which ids were committed. The broker's loop thread only.
+"""Transactions: messages that wait for their COMMIT, and the ids that were committed. The broker's loop thread only.
 
-Staged messages are tight copies in memory. What they cost is counted with everything around them, so that many small
-messages or many ids reach the bound as surely as large ones; idle ones are given up.
+Staged messages are copies in memory. Their overhead is counted too, so that many small messages or many ids reach the
+bound as large ones do; idle transactions are dropped.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from penstock.broker.words import Refusal
 if TYPE_CHECKING:
     from penstock._core import Batch
 
-MESSAGE_BYTES, BATCH_BYTES, TRANSACTION_BYTES = 96, 512, 1024  # around what is staged
-PIECE_MESSAGES, PIECE_BYTES = 512, 256 << 10  # of what is published in one go
+MESSAGE_BYTES, BATCH_BYTES, TRANSACTION_BYTES = 96, 512, 1024  # overhead of what is staged
+PIECE_MESSAGES, PIECE_BYTES = 512, 256 << 10  # bytes of what is published at once
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Messages that are published in one go."""
+    """Messages that are published at once."""
 
     batch: Batch
-    timed: bool  # their times are the publisher's; otherwise each gets that of storing
+    timed: bool  # True: they keep the publisher's times; False: they get the time of storing
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Staged:
 
 
 class LargeCommit:
-    """A transaction that is committed in parts, each of them a turn's; nobody sees any of it before the last one.
+    """A transaction that is committed in parts, one per turn of the loop; it becomes visible with the last one.
 
     What others publish meanwhile is stored and confirmed with it.
     """
@@ -55,7 +55,7 @@ class LargeCommit:
 
 
 class Transactions:
-    """What is staged, and what was committed."""
+    """The staged messages and the committed ids."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -64,7 +64,7 @@ class Transactions:
         self.staged_bytes = 0
 
     def stage(self, name: str, batch: Batch, *, timed: bool = False) -> None:
-        """Keep messages until their transaction is committed."""
+        """Stage messages until their transaction is committed."""
         staged = self.staged.get(name)
         more = batch_bytes(batch) + MESSAGE_BYTES * len(batch) + BATCH_BYTES
         if staged is None:
@@ -83,18 +83,18 @@ class Transactions:
         """What is staged under the names, in their order."""
         missing = [name for name in names if name not in self.staged]
         if missing and all_there:
-            name = missing[0].rpartition("\n")[2]  # without whose it is
+            name = missing[0].rpartition("\n")[2]  # without the prefix of its owner
             raise Refusal("unknown_transaction", f"nothing is staged under {name}; stage it again")
         return [piece for name in names if name in self.staged for piece in self.staged[name].pieces]
 
     def take(self, names: list[str]) -> dict[str, Staged]:
-        """Forget what is staged under the names; gives it, for ``put_back``."""
+        """Remove and return what is staged under the names; ``put_back`` undoes that."""
         taken = {name: self.staged.pop(name) for name in dict.fromkeys(names) if name in self.staged}
         self.staged_bytes -= sum(staged.held_bytes for staged in taken.values())
         return taken
 
     def abort(self, name: str) -> None:
-        """Forget what was staged; ``NAME.*`` is all of NAME's parts, those of failed attempts too."""
+        """Drop what was staged; ``NAME.*`` drops all parts of NAME, including those of failed attempts."""
         if name.endswith(".*"):
             self.take([part for part in self.staged if part.startswith(name[:-1])])
         else:
@@ -108,7 +108,7 @@ class Transactions:
             self.staged_bytes += staged.held_bytes
 
     def hold(self, taken: dict[str, Staged]) -> None:
-        """What was taken counts as staged until it is let go."""
+        """Count what was taken as staged until ``let_go``."""
         self.staged_bytes += sum(staged.held_bytes for staged in taken.values())
 
     def let_go(self, taken: dict[str, Staged]) -> None:
@@ -116,12 +116,12 @@ class Transactions:
         self.staged_bytes -= sum(staged.held_bytes for staged in taken.values())
 
     def note(self, name: str, first: int, last: int) -> None:
-        """It was committed."""
+        """Note that an id was committed."""
         self.committed[name] = (first, last)
         while len(self.committed) > self._limits.max_transactions:
             self.committed.popitem(last=False)
 
     def forget_idle(self) -> None:
-        """Transactions that nobody has touched for long are given up."""
+        """Drop transactions that have been idle for too long."""
         horizon = time.monotonic() - self._limits.staged_idle_s
         self.take([name for name, staged in self.staged.items() if staged.touched < horizon])

@@ -14,16 +14,16 @@ from penstock import topics
 from penstock.errors import InvalidArgument, RefusedError
 from penstock.journal import layout
 
-MAX_NUMBER = 1 << 62  # so that sums of two still fit where they are counted
+MAX_NUMBER = 1 << 62  # so that the sum of two still fits into 64 bits
 MAX_MILLISECONDS = 10**12  # some thirty years
 DEFAULT_TOPIC = "default"
 OWN_PROPERTIES = frozenset({"$topic", "$due_ns", "$expires_ns", "$queue", "$reason", "$position"})  #: the broker's
-COMPATIBLE = "compatible."  #: before names that only clients of the compatible mode can have
-NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: events of the scanner that are no verb, so no line can be one
+COMPATIBLE = "compatible."  #: prefix of names that only clients of the compatible mode can have
+NEW_TOPIC, REFUSED, BROKEN = "\n?", "\n!", "\n#"  #: scanner events; no peer can send a newline in a verb
 
 
 class Refusal(RefusedError):
-    """What a peer asked for and does not get; told to it as ``ERR code text``, the connection goes on."""
+    """A request was refused. The peer gets ``ERR code text``, and the connection goes on."""
 
     def __init__(self, code: str, text: str) -> None:
         super().__init__(text)
@@ -32,7 +32,7 @@ class Refusal(RefusedError):
 
 
 class Disconnect(Exception):
-    """The connection is to be closed; ``reason`` is told to peers that understand replies."""
+    """The connection must be closed; ``reason`` is sent to peers that understand replies."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -52,15 +52,15 @@ def check_topic(name: str) -> str:
 
 
 def check_queue(name: str) -> str:
-    """A queue's name: it is part of topics that the broker itself uses for the queue, so it is made as a topic's is."""
+    """A queue's name. It becomes part of internal topics of the broker, so the rules of topics apply."""
     return _refused(topics.check_topic, check_name(name, "queue"), "queue")
 
 
 def compatible_queue(name: str) -> str:
     """The queue that a client of the compatible mode means: it may name any bytes.
 
-    What is a queue's name is that queue. All others are in a name space of their own, so that none is a name with a
-    meaning: ``$dead.pay`` is nobody's dead letters.
+    A valid queue name means that queue. All other names get a prefix of their own, so that none has a special meaning:
+    ``$dead.pay`` does not reach the dead letters of ``pay``.
     """
     given = name.encode(errors="surrogateescape")
     if not given:
@@ -79,7 +79,7 @@ def check_pattern(pattern: str) -> str:
 
 
 def _refused(check: Callable[..., str], *arguments: str) -> str:
-    """What ``check`` finds wrong, as the refusal that a peer is told."""
+    """Run ``check`` and turn its error into a refusal for the peer."""
     try:
         return check(*arguments)
     except InvalidArgument as error:
@@ -87,7 +87,7 @@ def _refused(check: Callable[..., str], *arguments: str) -> str:
 
 
 def matches(pattern: str, topic: str) -> bool:
-    """Whether ``topic`` is one of ``pattern``'s. The broker's own topics match only by their full name."""
+    """Whether ``pattern`` matches ``topic``. The broker's internal topics match only by their full name."""
     return pattern == topic or (not topic.startswith("$") and topics.matches(pattern, topic))
 
 
@@ -109,7 +109,7 @@ def split_options(words: Iterable[str], known: Mapping[str, type]) -> dict[str, 
 
 
 def encode_properties(properties: Mapping[str, str] | None) -> bytes:
-    """What a user gives, as it stands behind a message's data; the broker's own are left out."""
+    """A user's properties, encoded as they follow a message's data; without those of the broker."""
     if not properties:
         return b""
     given = {key: value for key, value in properties.items() if key not in OWN_PROPERTIES}  # it came from a broker
@@ -137,7 +137,7 @@ def span(text: str) -> tuple[int, int]:
 
 
 def ok_line(first: int, last: int) -> bytes:
-    """The confirm of one or of a row of messages."""
+    """The confirmation of one message or of a run of messages."""
     return b"OK %d\n" % first if first == last else b"OK %d-%d\n" % (first, last)
 
 

@@ -1,8 +1,8 @@
-"""``penstock bench``: ours and the peers that are installed, side by side in one run.
+"""``penstock bench``: measures Penstock and the installed peers side by side in one run.
 
-The scripts stand in ``benchmarks/`` of the source tree, one a question (some compile C), so this is a command there and
-not in an installed wheel. It runs those of a group one after the other (never two at once), gathers their results and
-shows what was wanted and got. With ``--html`` it writes one page with plots that needs nothing from outside.
+The scripts are in ``benchmarks/`` of the source tree, one per question (some compile C), so the command exists only
+there and not in an installed wheel. It runs the scripts of a group one after the other (never two at once), collects
+their results and compares them with the goals. With ``--html`` it writes one self-contained page with plots.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def bench(
     if unknown:
         raise typer.BadParameter(f"no group {unknown[0]!r}; there are {', '.join(GROUPS)}")
     folder = benchmarks_folder()
-    assert folder is not None  # else this is no command
+    assert folder is not None  # otherwise the command does not exist
     prefixes = [prefix for group in groups or GROUPS for prefix in GROUPS[group]]
     with tempfile.TemporaryDirectory() as temporary:
         results = json_file or Path(temporary) / "results.jsonl"
@@ -87,7 +87,7 @@ def read(results: Path) -> list[dict[str, Any]]:
 
 
 def wishes(records: list[dict[str, Any]]) -> None:
-    """The table of what was wanted and what was got."""
+    """The table of goals and results."""
     rows = [
         (record["question"], result["name"], wish["wanted"], wish["got"], verdict(wish))
         for record in records

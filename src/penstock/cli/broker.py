@@ -123,8 +123,8 @@ def broker(
     TARGET[/] copies it while it runs, [green]penstock broker restore TARGET DIRECTORY[/] puts the copy back.
 
     With [green]--store[/] a message is confirmed when most of the cluster's machines have it on disk, and the directory
-    is a copy that is made again where it is missing. The broker that was started last leads; another one ends. The
-    token of the cluster may stand in PENSTOCK_STORE_TOKEN.
+    is a copy that is rebuilt if it is missing. The broker that was started last leads; an earlier one ends. The
+    cluster's token may be given in PENSTOCK_STORE_TOKEN.
     """
     from penstock.broker import ConnectionLimits, Limits, Server
 

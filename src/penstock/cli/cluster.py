@@ -30,8 +30,8 @@ def cluster(
 ) -> None:
     """Run a cluster on this machine for trying: prints the address for [green]penstock broker --store[/] once it is up.
 
-    All nodes are on one machine, so this protects from nothing that takes the machine: docs/rooms/replica.md has the
-    configuration for three. With PENSTOCK_STORE_TOKEN set the nodes ask for that token.
+    All nodes are on one machine, so this does not protect against the loss of the machine: docs/rooms/replica.md has
+    the configuration for three. With PENSTOCK_STORE_TOKEN set the nodes ask for that token.
 
     Example: [green]penstock cluster /tmp/nodes[/], then [green]penstock broker /tmp/broker --store ADDRESS[/]
     """
@@ -53,6 +53,6 @@ def cluster(
             while True:
                 time.sleep(RESTART_S)
                 for node in started.nodes:
-                    if not node.alive:  # somebody tries what happens then
+                    if not node.alive:  # the user may have killed it on purpose, to see what happens
                         exits.told(f"{node.name} has ended; it is started again")
                         node.start()

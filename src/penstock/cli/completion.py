@@ -1,8 +1,8 @@
-"""Completion under bash, which takes a colon for the end of a word.
+"""Completion in bash, which treats a colon as the end of a word.
 
 ``penstock sub shm:/cam`` arrives as the words ``shm``, ``:`` and ``/cam``, and bash puts what it gets in the place of
-the last one. So the words are joined before anybody looks at them, and of each answer only what follows the last colon
-that was typed is given back.
+the last one. So the words are joined before they are used, and of each answer only the part after the last typed colon
+is returned.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def of_words_with_colons() -> Iterator[None]:
-    """Around a whole command: does nothing where it is not asked for completions by bash."""
+    """Wraps a whole command; does nothing unless bash asks for completions."""
     if os.environ.get("_PENSTOCK_COMPLETE") != "complete_bash":
         yield
         return
@@ -38,7 +38,7 @@ def of_words_with_colons() -> Iterator[None]:
 
 
 def _join(words: list[str], current: int) -> tuple[list[str], int]:
-    """Words around colons put together; and where the one being typed is now."""
+    """Join words around colons; also returns the new index of the word being typed."""
     joined: list[str] = []
     at = 0
     for number, word in enumerate(words):

@@ -1,8 +1,8 @@
 """Where the defaults of options come from.
 
-From weak to strong: what a command says itself, ``penstock.toml`` of the user (``~/.config/penstock/``), the
+From weak to strong: the command's own defaults, ``penstock.toml`` of the user (``~/.config/penstock/``), the
 ``penstock.toml`` of the working directory (or the file that ``PENSTOCK_CONFIG`` names, instead of both), variables such
-as ``PENSTOCK_SUB_FORMAT``, and what stands on the command line. In the file a table is a command, a key an option::
+as ``PENSTOCK_SUB_FORMAT``, and the command line. In the file a table is a command, a key an option::
 
     [sub]
     format = "json"
@@ -25,7 +25,7 @@ __all__ = ["Setting", "files", "for_command", "option_parameters", "read_file", 
 
 MAX_FILE_BYTES = 1 << 20
 
-#: Variables that no option of a command stands for.
+#: Variables that are not options of a command.
 VARIABLES = {
     "PENSTOCK_CONFIG": "the configuration file to read instead of the usual two",
     "PENSTOCK_DEBUG": "1 shows stack traces of failed commands",
@@ -108,7 +108,7 @@ def option_parameters(command: Any) -> dict[str, str]:
 
 
 def for_command(command: str, options: Mapping[str, str]) -> dict[str, Any]:
-    """What files and variables say about one command, by parameter; a name that it does not have is refused."""
+    """The settings of one command from files and variables, by parameter; unknown names are refused."""
     found: dict[str, Any] = {}
     for setting in settings():
         if setting.command != command:

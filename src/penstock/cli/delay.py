@@ -33,8 +33,8 @@ def delay(
 ) -> None:
     """How old messages are when they arrive: now minus the timestamp that the publisher gave.
 
-    It subscribes, because a message's age is known only to who reads it, and begins with the next message that is
-    published. Between machines the difference of their clocks is part of the figure, and may make it negative.
+    It subscribes, because only a reader knows the age of a message, and starts with the next message that is published.
+    Between machines the difference of their clocks is part of the figure, and may make it negative.
 
     Example: [green]penstock delay shm:/camera --count 5[/]
     """
@@ -69,13 +69,13 @@ def delay(
 
 
 def _from_now(where: str) -> dict[str, Any]:
-    """What was kept before is old, which says nothing of how long a message takes; an address may ask for it."""
+    """Skip stored messages, whose age says nothing about latency, unless the address asks for them."""
     options = start_options(where, None, "end")
     return {name: value for name, value in options.items() if name not in addresses.parse(where).options}
 
 
 def _ages(subscriber: penstock.Subscriber, timeout: float) -> list[float]:
-    """Seconds; the messages are given back when this returns."""
+    """The ages in seconds; the messages are released when this returns."""
     batch = subscriber.read_many(256, timeout)
     now_ns = time.time_ns()
     return [(now_ns - message.timestamp_ns) / 1e9 for message in batch]

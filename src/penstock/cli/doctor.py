@@ -195,7 +195,7 @@ def _ports() -> Iterator[Finding]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
     yield Finding("loopback", "ok", "ports can be opened on 127.0.0.1")
-    for port, what in ((8765, "monitor"),):
+    for port, what in ((8765, "monitor"), (8766, "foxglove")):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -50,7 +50,7 @@ class Terminated(BaseException):
 #: Which of stdout and stderr were closed when this began.
 closed: set[str] = set()
 
-#: How a person or a supervisor ends a command: what one of them means, the other means too.
+#: How a person (Ctrl-C) or a supervisor (SIGTERM) ends a command; both are handled alike.
 STOPPED = (KeyboardInterrupt, Terminated)
 
 
@@ -62,10 +62,10 @@ def choice(value: str, valid: Sequence[str], option: str) -> str:
 
 
 def end_at_once() -> None:
-    """Until a command begins nothing is open that must be closed: Ctrl-C and SIGTERM end the process where it stands.
+    """Let Ctrl-C and SIGTERM end the process at once, until a command begins: nothing is open yet.
 
-    An exception instead could be swallowed: whatever is raised in a finaliser or a callback, of which an import runs
-    many, Python reports and drops.
+    An exception could be lost instead: Python prints and drops what is raised in a finaliser or a callback, and imports
+    run many of these.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
@@ -76,9 +76,9 @@ def end_at_once() -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C and SIGTERM wait for the end of the block: one between opening and noting what must be closed would
-    leave it open. For short blocks of the main thread."""
-    # Not by a mask: other threads take the signal then, and Python still runs its handler in this one.
+    """Delay Ctrl-C and SIGTERM until the end of the block, for example between opening something and noting that it
+    must be closed. For short blocks of the main thread."""
+    # A signal mask would not help: another thread would take the signal, and Python would run the handler in this one.
     noted: list[int] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
@@ -114,25 +114,25 @@ def _handle(interrupted: Handler, terminated: Handler) -> None:
 
 
 def _send_again(dropped: sys.UnraisableHookArgs) -> None:
-    """Sends the signal anew whose exception was raised in a finaliser or a callback, and so dropped."""
+    """Send the signal again if its exception was raised in a finaliser or a callback, and so was lost."""
     if not issubclass(dropped.exc_type, STOPPED):
         sys.__unraisablehook__(dropped)
         return
     number = signal.SIGINT if dropped.exc_type is KeyboardInterrupt else signal.SIGTERM
-    # From another thread and a little later: here its exception would be dropped like the first.
+    # From another thread and a little later: here the exception would be lost like the first.
     again = threading.Timer(0.01, os.kill, (os.getpid(), number))
     again.daemon = True
     again.start()
 
 
 def let_output_vanish() -> None:
-    """What is printed where standard output was closed at the start goes nowhere, instead of failing."""
+    """If standard output was closed at the start, discard what is printed instead of failing."""
     if "stdout" in closed:
         _forget_output()
 
 
 def need_output() -> None:
-    """For a command that waits: whether what it prints has a place to go is told before."""
+    """For a command that waits: fail at once if its output cannot be written."""
     if "stdout" in closed:
         raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 

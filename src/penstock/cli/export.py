@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -75,7 +76,8 @@ def export(
 
     Topics that a typed publisher has described have a column for each field in CSV and Parquet (named TOPIC.FIELD where
     there are several such topics), and their fields in JSON lines. Other bodies stay bytes in Parquet; in CSV and JSON
-    lines they are JSON or text where they are, else hexadecimal. MCAP has all as bytes, with their schemas.
+    lines they are JSON or text where they are, else hexadecimal. MCAP has all as bytes, with their schemas; images are
+    foxglove.RawImage, clouds foxglove.PointCloud.
 
     A LeRobot dataset (v3.0) is a folder of frames at --fps: each has of every --feature the last numbers at that time.
 
@@ -322,6 +324,7 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
     from mcap.writer import Writer
 
     count = 0
+    pictures = _Pictures()
     with target.open("wb") as stream:
         writer = Writer(stream)
         writer.start(library="penstock")
@@ -331,13 +334,18 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
             topic = message.channel or STORY
             described = schemas.schema_at(journal, message)
             encoding = _encoding(body) if described is None else described.encoding
+            picture = pictures(message) if encoding == "image" else None
+            if picture is not None:
+                encoding, body = picture.schema["name"], picture.body
             key = topic, encoding, "" if described is None else described.text
             if key not in channels:
-                number = 0 if described is None else writer.register_schema(**_mcap_schema(described))
+                known = {} if described is None else _mcap_schema(described) if picture is None else picture.schema
+                number = writer.register_schema(**known) if known else 0
                 told = {} if described is None else {SCHEMA_KEY: described.text}
                 channels[key] = writer.register_channel(
-                    topic=topic, message_encoding=encoding, schema_id=number, metadata=told
-                )
+                    topic=topic, message_encoding=known["encoding"] if picture else encoding, schema_id=number,
+                    metadata=told,
+                )  # fmt: skip
             writer.add_message(
                 channel_id=channels[key],
                 log_time=message.timestamp_ns,
@@ -347,6 +355,36 @@ def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
             )
         writer.finish()  # type: ignore[no-untyped-call]
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    schema: dict[str, Any]
+    body: bytes
+
+
+class _Pictures:
+    """Images as viewers know them: ``foxglove.RawImage`` and ``foxglove.PointCloud``."""
+
+    def __init__(self) -> None:
+        self._missing = False
+
+    def __call__(self, message: Message) -> _Picture | None:
+        """None where it is neither, or the package that makes them is missing."""
+        if self._missing:
+            return None
+        try:
+            from penstock.foxglove.pictures import picture_of
+        except ModuleNotFoundError:
+            self._missing = True
+            exits.told("images are written in an encoding that viewers do not show: pip install 'penstock[foxglove]'")
+            return None
+        try:
+            kind, body = picture_of(message)
+        except ValueError:
+            return None
+        schema = kind.schema
+        return _Picture({"name": schema.name, "encoding": schema.encoding, "data": schema.data}, body)
 
 
 def _mcap_schema(described: Schema) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument
 
 app = typer.Typer()
 
-PORT = 8765
+PORT = 8766  # the monitor has 8765
 
 
 @app.command()
@@ -50,6 +50,9 @@ def foxglove(
 
     logging.getLogger("foxglove").addHandler(logging.NullHandler())
     logging.getLogger("foxglove").propagate = False  # it calls a viewer's mistakes errors; the viewer is told them
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+    logging.getLogger("penstock.foxglove").addHandler(handler)
     folders = [one for one in given or [] if "*" not in one and is_folder(one)]
     if folders and len(given or []) > 1:
         raise InvalidArgument("a recording is shown alone: give one folder, or addresses")

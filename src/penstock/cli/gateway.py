@@ -14,7 +14,7 @@ from penstock.gateway.admin import ask
 
 app = typer.Typer(no_args_is_help=True, help="Look at a gateway at work and change it, by its admin socket.")
 
-COLUMNS = ("module", "kind", "life", "waiting", "handled", "published", "failed", "lost")
+COLUMNS = ("module", "kind", "life", "waiting", "handled", "published", "failed", "filtered", "lost", "backlog")
 Socket = Annotated[Path, typer.Argument(help="The socket of penstock run --admin.", show_default=False)]
 Module = Annotated[str, typer.Argument(help="The module.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="JSON for machines.")]

@@ -1,4 +1,4 @@
-"""What a program says on standard error while it starts: held back, and shown only where the start fails."""
+"""Holds back what a program writes to standard error while it starts, and shows it only if the start fails."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MARK = b"\0the end of what is held back\n"
 
 @contextmanager
 def held_back() -> Iterator[threading.Event]:
-    """Standard error of this process and of what is started within goes through a pipe.
+    """Send the standard error of this process and of its children through a pipe.
 
-    What comes in the block is shown when it ends by an error, the last lines of it; what the programs that were started
-    say afterwards is passed on as it comes, until the event is set that this gives.
+    If the block raises, the last lines are shown. After the block, output of the programs that were started is passed
+    on until the event that this yields is set.
     """
     reading, writing = os.pipe()
     before = os.dup(2)

@@ -18,6 +18,7 @@ from penstock.types import Schema
 
 app = typer.Typer()
 
+PICTURES = ("foxglove.RawImage", "foxglove.PointCloud")
 BATCH = 1000
 BATCH_BYTES = 16 << 20
 
@@ -60,8 +61,9 @@ def import_(
                         journal.declare_schema(topic, text)
                 counts[topic] = counts.get(topic, 0) + 1
                 properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
-                pending.append(Entry(topic, message.data, properties, timestamp_ns=message.log_time))
-                size += len(message.data)
+                body = _body(schema, channel, message)
+                pending.append(Entry(topic, body, properties, timestamp_ns=message.log_time))
+                size += len(body)
                 if len(pending) >= BATCH or size >= BATCH_BYTES:
                     journal.commit(pending)
                     pending, size = [], 0
@@ -75,6 +77,19 @@ def import_(
         show.print_json({"directory": str(output), "messages": total, "topics": counts})
     else:
         print(f"read {show.count_text(total)} messages of {len(counts)} topics into {output}")
+
+
+def _body(schema: Any, channel: Any, message: Any) -> bytes:
+    """The message; an image of ours, which viewers know as theirs, as it was."""
+    data: bytes = message.data
+    if schema is None or schema.name not in PICTURES or SCHEMA_KEY not in channel.metadata:
+        return data
+    from penstock.foxglove.original import original
+
+    try:
+        return original(data)
+    except ValueError:
+        return data
 
 
 def schema_text(schema: Any, channel: Any) -> str | None:

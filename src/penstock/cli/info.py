@@ -26,7 +26,8 @@ def info(
     address: SeenAddressArgument,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Everything known about one address: its parts, who has it open, their books, what the room tells about it.
+    """Show everything known about one address: its parts, its publishers and subscribers, their counts, and what the
+    room knows.
 
     Example: [green]penstock info shm:/camera[/]
     """

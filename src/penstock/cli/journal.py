@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="Inspect, verify and repair a journ
 
 
 def _journal(directory: Path) -> Path:
-    """The directory as it is; what is no journal is told before anything is read."""
+    """The directory; refused if it is not a journal."""
     from penstock.journal.layout import MARKER_NAME
 
     if not directory.exists():
@@ -47,7 +47,7 @@ def _time(time_ns: int | None) -> str:
 
 @app.command()
 def info(directory: Directory, as_json: Json = False) -> None:
-    """What is in it: topics, segments, queues, who writes it.
+    """Show what is in it: topics, segments, queues, its writer.
 
     Example: [green]penstock journal info /var/lib/measurements[/]
     """
@@ -95,7 +95,7 @@ def _print_info(report: JournalInfo) -> None:
 
 @app.command()
 def verify(directory: Directory, as_json: Json = False) -> None:
-    """Check every byte against its checksums. Ends with 0 when whole, with 4 and the places of damage when not.
+    """Check every byte against its checksums. Ends with code 0 if intact, with 4 and the damaged places if not.
 
     Example: [green]penstock journal verify /var/lib/measurements[/]
     """
@@ -116,7 +116,7 @@ def verify(directory: Directory, as_json: Json = False) -> None:
 
 @app.command()
 def repair(directory: Directory, as_json: Json = False) -> None:
-    """Keep everything that is whole, say what is lost. No writer may be running.
+    """Keep everything that is intact and report what is lost. No writer may be running.
 
     Example: [green]penstock journal repair /var/lib/measurements[/]
     """

@@ -24,7 +24,7 @@ _NAMES = {
 
 @contextmanager
 def pressed() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key and gives its name, '' when none came.
+    """A function that waits up to the given seconds for a key and returns its name, '' if none came.
 
     Where standard input is no terminal there are no keys, and the function waits.
     """
@@ -34,7 +34,7 @@ def pressed() -> Iterator[Callable[[float], str]]:
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
 
-    waiting: deque[str] = deque()  # those that were pressed faster than they were asked for
+    waiting: deque[str] = deque()  # keys that were pressed faster than they were read
 
     def wait(seconds: float) -> str:
         if not waiting and select.select([descriptor], [], [], max(0.0, seconds))[0]:

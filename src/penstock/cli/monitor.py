@@ -35,7 +35,8 @@ def monitor(
 ) -> None:
     """Serve the page that shows the flow moving, with /metrics for Prometheus, /health and a JSON API.
 
-    It reads shared counters: watching costs the watched nothing. It subscribes only when a visitor asks for a tail.
+    It reads shared counters, which costs the watched programs nothing. It subscribes only when a visitor asks for a
+    tail.
 
     Example: [green]penstock monitor --port 9000[/]
     """

@@ -122,7 +122,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _prepared(
     name: str, source: str | None, target: str | None, settings: dict[str, str], topics: str | None, *, again: bool
 ) -> Run:
-    """What to run; everything that can be wrong with it is told before Spark starts."""
+    """What to run; raises all errors that can be found before Spark starts."""
     if name.endswith(".toml"):
         from penstock.spark.pipelines.declared import load
 
@@ -236,7 +236,7 @@ def _session(master: str) -> Iterator[SparkSession]:
             yield spark
     except BaseException as error:
         if (cut_off := _interruption(error)) is not None:
-            quiet.set()  # jobs that end in their midst are what was asked for
+            quiet.set()  # cancelled jobs are expected after Ctrl-C
             raise cut_off from None
         raise
     finally:
@@ -272,14 +272,15 @@ def _interruptible(quiet: threading.Event, *, ignored: bool) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Ctrl-C or SIGTERM, also where it cut off a call to the JVM and what that call held together failed in turn."""
+    """Ctrl-C or SIGTERM, also if it interrupted a call to the JVM and other errors followed from that."""
     while error is not None and isinstance(error, Exception):
         error = error.__context__
     return error
 
 
 def _stop(spark: SparkSession) -> None:
-    """End Spark from a thread of its own: a connection to the JVM belongs to a thread, and ours may be out of step.
+    """End Spark from another thread: a connection to the JVM belongs to a thread, and ours may be in the middle of a
+    call.
 
     The JVM may have ended by the same signal; it ends with this process in any case.
     """
@@ -296,7 +297,7 @@ def _stop(spark: SparkSession) -> None:
 
 @contextmanager
 def _told() -> Iterator[None]:
-    """What Penstock raised inside a Spark job, as itself; what Spark raised, as its first line."""
+    """Raise an error of Penstock from inside a Spark job as itself, and an error of Spark with its first line only."""
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
@@ -345,7 +346,8 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
     result = getattr(importlib.import_module(f"penstock.spark.pipelines.{kind.value}"), kind.value)(
         watched, **arguments
     )
-    target.mkdir(mode=0o700, parents=True, exist_ok=True)  # payloads may be in it, and journals are their owner's alone
+    # it may contain payloads, and only the owner may read journals
+    target.mkdir(mode=0o700, parents=True, exist_ok=True)
     table = target / f"{kind.value}.parquet"
     with progress.watching(frame.sparkSession):
         _replace(result, table)
@@ -365,7 +367,7 @@ def _table(kind: Name, frame: DataFrame, target: Path, arguments: dict[str, Any]
 
 
 def _replace(result: DataFrame, table: Path) -> None:
-    """Write a table beside the old one, which stays whole until the new one is."""
+    """Write a table beside the old one, which stays valid until the new one is complete."""
     fresh = table.with_name(f".{table.name}.{os.getpid()}")
     old = table.with_name(f".{table.name}.old")
     try:
@@ -426,7 +428,7 @@ class _Progress:
         self.as_json = as_json
         self.told: dict[str, Any] = {}
         self.rows = self.payload_bytes = 0
-        self.running = (0, 0)  # rows and bytes of the run that is under way; they count too if it is interrupted
+        self.running = (0, 0)  # rows and bytes of the current run; they count too if it is interrupted
         self.begun = time.monotonic()
         self.bar: Any = None
         self.counters: Any = None
@@ -460,7 +462,7 @@ class _Progress:
         )
 
     def show(self, rows: int, payload_bytes: int, lag: int) -> None:
-        """Where the run that is under way stands."""
+        """Show the progress of the current run."""
         self.running = (rows, payload_bytes)
         rows, payload_bytes = self.rows + rows, self.payload_bytes + payload_bytes
         text = f"{show.count_text(rows)} rows  {show.bytes_text(payload_bytes)}  {show.count_text(lag)} behind"
@@ -476,7 +478,7 @@ class _Progress:
 
     @contextmanager
     def watching(self, spark: SparkSession) -> Iterator[None]:
-        """While one query runs, whose rows are counted when it is done: how many of its tasks are."""
+        """While a query runs whose rows are counted only at its end, show how many of its tasks are done."""
         ended = threading.Event()
         tracker = spark.sparkContext.statusTracker()
 
@@ -485,7 +487,7 @@ class _Progress:
                 try:
                     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
                 except Exception:
-                    return  # the JVM has ended: who waits for the query is told
+                    return  # the JVM has ended: the thread that waits for the query gets the error
                 done = sum(stage.numCompletedTasks for stage in stages if stage is not None)
                 tasks = sum(stage.numTasks for stage in stages if stage is not None)
                 if tasks:
@@ -506,7 +508,7 @@ class _Progress:
         self.show(0, 0, lag)
 
     def tell(self, text: Any, **fields: Any) -> None:
-        """Something that was made: a line for people, fields of the closing object for machines."""
+        """Report a result: a line for people, fields of the final JSON object for machines."""
         self.told.update(fields)
         if not self.as_json:
             self.bar.update(self.task, text="")

@@ -24,7 +24,7 @@ from penstock.errors import InvalidArgument, describe
 
 app = typer.Typer()
 
-#: Reaches where a message that nobody is there for is gone.
+#: Reaches at which a message without a subscriber is lost.
 LIVE = ("shm", "tcp")
 
 
@@ -111,7 +111,7 @@ def pub(
 def _bodies(
     body: str | None, file: str | None, lines: bool, size: int | None, seed: int | None, count: int | None
 ) -> Iterator[bytes]:
-    """The bodies in order, as many as asked for; what cannot be read is told now, not at the first body."""
+    """The bodies in order, as many as requested. Errors in reading are raised now, not at the first body."""
     if body is not None and file is not None:
         raise InvalidArgument("give a body or --file, not both")
     if body == "-" or (body is None and file is None and size is None):

@@ -58,7 +58,8 @@ def _client(address: str) -> Iterator[Client]:
         try:
             yield client
         except RefusedError as error:
-            if getattr(error, "code", "") == "unknown_queue":  # a wrong argument, as where the command looks itself
+            # a wrong argument, as if the command itself had checked it
+            if getattr(error, "code", "") == "unknown_queue":
                 raise InvalidArgument(str(error)) from None
             raise
 
@@ -139,7 +140,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _at_least(entry: dict[str, Any], key: str) -> str:
-    """A count; with a plus sign where the broker has not counted all yet."""
+    """A count; with a plus sign if the broker has not counted everything yet."""
     return f"{entry[key]:,}+" if entry.get("depth_at_least") else show.count_text(entry[key])
 
 
@@ -176,7 +177,7 @@ def create(
     from_position: FromPosition = None,
     as_json: Json = False,
 ) -> None:
-    """Make a queue. One that is there with these options is left as it is; with others it says which differ.
+    """Create a queue. An existing one with the same options stays as it is; with other options this says which differ.
 
     Example: [green]penstock queue create broker://127.0.0.1:9876 jobs --topic 'work.>' --max-deliveries 5[/]
     """
@@ -200,7 +201,7 @@ def set_options(
     from_position: FromPosition = None,
     as_json: Json = False,
 ) -> None:
-    """Give a queue other options; what is not named stays.
+    """Change options of a queue; the others stay.
 
     Example: [green]penstock queue set broker://127.0.0.1:9876 jobs --ack-timeout 2m[/]
     """
@@ -235,7 +236,7 @@ def purge(broker: Broker, name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def pause(broker: Broker, name: Name = None, as_json: Json = False) -> None:
-    """Hand out nothing until resume, also across restarts.
+    """Deliver nothing until resume, also across restarts.
 
     Example: [green]penstock queue pause broker://127.0.0.1:9876 jobs[/]
     """
@@ -247,7 +248,7 @@ def pause(broker: Broker, name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def resume(broker: Broker, name: Name = None, as_json: Json = False) -> None:
-    """Hand out again.
+    """Deliver again.
 
     Example: [green]penstock queue resume broker://127.0.0.1:9876 jobs[/]
     """
@@ -264,9 +265,9 @@ def peek(
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=1000, help="So many at most.")] = 10,
     as_json: Json = False,
 ) -> None:
-    """Look at the next messages of a queue and take none. Needs the right to read its topics.
+    """Show the next messages of a queue without consuming them. Needs the right to read its topics.
 
-    What was handed out and is not acknowledged is shown too.
+    Messages that were delivered and not acknowledged are shown too.
 
     Example: [green]penstock queue peek broker://127.0.0.1:9876 jobs -n 3[/]
     """
@@ -309,7 +310,7 @@ def redrive(broker: Broker, name: Name = None, as_json: Json = False) -> None:
 
 @app.command()
 def delete(broker: Broker, name: Name = None, as_json: Json = False) -> None:
-    """Forget a queue that nobody consumes. Its messages stay as long as others need them, or --keep keeps them.
+    """Delete a queue without consumers. Its messages stay as long as other queues need them, or --keep keeps them.
 
     Example: [green]penstock queue delete broker://127.0.0.1:9876 jobs[/]
     """

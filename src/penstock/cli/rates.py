@@ -1,4 +1,4 @@
-"""``penstock hz`` and ``penstock bw``: rates out of shared counters, so that nobody is disturbed."""
+"""``penstock hz`` and ``penstock bw``: rates from shared counters, without subscribing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Meter:
         self.role = "nobody"
 
     def look(self) -> None:
-        """Add what was counted since the last look."""
+        """Add what was counted since the last call."""
         chosen = self._choose(matching(live(), self.address))
         fresh = {}
         for block in chosen:
@@ -67,7 +67,7 @@ class Meter:
         self._known = fresh
 
     def _choose(self, blocks: list[Block]) -> list[Block]:
-        """The publishers; where there are none to be seen (another machine), the busiest reader."""
+        """The publishers; if none is visible (they are on another machine), the busiest reader."""
         publishers = [block for block in blocks if block.kind in PRODUCERS]
         if publishers:
             self.role = f"{len(publishers)} publisher{'s' * (len(publishers) != 1)}"

@@ -58,9 +58,9 @@ def record(
 
     Messages keep their bodies, timestamps and properties; what was lost before it could be recorded is recorded as a
     loss. After kill -9 of the recorder everything synced is there, and 'penstock play' says that the end is missing.
-    Ctrl-C stores what was published until then; a second one does not wait for that. An address that fails or that
-    nobody answers at is told at once, the others go on, and the code at the end is 1. Of shared memory the messages
-    that its slots still hold are recorded too.
+    Ctrl-C stores what was published until then; a second one does not wait for that. An address that fails or does not
+    answer is reported at once, the others go on, and the exit code is 1. At shared memory, the messages that are still
+    in its slots are recorded too.
 
     Example: [green]penstock record shm:/camera tcp://127.0.0.1:1588 -o run1 --seconds 60[/]
     """
@@ -72,7 +72,7 @@ def record(
             _watch(recorder, seconds, told)
         try:
             recorder.stop()
-        finally:  # a story that cannot be ended is told too, after what came before it
+        finally:  # an end that could not be written is reported too, after the earlier errors
             _tell_errors(recorder, told)
         totals = recorder.totals()
     _report(recorder, totals, as_json)
@@ -137,7 +137,7 @@ def _watch(recorder: Recorder, seconds: float | None, told: dict[str, str]) -> N
 
 
 def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:
-    """Each as soon as it is there: the other addresses may go on for hours."""
+    """Print each error at once: the other addresses may go on for hours."""
     for address, error in recorder.errors.items():
         if told.get(address) != error:
             told[address] = error
@@ -145,7 +145,7 @@ def _tell_errors(recorder: Recorder, told: dict[str, str]) -> None:
 
 
 def _pause(recorder: Recorder, left: float) -> None:
-    """Sleep; Enter on a terminal triggers what is held back."""
+    """Sleep; Enter on a terminal triggers the recording."""
     if not recorder.recording and sys.stdin.isatty() and select.select([sys.stdin], [], [], left)[0]:
         sys.stdin.readline()
         recorder.trigger()

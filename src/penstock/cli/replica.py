@@ -29,7 +29,7 @@ def replica(
 ) -> None:
     """Keep a directory a copy of a replicated broker's log, as it grows; readers there use journal:DIRECTORY.
 
-    Every segment is checked at the beginning and once an hour; a damaged one is fetched again, and said so.
+    Every segment is checked at the beginning and once an hour; a damaged one is fetched again, and reported.
 
     Example: [green]penstock replica /var/lib/copy --store nats://10.0.0.1,10.0.0.2,10.0.0.3/orders[/], then
     [green]penstock sub journal:/var/lib/copy#sensors[/]

@@ -2,32 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import os
 import queue
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli import exits
+from penstock.cli import exits, show
 from penstock.cli.service import Health, Watch, notify, unit
 from penstock.errors import PenstockError
 from penstock.gateway import Configuration, Event, Gateway, read
 from penstock.gateway.admin import Admin
-from penstock.gateway.links import LinkTable, drain_order
+from penstock.gateway.broker import ModuleInfo
+from penstock.gateway.buffer import Buffer
+from penstock.gateway.endpoint import is_durable
+from penstock.gateway.links import DEFAULT, STAR, Delivery, Link, LinkTable, drain_order
 from penstock.gateway.loaders import recipe
 from penstock.gateway.schema import schema
 from penstock.gateway.throttle import Throttle
 from penstock.secrecy import hidden_values, without_secrets
 
 app = typer.Typer()
-_TOLD = (Event.MODULE_FAILED, Event.MODULE_RESTARTED, Event.MODULE_STUCK, Event.MODULE_ABANDONED)
+LOOK_S = 0.5
+_TOLD = (Event.MODULE_RESTARTED,)  # the others are logged
 
 FileArgument = Annotated[
     Path | None,
@@ -85,9 +93,9 @@ def run(
     configuration = read(file)
     if check:
         loaders = {loader.name: loader for loader in configuration.loaders}
-        for entry in configuration.modules:
-            recipe(entry, loaders, check=True)
-        _print_graph(configuration, as_json)
+        recipes = [recipe(entry, loaders, check=True) for entry in configuration.modules]
+        durable = {one.name for one in recipes if one.durable} | set(filter(is_durable, configuration.addresses))
+        _print_graph(configuration, durable, as_json)
         return
     _serve(file, configuration, seconds, drain_timeout, as_json, watch, health, admin)
 
@@ -102,10 +110,12 @@ def _serve(
     health: int | None,
     admin: Path | None,
 ) -> None:
+    logging.basicConfig(format="penstock: %(message)s")
+    if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
+        logging.getLogger("penstock.gateway").setLevel(logging.DEBUG)
     lines = _Lines()
     told = [(event, lines.tell) for event in _TOLD]
     gateway = Gateway(configuration, name=file.stem, callbacks=told)
-    rows: list[dict[str, Any]] = []
     drained = True
     try:
         with _asked() as asked, ExitStack() as beside:
@@ -129,12 +139,11 @@ def _serve(
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
         notify("STOPPING=1")
-        infos = gateway.modules
-        gateway.add_event_callback(Event.DESTROYED, lambda *_: rows.extend(map(_row, infos())))
         drained = gateway.destroy(drain_timeout)
-    _print_rows(rows, as_json)
-    if stored := sum(row["stored"] for row in rows):
-        _say(f"{stored} messages were not handled; their sources keep them, and they come with the next start")
+    infos = gateway.modules()
+    _print_rows([_row(info) for info in infos], as_json)
+    if kept := _kept(infos):
+        _say(f"{kept} messages were not handled; their sources keep them, and they come with the next start")
     if not drained:
         exits.told(f"not everything was handled in {drain_timeout} s; what was left is dropped and counted")
         raise typer.Exit(exits.FAILED)
@@ -163,11 +172,19 @@ def _listen(
         timer.daemon = True
         timer.start()
     try:
-        while (order := asked.get())[0] == "reload":
+        while (order := _next(asked))[0] == "reload":
             _reload(gateway, file, order[1])
     finally:
         if timer is not None:
             timer.cancel()
+
+
+def _next(asked: queue.SimpleQueue[tuple[str, list[str]]]) -> tuple[str, list[str]]:
+    """What is asked for next. A signal that comes just before the wait begins, or on another thread, does not end it,
+    and Python carries it out when this thread runs: so it looks up again and again."""
+    while True:
+        with contextlib.suppress(queue.Empty):
+            return asked.get(timeout=LOOK_S)
 
 
 def _reload(gateway: Gateway, file: Path, again: list[str]) -> None:
@@ -202,7 +219,7 @@ def _say(text: str) -> None:
 # ---- what is printed
 
 
-def _row(info: Any) -> dict[str, Any]:
+def _row(info: ModuleInfo) -> dict[str, Any]:
     ledger = info.ledger
     lost = sum(count for reason, count in ledger.dropped.items() if reason not in ("filtered", "overflow"))
     return {
@@ -214,24 +231,42 @@ def _row(info: Any) -> dict[str, Any]:
         "overflow": ledger.dropped.get("overflow", 0),
         "expired": ledger.expired,
         "stored": info.stored,
+        "backlog": info.backlog,
         "lost": lost + info.waiting + info.lost,
     }
+
+
+def _kept(infos: Sequence[ModuleInfo]) -> int:
+    """How many messages come with the next start. A buffer's backlog holds what its sink has not handled."""
+    buffers = {info.name for info in infos if info.kind == Buffer.__name__}
+    elsewhere = [info for info in infos if buffers.isdisjoint(info.sources)]
+    return sum(info.backlog for info in infos) + sum(info.stored for info in elsewhere)
 
 
 def _print_rows(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print(json.dumps(rows))
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*(rows[0] if rows else ()), box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*map(str, row.values()))
-    Console().print(table)
+    columns = tuple(rows[0] if rows else ())
+    cells = [[str(value) for value in row.values()] for row in rows]
+    show.console().print(show.table(columns, cells, right=columns[1:], names=columns[:1]))
 
 
-def _print_graph(configuration: Configuration, as_json: bool) -> None:
+def _link_row(link: Link, durable: bool) -> dict[str, Any]:
+    """A link and what it says beyond its ends; the delivery is told also where it follows from the source."""
+    from_buffer = Delivery.AT_LEAST_ONCE if link.buffer is not None else None
+    options = replace(link.options, delivery=link.options.delivery or from_buffer)
+    told = {field.name: getattr(options, field.name) for field in fields(options)}
+    row = {"source": without_secrets(link.source), "sink": without_secrets(link.sink),
+           "delivery": str(options.chosen(durable).delivery)}  # fmt: skip
+    if link.source == STAR and options.delivery is None and not options.tries_again:
+        row["delivery"] = "at_least_once from durable sources, else at_most_once"
+    row |= {name: value for name, value in told.items() if name != "delivery" and value != getattr(DEFAULT, name)}
+    row |= {name: without_secrets(value) for name in ("buffer", "error") if (value := getattr(link, name)) is not None}
+    return row | ({"filter": True} if link.filter is not None and not link.filter.empty else {})
+
+
+def _print_graph(configuration: Configuration, durable: Collection[str], as_json: bool) -> None:
     table = LinkTable()
     for name in (*(entry.name for entry in configuration.modules), *configuration.addresses):
         table.add_name(name)
@@ -241,12 +276,17 @@ def _print_graph(configuration: Configuration, as_json: bool) -> None:
     cycles = [group for group in drain_order(graph) if len(group) > 1 or group[0] in graph[group[0]]]
     kinds = {e.name: f"{e.loader} {json.dumps(hidden_values(e.entrypoint))}" for e in configuration.modules}
     rows = [(without_secrets(name), kinds.get(name, "address"), _shown(sinks)) for name, sinks in graph.items()]
+    links = [_link_row(link, table.owner(link.source) in durable) for link in configuration.links]
     if as_json:
-        print(json.dumps({"graph": {name: sinks for name, _, sinks in rows}, "cycles": [*map(_shown, cycles)]}))
+        found = {"graph": {name: sinks for name, _, sinks in rows}, "links": links, "cycles": [*map(_shown, cycles)]}
+        print(json.dumps(found, default=str))
         return
     width = max((len(name) for name, _, _ in rows), default=0)
     for name, kind, sinks in rows:
         print(f"{name:{width}}  {kind}" + (f" -> {', '.join(sinks)}" if sinks else ""))
+    for one in links:
+        more = [name if value is True else f"{name} {value}" for name, value in [*one.items()][3:]]
+        print(f"link: {one['source']} -> {one['sink']}  {', '.join((one['delivery'], *more))}")
     for cycle in map(_shown, cycles):
         print(f"cycle: {' -> '.join((*cycle, cycle[0]))} (a publish that would wait on it fails after a second)")
 

@@ -1,4 +1,4 @@
-"""``penstock schema``: what the messages of an address, a journal or a recording are made of."""
+"""``penstock schema``: the schema of the messages of an address, a journal or a recording."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def schema(
     timeout: Annotated[float, typer.Option(help="Seconds to wait for a publisher's greeting.")] = 2.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a schema.")] = False,
 ) -> None:
-    """What messages are made of, where a typed publisher has said it: JSON Schema, protobuf, Arrow or dtype.
+    """Show the schema of messages that a typed publisher publishes: JSON Schema, protobuf, Arrow or dtype.
 
     Example: [green]penstock schema shm:/pose[/]
     """

@@ -1,7 +1,8 @@
 """``penstock serve``: answer each call by a process of a command.
 
 Rules: the command is split into words here and no shell sees it; a request reaches it by standard input alone; at most
-``--processes`` run at a time; one whose client no longer waits is killed, and so are all of them when this ends.
+``--processes`` run at a time; one whose client no longer waits is killed, and so are all of them when this ends, by
+kill -9 too: then the kernel does it, and what a command has started itself goes on.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from penstock.calls import Request
 from penstock.cli import exits, show
 from penstock.cli.target import OptionList, ServiceArgument, with_options
 from penstock.errors import InvalidArgument
+from penstock.system import dying_with_parent
 
 app = typer.Typer()
 LOOK_S = 0.05  # how often a running command's client is looked at
@@ -42,6 +44,7 @@ class Runner:
     def __init__(self, words: list[str], limit_s: float) -> None:
         self._words = words
         self._limit_s = limit_s
+        self._prepare = dying_with_parent()
 
     def __call__(self, payload: bytes, request: Request) -> bytes | None:
         """The answer; a command that fails is the command's affair, told to the client and not logged as a fault."""
@@ -53,7 +56,12 @@ class Runner:
 
     def _run(self, payload: bytes, request: Request) -> bytes:
         process = subprocess.Popen(
-            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+            self._words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=self._prepare,  # noqa: PLW1509 - two system calls, of a library that is loaded
         )
         try:
             output, errors = self._talk(process, payload, request)

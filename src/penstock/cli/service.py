@@ -70,7 +70,9 @@ def state(gateway: Gateway) -> dict[str, Any]:
             "waiting": info.waiting,
             "handled": info.handled,
             "failed": info.failed,
+            "filtered": info.ledger.dropped.get("filtered", 0),
             "lost": info.lost,
+            "backlog": info.backlog,
         }
     ill = [name for name, one in modules.items() if one["life"] != "running" or one["stuck"]]
     return {"healthy": not ill and not gateway.abandoned, "ill": ill, "modules": modules}

@@ -1,4 +1,4 @@
-"""``penstock shm``: shared-memory channels as the file system has them, also those that killed processes left."""
+"""``penstock shm``: shared-memory channels as found in the file system, also those that killed processes left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def ls(as_json: Annotated[bool, typer.Option("--json", help="One JSON object a c
 
 @app.command()
 def clean(as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False) -> None:
-    """Remove what killed processes left behind; whoever is alive is not disturbed.
+    """Remove what killed processes left behind; live processes are not disturbed.
 
     Example: [green]penstock shm clean[/]
     """

@@ -36,8 +36,8 @@ _PREFIXES = ("", "k", "M", "G", "T")
 def console(stderr: bool = False) -> Console:
     """A console that is as wide as the terminal, and wide enough for every column when there is none.
 
-    Strings are text and nothing else: names come from other processes, files and peers, so that ``[``, ``:car:`` and
-    control characters stand there as they are, the last escaped. A style is given as a ``Text`` or by ``style=``.
+    Strings are printed as plain text, because names come from other processes, files and peers: ``[`` and ``:car:`` are
+    printed as they are, control characters escaped. A style is given as a ``Text`` or by ``style=``.
     """
     from rich.console import Console
 
@@ -56,7 +56,7 @@ def console(stderr: bool = False) -> Console:
 
 
 def print_indented(out: Console, mark: Text, text: str) -> None:
-    """A mark and text beside it; what does not fit into a line of the terminal goes on below the text, not the mark."""
+    """Print a mark and a text beside it; further lines of the text are indented."""
     from rich.table import Table
     from rich.text import Text
 
@@ -102,9 +102,9 @@ def table(
 ) -> Table:
     """A table without a frame; the columns named in ``right`` are aligned to the right.
 
-    Where it is wider than ``width`` (else: the terminal), free text gives way first: ``spare`` columns are cut at their
-    end, then left out; then ``names`` are shortened in their middle. Numbers are never cut. ``least`` is how wide a
-    column is at least.
+    If it is wider than ``width`` (default: the terminal), ``spare`` columns of free text are cut at their end first,
+    then left out; then ``names`` are shortened in their middle. Numbers are never cut. ``least`` is how wide a column
+    is at least.
     """
     from rich.table import Table
     from rich.text import Text
@@ -155,7 +155,7 @@ def _fitted(
 
 
 def _cut(text: str, width: int, middle: bool) -> str:
-    """``text`` in ``width`` places: a name keeps both its ends, other text its beginning."""
+    """``text`` cut to ``width`` characters: a name keeps both ends, other text its beginning."""
     if cell_len(text) <= width:
         return text
     if not middle:
@@ -165,7 +165,7 @@ def _cut(text: str, width: int, middle: bool) -> str:
 
 
 def print_json(value: Any, stream: IO[str] | None = None) -> None:
-    """One line of JSON, on standard output where nothing else is said."""
+    """Print one line of JSON, by default on standard output."""
     print(json.dumps(value), file=stream, flush=True)
 
 
@@ -201,7 +201,7 @@ def bytes_text(count: float, per: str = "") -> str:
 
 
 def latency_text(latency_ns: float) -> str:
-    """A latency out of the counts by size, whose last bucket has no end."""
+    """A latency from a histogram, whose last bucket has no upper bound."""
     if latency_ns >= BOUNDS_NS[-1]:
         return f"> {BOUNDS_NS[-1] / 1e9:.0f} s"
     return seconds_text(latency_ns / 1e9)

@@ -1,4 +1,4 @@
-"""What a command says when nothing happens: once, after a second, on standard error."""
+"""What a command prints when nothing happens: once, after a second, on standard error."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = [
 
 TELL_AFTER_S = 1.0
 REACH_S = 2.0
-#: How long a reader is watched before it is said that it does not read: a hint must not keep anybody waiting.
+#: How long a reader is watched before it counts as stalled; short, because a hint must not delay a command.
 WATCH_S = 0.5
 
 
 def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> None:
-    """A publisher over TCP that cannot be reached: told at once, instead of tried for ever."""
+    """Refuse a TCP publisher that cannot be reached at once, instead of retrying for ever."""
     if parse(address).scheme != "tcp":
         return
     from penstock.tcp.explain import unreached
@@ -36,7 +36,7 @@ def refuse_unreachable(address: str, subscriber: Any, timeout: float | None) -> 
 
 
 def refuse_nobody(parts: Address, wait: bool = False) -> None:
-    """A broker's port where nobody listens: told at once, instead of tried until the time is over."""
+    """Refuse a broker's port where nobody listens at once, instead of retrying until the time is over."""
     if parts.scheme != "broker" or wait:
         return
     try:
@@ -44,12 +44,12 @@ def refuse_nobody(parts: Address, wait: bool = False) -> None:
     except ConnectionRefusedError:
         raise RefusedError(f"{without_secrets(parts.text)}: nobody listens there") from None
     except OSError:
-        return  # whoever connects tells
+        return  # the later connection reports it
 
 
 @contextlib.contextmanager
 def told_after(address: str) -> Iterator[None]:
-    """What takes longer than a second inside is told of, once."""
+    """Print a line, once, if the block takes longer than a second."""
     text = f"{without_secrets(address)}: nobody has answered yet; waiting"
     timer = threading.Timer(TELL_AFTER_S, exits.told, (text,))
     timer.daemon = True
@@ -61,13 +61,13 @@ def told_after(address: str) -> Iterator[None]:
 
 
 def tell(address: str, handle: Any) -> None:
-    """Why nothing comes from an address, as far as it can be told."""
+    """Print why nothing arrives from an address, if that is known."""
     said = reason(address, handle)
     exits.told(f"{address}: nothing came yet" + (f": {said}" if said else "; waiting"))
 
 
 def hint(addresses: Sequence[str]) -> str:
-    """What ``why`` knows of the first of them, or that it may be asked."""
+    """The reason that ``why`` finds for the first of them, or a hint to call it."""
     said = reason(addresses[0])
     shown = without_secrets(addresses[0])
     return f": {said}" if said else f"; 'penstock why {shown}' may tell the reason"
@@ -75,7 +75,7 @@ def hint(addresses: Sequence[str]) -> str:
 
 def reason(address: str, handle: Any = None) -> str:
     """The likeliest reason for the silence of an address, in one sentence; empty where none is known."""
-    if parse(address).scheme == "tcp":  # looking would knock at its door
+    if parse(address).scheme == "tcp":  # looking would open a connection to it
         errors = [session.last_error for session in getattr(handle, "sessions", ()) if session.last_error]
         return str(errors[0]) if errors else ""
     from penstock.observe.explain import explain
@@ -88,7 +88,7 @@ def reason(address: str, handle: Any = None) -> str:
 
 
 def missing(address: str) -> str:
-    """What a journal lacks of what is read of it; empty where it is all there, and of other reaches."""
+    """What is missing in a journal that is being read; empty if nothing is, and for other reaches."""
     if parse(address).scheme != "journal":
         return ""
     from penstock.journal.explain import explain

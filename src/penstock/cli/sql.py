@@ -1,4 +1,4 @@
-"""``penstock sql``: a query over recordings and journals, by DuckDB over Arrow, without a JVM."""
+"""``penstock sql``: queries recordings and journals with DuckDB over Arrow, without a JVM."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-#: What stands behind FROM or JOIN: a folder, in quotes where its name is not a word.
+#: What follows FROM or JOIN: a folder, in quotes if its name is not a plain word.
 _TABLE = re.compile(r"""\b(from|join)\s+('[^']+'|"[^"]+"|[\w./-]+)""", re.IGNORECASE)
 _PAYLOAD = re.compile(r"\*|\b(payload|text|json)\b", re.IGNORECASE)
 _PROPERTIES = re.compile(r"\*|\bproperties\b", re.IGNORECASE)
@@ -45,7 +45,7 @@ def sql(
     plot: Annotated[bool, typer.Option("--plot", help="The last column as bars beside the first.")] = False,
     check: Annotated[bool, typer.Option(help="Verify the checksum of every message that is read.")] = True,
 ) -> None:
-    """Ask recordings and journals by SQL (DuckDB). FROM names a folder, in quotes where its name is no plain word.
+    """Query recordings and journals with SQL (DuckDB). FROM names a folder, in quotes if its name is no plain word.
 
     Columns: position, topic, ordinal, timestamp (UTC), timestamp_ns, payload (bytes), text and json (the payload as
     such, or by the type that its topic was described with; else NULL), size, properties. Of a path in quotes all is
@@ -91,7 +91,7 @@ def _named(connection: duckdb.DuckDBPyConnection, found: re.Match[str], query: s
 
 
 def _load(connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: str, check: bool) -> None:
-    """The messages as a table in the memory of DuckDB, which keeps what does not fit there on disk."""
+    """Load the messages into a DuckDB table, which is in memory and spills to disk if it does not fit."""
     import pyarrow
 
     for gap in read_story(path).missing():
@@ -177,7 +177,7 @@ def _print(names: list[str], rows: list[tuple[Any, ...]], form: str, plot: bool)
 
 
 def _bars(values: list[Any]) -> list[str]:
-    """A bar for each number, the greatest as long as there is room for."""
+    """A bar for each number; the longest fills the room."""
     numbers = [float(value) if isinstance(value, int | float) else 0.0 for value in values]
     most = max((abs(number) for number in numbers), default=0.0) or 1.0
     return ["█" * round(abs(number) / most * BAR_COLUMNS) for number in numbers]

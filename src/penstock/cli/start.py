@@ -49,7 +49,7 @@ def _ordinal(text: str) -> int:
 def _journal_start(
     parts: addresses.Address, since: str | None, first: str | None, ordinal: int | None, last: int | None
 ) -> int | str:
-    """The position in a journal where a topic's ordinal or a time begins; what is not there yet is awaited."""
+    """The position in a journal of a topic's ordinal or of a time; one that does not exist yet is waited for."""
     from penstock.journal import Journal
     from penstock.journal.layout import MARKER_NAME
 
@@ -70,7 +70,8 @@ def _journal_start(
 
 
 def _last(journal: Journal, topic: str, count: int) -> int | str:
-    """Where the last ``count`` messages of a topic or pattern begin: looks back twice as far until they are there."""
+    """Where the last ``count`` messages of a topic or pattern begin: searches twice as far back each time until it
+    finds them."""
     span = count
     while True:
         start = max(journal.first, journal.frontier - span)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 Write = Callable[["Message", Values], bytes]
-#: How long a reach that keeps nothing may be silent before --exit-at-end takes it for the end.
+#: How long a reach without stored messages may be silent before --exit-at-end counts that as the end.
 QUIET_AT_END_S = 1.0
 
 
@@ -78,11 +78,11 @@ def sub(
 ) -> None:
     """Read messages from any addresses; '*' in one stands for any characters ('shm:/cam/*').
 
-    What was lost is printed on standard error as it happens, and after a second of silence why nothing comes. Filters
-    know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of the
-    value as .name; and, or, not, in, contains, startswith, endswith, like. Where a typed publisher has said what its
-    messages are made of, fields of every encoding are known, and what is no text is printed as JSON; --fields prints
-    one line of values, parted by tabs.
+    Losses are printed on standard error as they happen, and after a second of silence the reason why nothing arrives.
+    Filters know size, ordinal, timestamp, age, channel, position, id, vchan_id, payload, properties.NAME and fields of
+    the value as .name; and, or, not, in, contains, startswith, endswith, like. If the publisher is typed, fields of
+    every encoding are known, and what is no text is printed as JSON; --fields prints one line of values, separated by
+    tabs.
 
     Example: [green]penstock sub shm:/room --filter '.celsius > 20.5' --count 10[/]
     """
@@ -127,13 +127,13 @@ def sub(
         exits.told(f"{', '.join(s.address for s in sources)}: nothing came for {timeout:g} s{hint}")
         raise typer.Exit(exits.TIME_OVER)
     if exit_at_end and (lacking := [said for address in addresses if (said := silence.missing(address))]):
-        for said in lacking:  # a name that is misspelt looks like an end
+        for said in lacking:  # a misspelt name looks like the end of the messages
             exits.told(said)
         raise typer.Exit(exits.FAILED)
 
 
 def _credit(where: str, count: int) -> dict[str, int]:
-    """A broker sends no more ahead than is wanted: what is sent to nobody is kept from others."""
+    """Limit what a broker sends ahead: messages that are not printed would be withheld from other consumers."""
     parts = parse(where)
     return {"credit": min(count, 2048)} if parts.scheme == "broker" and "credit" not in parts.options else {}
 
@@ -153,7 +153,8 @@ def _writer(form: decode.Format, template: str | None, as_json: bool, paths: lis
 
 
 def _fields(message: Message, values: Values, steps: dict[str, list[Step]], as_json: bool) -> bytes:
-    """What is missing is null, as in filters; a text stands as it is unless it is part of something."""
+    """The fields of a message as a line. A missing field is null, as in filters; a text is printed without quotes
+    unless it is inside of an object or list."""
     try:
         value = values(message)
     except ValueError:
@@ -197,15 +198,15 @@ _WRITERS: dict[decode.Format, Write] = {
 
 
 class _Losses:
-    """Compares the ledger with what it was and tells what was lost in between."""
+    """Compares the ledger with its last state and reports what was lost in between."""
 
     def __init__(self, subscriber: Subscriber, as_json: bool) -> None:
         self._subscriber = subscriber
         self._json = as_json
-        self._known: dict[str, int] = {}  # what was lost before the first look is told too
+        self._known: dict[str, int] = {}  # losses before the first check are reported too
 
     def _counts(self) -> dict[str, int]:
-        """By reason; what the user's own filter left out is no loss."""
+        """Losses by reason; what the user's own filter left out is no loss."""
         return {reason: count for reason, count in self._subscriber.ledger.dropped.items() if reason != "filtered"}
 
     def look(self) -> None:
@@ -225,7 +226,7 @@ class _Losses:
 
 @dataclass(slots=True)
 class Source:
-    """One address that is read; ``head`` stands before each of its messages where there are several."""
+    """One address that is read; with several, ``head`` is printed before each of its messages."""
 
     address: str
     subscriber: Subscriber
@@ -233,17 +234,17 @@ class Source:
     losses: _Losses
     head: bytes
     seen: int = 0
-    past: str = ""  # where it is read from; empty: what comes, or what the reach itself keeps
+    past: str = ""  # where reading starts; empty: with new messages, or with the history that the reach keeps
     began_ns: int = field(default_factory=time.time_ns)
-    ended: bool = False  # all that was there when it was opened has been read
+    ended: bool = False  # everything that existed when it was opened has been read
 
     @property
     def quiet_s(self) -> float:
-        """How long it may be silent before that is its end: on disk one look tells."""
+        """How long it may be silent before that counts as its end; on disk one read is enough."""
         return 0.0 if self.past == "disk" or self.address.startswith("journal:") else QUIET_AT_END_S
 
     def note(self, message: Message) -> None:
-        """What was stored after this command began, by the clock of the publisher, was not there."""
+        """Note a message: one that was stored after this command began (by the publisher's clock) marks the end."""
         if self.past and not self.ended:
             sessions: Any = getattr(self.subscriber, "sessions", ())
             offset = next((one.clock_offset_ns for one in sessions if one.clock_offset_ns is not None), 0)
@@ -252,7 +253,7 @@ class Source:
 
 @dataclass(slots=True)
 class Reader:
-    """Prints what comes from all sources, and once tells why nothing does."""
+    """Prints the messages of all sources, and reports once why nothing arrives."""
 
     sources: list[Source]
     write: Write
@@ -264,7 +265,7 @@ class Reader:
     began: float = field(default_factory=time.monotonic)
 
     def run(self, count: int | None, timeout: float | None, exit_at_end: bool) -> bool:
-        """Until the count is reached or the end (True), or nothing came for too long (False)."""
+        """Run until the count or the end is reached (True), or nothing came for too long (False)."""
         read_at = printed_at = time.monotonic()
         at_end_s = max((source.quiet_s for source in self.sources), default=0.0)
         while count is None or self.printed < count:
@@ -287,7 +288,7 @@ class Reader:
         return True
 
     def _round(self, most: int | None, wait_s: float) -> int:
-        """Print what is there of each source, having waited for one of them; gives how many came."""
+        """Wait for one of the sources, then print what each has; returns how many messages came."""
         if len(self.sources) == 1:
             return self._some(self.sources[0], most, wait_s)
         came = 0
@@ -299,7 +300,7 @@ class Reader:
         return came
 
     def _some(self, source: Source, most: int | None, wait_s: float) -> int:
-        """Every message is given back when this returns."""
+        """Print some messages; all of them are released when this returns."""
         out = sys.stdout.buffer
         batch = source.subscriber.read_many(min(256, most or 256), wait_s)
         before = self.printed
@@ -317,7 +318,7 @@ class Reader:
         return len(batch)
 
     def unmatched(self) -> str:
-        """What the filter kept back, when that is all that came; else empty."""
+        """Says how many messages the filter held back, if all that came were; else empty."""
         seen = sum(source.seen for source in self.sources)
         if self.printed or not seen:
             return ""
@@ -325,7 +326,7 @@ class Reader:
         return f"{seen} came, and none passes the filter {self.expression!r}; one of them: {shown!r}"
 
     def _tell_silence(self) -> None:
-        """One line, when for a second nothing was printed at all."""
+        """Print one line if nothing was printed for a second."""
         if self.silence_told or self.printed or time.monotonic() - self.began < silence.TELL_AFTER_S:
             return
         self.silence_told = True

@@ -43,7 +43,7 @@ def live_addresses(incomplete: str) -> list[str]:
 
 
 def topics_of_recording(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The topics of the recording whose directory is on the line already."""
+    """The topics of the recording whose directory was typed already."""
     directory = ctx.params.get("directory")
     return _begin_with(incomplete, lambda _: _recorded_topics(directory)) if directory else []
 
@@ -92,7 +92,7 @@ def _recorded_topics(directory: str) -> set[str]:
 
 
 def _journals(incomplete: str) -> set[str]:
-    """Journals that are open, and those in folders below what is typed; each with its topics once it is typed whole."""
+    """Open journals, and those in folders below what is typed; each with its topics once its name is complete."""
     from penstock.journal.layout import MARKER_NAME
 
     typed = incomplete.removeprefix("journal:")
@@ -128,14 +128,14 @@ def _open(incomplete: str) -> set[str]:
     return names
 
 
-#: Completion looks so far for journals.
+#: How many entries completion examines when it searches for journals.
 MOST_ENTRIES, MOST_DEPTH = 5000, 3
 
 REACHES = "shm:/NAME, tcp://HOST:PORT, journal:DIRECTORY#TOPIC or broker://HOST:PORT/TOPIC"
 
 
 def opened(given: Any) -> Any:
-    """Addresses that a command opens, as they are: no bus, which is heard in its own process, and a command is another.
+    """Addresses that a command opens. Refuses a bus, which exists only inside its own process.
 
     Every argument for such an address has this as its callback.
     """
@@ -150,7 +150,7 @@ def _argument(help_text: str, **more: Any) -> Any:
     return typer.Argument(help=help_text, autocompletion=live_addresses, show_default=False, **more)
 
 
-#: One to open; one to look at, which may be inside another process; one with a server; several to open.
+#: An address to open; one to inspect, which may be inside another process; one with a server; several to open.
 AddressArgument = Annotated[str, _argument(REACHES, callback=opened)]
 SeenAddressArgument = Annotated[str, _argument(f"{REACHES}; or bus:NAME")]
 ServiceArgument = Annotated[str, _argument("shm:/NAME, tcp://HOST:PORT or broker://HOST:PORT/TOPIC", callback=opened)]
@@ -202,7 +202,7 @@ def broker_address(address: str) -> str:
 
 
 def with_options(address: str, options: list[str] | None, **more: Any) -> str:
-    """The address with ``NAME=VALUE`` texts added to it; what is wrong with it is told here."""
+    """The address with ``NAME=VALUE`` options added; errors are raised here."""
     pairs = []
     for option in options or []:
         name, equals, value = option.partition("=")
@@ -220,7 +220,7 @@ def with_options(address: str, options: list[str] | None, **more: Any) -> str:
 def answer_within(
     address: str, options: list[str] | None, timeout_s: float | None, schemes: Sequence[str] = ("broker",)
 ) -> dict[str, float]:
-    """A command's ``--timeout`` as the time that the room waits, where the address does not say one itself."""
+    """Use a command's ``--timeout`` as the room's time-out, unless the address has one."""
     parts = addresses.parse(broker_address(address))
     named = "timeout" in parts.options or any(option.startswith("timeout=") for option in options or [])
     if timeout_s is None or parts.scheme not in schemes or named:

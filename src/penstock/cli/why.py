@@ -1,4 +1,4 @@
-"""``penstock why``: explains silence."""
+"""``penstock why``: explains why nothing arrives."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def why(
 ) -> None:
     """Explain why nothing arrives.
 
-    Nobody publishes, another type, slots held by a process and since when, a queue that is paused or without credit, a
-    stopped process, a filter that matches nothing ... It looks at shared counters and asks the broker; only for
+    Reasons are for example: nobody publishes, the types differ, a process holds all slots, a queue is paused or without
+    credit, a process is stopped, a filter matches nothing. It reads shared counters and asks the broker; only for
     --filter it reads messages. Ends with code 4 when it found a reason.
 
     Example: [green]penstock why shm:/camera --filter '.celsius > 20'[/]

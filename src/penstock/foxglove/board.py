@@ -11,6 +11,7 @@ from typing import Any
 import foxglove
 
 from penstock.channel import LOG_FAILURES_S
+from penstock.foxglove.pictures import kind_of
 from penstock.foxglove.presentation import Presentation, presentation_of
 
 __all__ = ["Board", "Shown", "viewer_topic"]
@@ -28,22 +29,38 @@ def viewer_topic(name: str) -> str:
 class Shown:
     """One topic. ``log`` may be called by one thread."""
 
-    def __init__(self, topic: str, source: str, schema: str | None, context: Any) -> None:
+    def __init__(self, topic: str, source: str, schema: str | None, context: Any, sample: Any = None) -> None:
         self.topic, self.source, self.schema = topic, source, schema
         self.failures = 0
         self._told_at = 0.0
-        self._presentation: Presentation = presentation_of(schema)
-        self.channel = foxglove.Channel(
-            topic,
+        self._context = context
+        self._presentation: Presentation = presentation_of(schema, sample)
+        self._sure = self._presentation.kind is None or (sample is not None and kind_of(sample) is not None)
+        self.channel = self._advertise()
+
+    def _advertise(self) -> Any:
+        return foxglove.Channel(
+            self.topic,
             schema=self._presentation.schema,
             message_encoding=self._presentation.encoding,
-            context=context,
-            metadata={"source": source},
+            context=self._context,
+            metadata={"source": self.source},
         )
+
+    def _make_sure(self, message: Any) -> None:
+        """Pictures or clouds: the first message says it. If it was advertised as the other, it is advertised anew."""
+        kind = kind_of(message)
+        self._sure = kind is not None
+        if kind is not None and kind is not self._presentation.kind:
+            self._presentation = presentation_of(self.schema, message)
+            self.channel.close()
+            self.channel = self._advertise()
 
     def log(self, message: Any) -> None:
         """Send it to the viewers. A message that does not match its schema is counted, skipped, and logged now and
         then."""
+        if not self._sure:
+            self._make_sure(message)
         try:
             body = self._presentation.convert(message)
         except ValueError as error:
@@ -65,8 +82,11 @@ class Board:
         self._shown: dict[str, Shown] = {}
         self._viewers: dict[int, int] = {}  # by the channel's id
 
-    def show(self, source: str, name: str, schema: str | None) -> Shown | None:
-        """Announce the topic to viewers, again if its schema has changed. None: there are too many topics."""
+    def show(self, source: str, name: str, schema: str | None, sample: Any = None) -> Shown | None:
+        """Announce the topic to viewers, again if its schema has changed. ``sample`` is one of its messages.
+
+        None: there are too many topics.
+        """
         with self._lock:
             there = self._shown.get(source)
             if there is not None and there.schema == schema:
@@ -81,7 +101,7 @@ class Board:
             topic = f"{wanted}_{number}"
         if there is not None:
             self.hide(source)
-        shown = Shown(topic, source, schema, self.context)
+        shown = Shown(topic, source, schema, self.context, sample)
         with self._lock:
             self._shown[source] = shown
         return shown

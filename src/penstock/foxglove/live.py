@@ -11,11 +11,13 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import penstock
 from penstock.address import parse, without_secrets
 from penstock.errors import ClosedError, PenstockError, describe
 from penstock.foxglove.board import Board, Shown
+from penstock.foxglove.presentation import is_image
 from penstock.observe.rates import PRODUCERS, carries_calls
 from penstock.observe.snapshot import Block, live, matching
 from penstock.recording.story import topic_of
@@ -44,6 +46,7 @@ class Live:
         self._readers: dict[str, _Reader] = {}
         self._looks: dict[str, int] = {}  # for each address, reads since its publishers changed
         self._failed: dict[str, str] = {}
+        self._silent: set[str] = set()  # named, and nobody publishes there
 
     def tend(self) -> None:
         """Announce new addresses, withdraw those that have gone, and read those with viewers."""
@@ -82,6 +85,9 @@ class Live:
         """Announce the address with its current schema, which is read again when its publishers have changed."""
         reader = self._readers.get(address)
         shown = self.board.topics.get(address)
+        sample = None
+        if address in self._named:
+            self._tell_nobody(address, publishers)
         if reader is not None and shown is not None:
             schema = reader.schema
             if schema is None or schema == shown.schema:
@@ -92,7 +98,7 @@ class Live:
             same = self._publishers.get(address) == publishers
             self._looks[address] = self._looks.get(address, 0) + 1 if same else 1
             try:
-                schema = self._look(address)
+                schema, sample = self._look(address)
             except (PenstockError, OSError) as error:
                 self._tell(address, describe(error))
                 if address not in self._named:
@@ -101,20 +107,33 @@ class Live:
         if schema is not None:
             self._looks[address] = LOOKS
         self._publishers[address] = publishers
-        if self.board.show(address, topic_of(address), schema) is None:
+        if self.board.show(address, topic_of(address), schema, sample) is None:
             self._tell(address, "there are too many topics; it is not shown")
 
-    def _look(self, address: str) -> str | None:
+    def _look(self, address: str) -> tuple[str | None, Any]:
+        """What its messages are made of, and of images one that is there: pictures or clouds."""
+        scheme = parse(address).scheme
         with penstock.subscriber(address) as subscriber:
             schema = subscriber.schema
             deadline = time.monotonic() + GREETING_S
-            while parse(address).scheme == "tcp" and schema is None and time.monotonic() < deadline:
+            while scheme == "tcp" and schema is None and time.monotonic() < deadline:
                 sessions = getattr(subscriber, "sessions", ())
                 if any(session.connected for session in sessions):
-                    return subscriber.schema
+                    return subscriber.schema, None
                 time.sleep(LOOK_S)
                 schema = subscriber.schema
-        return schema
+            if scheme == "shm" and is_image(schema) and (message := subscriber.read(0)) is not None:
+                return schema, bytes(message)
+        return schema, None
+
+    def _tell_nobody(self, address: str, publishers: frozenset[object]) -> None:
+        """Say that nobody publishes there, once for each time that it is so; of this machine alone is it known."""
+        if publishers:
+            self._silent.discard(address)
+        elif address not in self._silent and parse(address).scheme in ("shm", "journal"):
+            self._silent.add(address)
+            said = "%s: nobody publishes there; waiting, and it is shown when somebody does"
+            logger.warning(said, without_secrets(address))
 
     def _tell(self, address: str, why: str) -> None:
         """Log a reason once."""

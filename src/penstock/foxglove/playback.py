@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from penstock.errors import InvalidArgument
 from penstock.foxglove.board import Board
+from penstock.foxglove.presentation import is_image
 from penstock.recording.span import Span, last_until, messages, reader, time_range, topic_names
 from penstock.recording.story import parts
 
@@ -59,7 +60,9 @@ class Playback:
             raise InvalidArgument(f"{directory} has no messages to show")
         for name in self._topics:
             schemas = [text for one in self._journals if (text := one.schemas.newest(name)[1])]
-            board.show(name, name, schemas[-1] if schemas else None)
+            newest = schemas[-1] if schemas else None
+            sample = next(messages(self._journals, [name], Span(None, None)), None) if is_image(newest) else None
+            board.show(name, name, newest, None if sample is None else bytes(sample))
         self._thread = threading.Thread(target=self._run, name="foxglove playback", daemon=True)
         self._changed = threading.Condition()  # guards all below
         self._paused = paused

@@ -1,7 +1,8 @@
 """How the messages of one schema are shown: in an encoding that the viewer reads, with its schema.
 
-JSON objects and protobuf go as they are. An ``Image`` becomes a ``foxglove.RawImage``. Everything else becomes a JSON
-object: a value that is no object becomes its field ``value``, and the rows of a message with many become ``rows``.
+JSON objects and protobuf go as they are, after a check that they match their type. An ``Image`` becomes a
+``foxglove.RawImage`` or a ``foxglove.PointCloud``. Everything else becomes a JSON object: a value that is no object
+becomes its field ``value``, and the rows of a message with many become ``rows``.
 """
 
 from __future__ import annotations
@@ -13,24 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import foxglove
-import numpy
-from foxglove.messages import RawImage, Timestamp
 
 from penstock.errors import PenstockError
+from penstock.foxglove.pictures import Kind, kind_of, picture_of
 from penstock.types import Schema
+from penstock.types.conformity import check_json
 from penstock.types.fields import json_text, reader_of
-from penstock.types.image import decode
 from penstock.types.shape import holds_rows, json_schema, shape_of
 
-__all__ = ["Presentation", "presentation_of"]
-
-SECOND_NS = 1_000_000_000
-#: The encoding of an image that names none, by its number of channels and its type.
-UNNAMED = {
-    (1, "|u1"): "mono8", (3, "|u1"): "rgb8", (4, "|u1"): "rgba8", (1, "<u2"): "16UC1", (1, "<f4"): "32FC1",
-}  # fmt: skip
-#: Encodings that the viewer knows under another name.
-RENAMED = {"depth16": "16UC1", "depth32": "32FC1"}
+__all__ = ["Presentation", "is_image", "presentation_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +32,88 @@ class Presentation:
     encoding: str
     schema: foxglove.Schema | None
     convert: Callable[[Any], bytes]
+    kind: Kind | None = None  #: of images: what the viewer takes them for
 
 
-def presentation_of(text: str | None) -> Presentation:
-    """The presentation for a schema. Messages without a schema, or with an unknown one, are shown as JSON or text if
-    they are that, else as base64."""
+def presentation_of(text: str | None, sample: Any = None) -> Presentation:
+    """The presentation for a schema, of images for one of their messages too. Messages without a schema, or with an
+    unknown one, are shown as JSON or text if they are that, else as base64."""
     if not text:
         return _UNDESCRIBED
     try:
         schema = Schema.parse(text)
-        return _described(schema)
+        return _described(schema, sample)
     except (PenstockError, ModuleNotFoundError):
         return _UNDESCRIBED
 
 
-def _described(schema: Schema) -> Presentation:
+def is_image(text: str | None) -> bool:
+    """Whether a schema is that of images."""
+    try:
+        return bool(text) and Schema.parse(text or "").encoding == "image"
+    except PenstockError:
+        return False
+
+
+def _described(schema: Schema, sample: Any) -> Presentation:
     if schema.encoding == "image":
-        return Presentation("protobuf", RawImage.get_schema(), _raw_image)
+        return _picture(sample)
+    read = reader_of(schema)
     if schema.encoding == "protobuf":
         files = base64.b64decode(schema.definition["protobuf"]["files"])
-        return Presentation("protobuf", foxglove.Schema(name=schema.name, encoding="protobuf", data=files), bytes)
+        described_by = foxglove.Schema(name=schema.name, encoding="protobuf", data=files)
+        return Presentation("protobuf", described_by, lambda message: _as_it_is(message, read))
     shape = shape_of(schema)
     described = json_schema(shape)
-    read = reader_of(schema)
     if holds_rows(schema):
         described = {"type": "object", "properties": {"rows": {"type": "array", "items": described}}}
         return _json(schema, described, lambda message: json_text({"rows": read(message)}).encode())
-    if shape.kind not in ("struct", "map"):
+
+    def value_of(message: Any) -> Any:
+        value = read(message)
+        if schema.language == "jsonschema":
+            check_json(value, schema.definition["jsonschema"])
+        return value
+
+    if shape.kind not in ("struct", "map") and not _is_object(schema.definition.get("jsonschema")):
         described = {"type": "object", "properties": {"value": described}}
-        return _json(schema, described, lambda message: _object(read(message)))
+        return _json(schema, described, lambda message: json_text({"value": value_of(message)}).encode())
+    described = {"type": "object", **described}
     if schema.encoding == "json":
-        return _json(schema, described, bytes)
-    return _json(schema, described, lambda message: json_text(read(message)).encode())
+        return _json(schema, described, lambda message: _as_json(message, value_of))
+    return _json(schema, described, lambda message: json_text(value_of(message)).encode())
+
+
+def _is_object(node: Any) -> bool:
+    """Whether every value of a JSON Schema is an object, though its fields are not known."""
+    if not isinstance(node, dict):
+        return False
+    choices = node.get("anyOf") or node.get("oneOf")
+    if choices:
+        names = node.get("$defs", {})
+        return all(_is_object({**_named(one, names), "$defs": names}) for one in choices)
+    return node.get("type") == "object"
+
+
+def _named(node: Any, names: Any) -> Any:
+    found = names.get(str(node.get("$ref", "")).rpartition("/")[2], node)
+    return found if isinstance(found, dict) else {}
+
+
+def _as_it_is(message: Any, read: Callable[[Any], Any]) -> bytes:
+    read(message)
+    return bytes(message)
+
+
+def _as_json(message: Any, read: Callable[[Any], Any]) -> bytes:
+    body, value = bytes(message), read(message)
+    # Python reads numbers that JSON does not have.
+    return json_text(value).encode() if b"NaN" in body or b"Infinity" in body else body
+
+
+def _picture(sample: Any) -> Presentation:
+    kind = (None if sample is None else kind_of(sample)) or Kind.PICTURE
+    return Presentation("protobuf", kind.schema, lambda message: picture_of(message, kind)[1], kind)
 
 
 def _json(schema: Schema, described: Any, convert: Callable[[Any], bytes]) -> Presentation:
@@ -96,27 +138,3 @@ def _any(message: Any) -> bytes:
 
 
 _UNDESCRIBED = Presentation("json", None, _any)
-
-
-def _raw_image(message: Any) -> bytes:
-    image: Any = decode(message)
-    if not 2 <= image.ndim <= 3:
-        raise ValueError(f"an image of {image.ndim} dimensions is no picture")
-    if image.dtype.byteorder == ">":
-        image = image.astype(image.dtype.newbyteorder("<"))
-    height, width = image.shape[:2]
-    channels = image.shape[2] if image.ndim == 3 else 1
-    encoding = RENAMED.get(image.encoding, image.encoding) or UNNAMED.get((channels, image.dtype.str), "")
-    if not encoding:
-        raise ValueError(f"an image of {channels} channels of {image.dtype} has no name of its encoding")
-    raw = RawImage(
-        timestamp=Timestamp(*divmod(message.timestamp_ns, SECOND_NS)),
-        frame_id="",
-        width=width,
-        height=height,
-        encoding=encoding,
-        step=width * channels * image.dtype.itemsize,
-        data=numpy.ascontiguousarray(image).tobytes(),
-    )
-    encoded: bytes = raw.encode()
-    return encoded

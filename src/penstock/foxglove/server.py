@@ -47,7 +47,7 @@ class Server:
         recording: Path | None = None,
         *,
         host: str = "127.0.0.1",
-        port: int = 8765,
+        port: int = 8766,
         paused: bool = False,
         loop: bool = False,
         insecure: bool = False,

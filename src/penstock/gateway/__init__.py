@@ -1,8 +1,8 @@
 """The gateway: modules joined by links, in one process or several.
 
 ``Gateway`` makes modules from a file or step by step and changes them while they run; ``ModuleBroker`` is the router
-alone; ``GatewayMessage`` is what modules pass: properties (text to text) and content (bytes). Ready modules stand in
-``penstock.gateway.modules``.
+alone; ``GatewayMessage`` is what modules exchange: properties (text to text) and content (bytes). Ready-made modules
+are in ``penstock.gateway.modules``.
 """
 
 from __future__ import annotations

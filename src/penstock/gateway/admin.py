@@ -122,7 +122,8 @@ class Admin:
             modules.append({
                 "module": info.name, "kind": info.kind, "life": "paused" if worker.paused else worker.life.value,
                 "stuck": worker.stuck, "waiting": info.waiting, "handled": info.handled, "published": info.published,
-                "failed": info.failed, "lost": info.lost,
+                "failed": info.failed, "filtered": info.ledger.dropped.get("filtered", 0), "lost": info.lost,
+                "backlog": info.backlog,
             })  # fmt: skip
         links = [[without_secrets(end) for end in link.ends] for link in self._gateway.links()]
         return {"gateway": self._gateway.name, "modules": modules, "links": links}

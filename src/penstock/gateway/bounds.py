@@ -11,7 +11,7 @@ from penstock.gateway.links import LinkOptions
 
 
 class Bound:
-    """Room for a link's messages. A publisher waits for it, or its message is dropped and counted."""
+    """Limits a link's waiting messages. A publisher waits for room, or its message is dropped and counted."""
 
     def __init__(self, options: LinkOptions) -> None:
         self._options = options
@@ -21,7 +21,7 @@ class Bound:
         self.dropped = 0
 
     def admit(self, message: Message) -> bool:
-        """Take room for a message; False: there is none, and it is dropped."""
+        """Take room for a message; False: there is none, and the message is dropped."""
         with self._room:
             if not self._fits(message):
                 waits = self._options.overflow is Overflow.BLOCK and not self._closed
@@ -33,18 +33,18 @@ class Bound:
             return True
 
     def behind(self, accepts: Predicate) -> Predicate:
-        """Room is taken only for what the filter lets through."""
+        """A predicate that takes room only for messages that pass the filter."""
         return lambda message: bool(accepts(message)) and self.admit(message)
 
     def release(self, message: Message) -> None:
-        """It has left the queue."""
+        """Return the room of a message that has left the queue."""
         with self._room:
             self._messages -= 1
             self._bytes -= message.size
             self._room.notify_all()
 
     def close(self) -> None:
-        """The link is gone: nobody waits any more."""
+        """The link was removed: end all waits."""
         with self._room:
             self._closed = True
             self._room.notify_all()

@@ -12,6 +12,7 @@ module while it is held.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import itertools
 import logging
@@ -33,13 +34,13 @@ from penstock.errors import InvalidArgument
 from penstock.gateway.bounds import Bound
 from penstock.gateway.configuration import QueueOptions
 from penstock.gateway.cycles import Cycles
-from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError
+from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, RemoveLinkError, reason_of
 from penstock.gateway.filters import Filter, Predicate, any_of
 from penstock.gateway.flow import MAX_FLOWS, Flow, Uncounted
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, note_parting
 from penstock.gateway.marks import Mark
-from penstock.gateway.worker import ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
+from penstock.gateway.worker import DROPPED, ERROR, Deadline, Joint, Life, OnFailure, Order, Output, Worker
 
 MAX_MODULES = 65535
 JOIN_TIMEOUT_S = 10.0
@@ -70,6 +71,7 @@ class ModuleInfo:
     ledger: Ledger
     stored: int = 0  # not handled at the end; the durable source that they came from keeps them
     lost: int = 0  # in the hand of a process that died, given up, or driven out of a buffer
+    backlog: int = 0  # of a buffer: on disk and not handled yet
 
 
 class ModuleBroker(Router):
@@ -435,8 +437,12 @@ class ModuleBroker(Router):
         return worker.outputs[name]
 
     def publish_output(self, source: Any, output: str, message: GatewayMessage) -> None:
-        """Send a message from an attached module to every sink linked to its ``output``."""
-        found = self._worker(source, BrokerError).outputs.get(output)
+        """Send a message from an attached module to every sink linked to its ``output``. What goes to the output
+        ``dropped`` counts as filtered by the module, whoever is linked to it."""
+        worker = self._worker(source, BrokerError)
+        found = worker.outputs.get(output)
+        if output == DROPPED:
+            worker.count_filtered()
         if found is not None:  # else nobody is linked to it
             found.port.publish(message)
 
@@ -445,6 +451,10 @@ class ModuleBroker(Router):
         ``since`` is ``last_loss()`` from before the publishing: older losses are not its own. ``after`` is the mark of
         what was published before that: what it waits for need not be waited for here."""
         return Mark(self._worker(source, BrokerError), since, after)
+
+    def linked(self, source: Any) -> bool:
+        """Whether anybody gets what ``source`` publishes, by whichever output."""
+        return any(output.sinks for output in self._own_outputs(self._worker(source, BrokerError)))
 
     def note_refused(self, source: Any) -> None:
         """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
@@ -541,10 +551,14 @@ class ModuleBroker(Router):
     # ---- snapshots
 
     def count_links(self) -> None:
-        """Bring the counters of every link up to now, for who looks from outside."""
+        """Bring the counters of every link and buffer up to now, for the monitor, which reads them from outside."""
         with self._lock:
             for flow in self._flows.values():
                 flow.count()
+            durable = [worker for worker in self._workers.values() if worker.is_durable]
+        for worker in durable:
+            with contextlib.suppress(ValueError):  # its counters were closed meanwhile
+                worker.count_backlog()
 
     def modules(self) -> list[ModuleInfo]:
         """Every module attached, in order of adding."""
@@ -570,7 +584,7 @@ class ModuleBroker(Router):
         with self._lock:
             sources = tuple(dict.fromkeys(source.worker.name for source in worker.sources))
             sinks = tuple(sink.name for sink in worker.sinks)
-        expired = worker.expired  # first: what expires after it is still counted as delivered
+        expired, filtered = worker.expired, worker.filtered  # first: what comes after is still counted as delivered
         ledger = worker.queue.ledger
         kept = worker.backed and worker.over
         closed = ledger.dropped.get("closed", 0) if worker.backed else 0
@@ -590,13 +604,14 @@ class ModuleBroker(Router):
             seconds_in_receive=worker.seconds_in_step(time.monotonic()),
             ledger=replace(
                 ledger,
-                delivered=ledger.delivered - expired,
+                delivered=ledger.delivered - expired - filtered,
                 expired=ledger.expired + expired,
-                dropped=_by_reason(ledger.dropped, worker.overflowed, closed),
+                dropped=_by_reason(ledger.dropped, worker.overflowed, closed, filtered),
                 in_flight=ledger.in_flight + closed,
             ),
             lost=worker.lost + worker.gone,
             stored=worker.stored + closed + (worker.waiting if kept else 0),
+            backlog=worker.backlog,
         )
 
     def _own_outputs(self, worker: Worker) -> list[Output]:
@@ -658,7 +673,8 @@ class ModuleBroker(Router):
         if self.on_filter_error is not None:
             self.on_filter_error(name, error)
         else:
-            log.error("a filter on a link of module %r raised", name, exc_info=error)
+            log.error("a filter on a link of module %r raised: %s", name, reason_of(error))
+            log.debug("module %r: where its filter failed", name, exc_info=error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -679,13 +695,13 @@ class Ending:
         return cls(Deadline(drained_s), Deadline((drained_s + over_s) / 2), Deadline(over_s))
 
 
-def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int) -> dict[str, int]:
+def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int, filtered: int) -> dict[str, int]:
     """What a link's bounds keep out is refused as a filter does it, and counted with that: it is told apart here. And
-    of what was dropped with its queue ``stored`` are not lost."""
+    of what was dropped with its queue ``stored`` are not lost; ``filtered`` were let go of by the module itself."""
     refused = dropped.get("filtered", 0)
     overflowed = min(overflowed, refused)
-    found = {**dropped, "filtered": refused - overflowed, "overflow": dropped.get("overflow", 0) + overflowed,
-             "closed": dropped.get("closed", 0) - stored}  # fmt: skip
+    found = {**dropped, "filtered": refused - overflowed + filtered, "closed": dropped.get("closed", 0) - stored,
+             "overflow": dropped.get("overflow", 0) + overflowed}  # fmt: skip
     return {reason: count for reason, count in found.items() if count}
 
 
@@ -713,9 +729,10 @@ def force(workers: Sequence[Worker]) -> None:
 
 
 def log_failure(worker: Worker, step: str, error: BaseException) -> None:
-    """What is done about a failure when nobody says otherwise: the first is logged with its trace, the rest counted."""
+    """What is done about a failure when nobody says otherwise: the first is logged, the rest counted."""
     if worker.failed <= 1:
-        log.error("module %r failed in %s", worker.name, step, exc_info=error)
+        log.error("module %r failed in %s: %s", worker.name, step, reason_of(error))
+        log.debug("module %r: where it failed", worker.name, exc_info=error)
 
 
 def _after_fork() -> None:

@@ -2,18 +2,21 @@
 
 ``journal:DIRECTORY?retain_bytes=N&retain_age_s=S``. What is put in is on disk before the next message is taken; what
 comes out is removed when the sink has handled it. Beyond ``retain_bytes`` (1 GiB unless said) or ``retain_age_s`` the
-oldest goes, counted as lost and told. Several links may share a directory.
+oldest goes, counted as lost and told. Several links may share a directory. While the disk is full nothing more is
+taken; what was handled is freed.
 """
 
 from __future__ import annotations
 
-import functools
+import errno
 import logging
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from penstock import address
@@ -24,6 +27,7 @@ from penstock.gateway.errors import MessageFailed
 from penstock.gateway.module import Module, Outlet
 
 BATCH = 256
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 16, 8 << 20
 FLUSH_S = 1.0
 RETAIN_BYTES = 1 << 30
 ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
@@ -43,12 +47,13 @@ class Buffer(Module):
         self._directory = parsed.name
         self._topic = re.sub(r"[^A-Za-z0-9_-]+", "_", link)
         self._options: dict[str, Any] = {
-            "segment_bytes": max(1 << 16, min(64 << 20, retain_bytes // 8)),
+            "segment_bytes": _segment_bytes(parsed.name, retain_bytes),
             "retain_bytes": retain_bytes,
             "retain_age_s": None if age_s is None else float(age_s),
             "retain_queues": True,
         }
         self._forwarder: Forwarder | None = None
+        self._backlog_at_end: int | None = None
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Open the journal and find the place in it."""
@@ -96,8 +101,7 @@ class Buffer(Module):
 
     def start(self) -> None:
         """Begin to forward."""
-        mark = functools.partial(self.broker.mark, self)
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, mark, BATCH)
+        self._forwarder = Forwarder(self, lambda: self, self._forward, BATCH)
         untold, self._untold = self._untold, 0
         self._tell_gone(untold)
         self._forwarder.start()
@@ -105,7 +109,12 @@ class Buffer(Module):
     def receive_many(self, messages: Sequence[GatewayMessage]) -> None:
         """Store them; they are on disk when this returns."""
         for part in self._parts(messages):
-            carriage.send(self._publisher, part)
+            try:
+                carriage.send(self._publisher, part)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    self._journal.retain()  # else segments that were handled go when the next one begins
+                raise
             self._count_gone()
 
     def _parts(self, messages: Sequence[GatewayMessage]) -> Iterator[Sequence[GatewayMessage]]:
@@ -124,9 +133,11 @@ class Buffer(Module):
         self.receive_many([message])
 
     @property
-    def stored(self) -> int:
-        """Messages that are stored and not handled, where that is known: those on their way."""
-        return self._forwarder.in_flight if self._forwarder is not None else 0
+    def backlog(self) -> int:  # type: ignore[override]  # counted when somebody asks
+        """Messages that are stored and not handled, those on their way to the sink included."""
+        if self._backlog_at_end is not None:
+            return self._backlog_at_end
+        return max(0, self._following() - 1 - self._accounted - self._untold)
 
     # ---- the queue, for the forwarder
 
@@ -206,8 +217,7 @@ class Buffer(Module):
         self.broker.publish(self, carriage.arrived(data))
 
     def stop(self) -> None:
-        """Forward no more. What is stored stays stored: nobody waits for the sink."""
-        self.kill()
+        """Forward no more, and wait for what the sink has in hand. What it fails at stays stored."""
         if self._forwarder is not None:
             self._forwarder.stop()
             with self._counting:  # what is in hand comes again only if it is still stored
@@ -222,6 +232,16 @@ class Buffer(Module):
 
     def destroy(self) -> None:
         """Close the journal."""
+        self.kill()
         self.stop()
         self._queue.flush()
+        self._backlog_at_end = self.backlog
         self._publisher.close()
+
+
+def _segment_bytes(directory: str, retain_bytes: int) -> int:
+    """A segment is freed as a whole, when all of it was handled: it is a small part of what may be stored, and of the
+    disk, so that a full disk has room again soon after the sink is back."""
+    existing = next(path for path in (Path(directory).absolute(), *Path(directory).absolute().parents) if path.exists())
+    part = min(retain_bytes // 8, shutil.disk_usage(existing).total // 32)
+    return max(MIN_SEGMENT_BYTES, min(MAX_SEGMENT_BYTES, part))

@@ -1,8 +1,8 @@
 """Carriage: how a gateway's messages travel over channels that know nothing of gateways.
 
-Where a channel's publisher carries properties, they go beside the content. Everywhere else the byte form travels, so
-that properties arrive; a message without any goes as its bare content. What comes back is told apart by the byte
-form's own rules (magic, exact sizes): anything that is not one is content as it stands.
+If a channel's publisher carries properties, they are sent as such. Otherwise the byte form of the message is sent,
+which includes its properties; a message without properties is sent as its bare content. A received payload counts as
+byte form only if it follows all of its rules (magic, exact sizes); everything else is content.
 
 A message in another process is framed: its source's number (u64, big-endian) precedes the byte form, and is
 stripped before ``receive``. A frame that is larger than a slot of the channel goes in pieces, one after the other, so
@@ -22,7 +22,7 @@ from penstock.channel import Publisher
 from penstock.errors import ProtocolError
 
 MAGIC = b"\xa1\x60"
-PIECE = b"\xff" * 8  # where a frame has its source's number, which is never this one
+PIECE = b"\xff" * 8  # in place of the source's number, which never has this value
 PIECE_HEAD_SIZE = 16
 OUTPUT = "penstock-output"  # the property by which a process names the output that a message goes to
 OUTPUT_BYTES = OUTPUT.encode() + b"\0"
@@ -46,14 +46,14 @@ def send(publisher: Publisher, messages: Sequence[GatewayMessage], bare: bool = 
 
 
 def arrived(message: Message) -> GatewayMessage:
-    """A message of any channel as a gateway's: with its properties, whichever way they came. The bytes are copied, so
-    that a module which keeps the message keeps no slot of the channel."""
+    """A message of any channel as a gateway message, with its properties. The bytes are copied, so that a module that
+    keeps the message does not hold a slot of the channel."""
     head = memoryview(message)[:2]
     if head == MAGIC:
         try:
             return GatewayMessage.from_bytes(memoryview(message))
         except ProtocolError:
-            pass  # content that happens to begin like one
+            pass  # content that happens to begin like the byte form
     return GatewayMessage(memoryview(message), message.properties, timestamp_ns=message.timestamp_ns)
 
 
@@ -73,14 +73,15 @@ def _pieces(frame: bytes, slot_bytes: int) -> list[bytes]:
 
 
 class Unframer:
-    """Messages out of frames and pieces of frames; one thread."""
+    """Decodes frames and pieces of frames into messages; one thread."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._left = 0
 
     def messages(self, batch: Sequence[Any], on_error: Callable[[ProtocolError], object]) -> list[GatewayMessage]:
-        """The messages of what one read gave; ``on_error`` is told of each that is neither a frame nor a piece."""
+        """The messages in what one read returned; ``on_error`` is called for each item that is neither a frame nor a
+        piece."""
         found, whole = GatewayMessage.from_frames(batch)
         if whole and not self._parts:
             return found

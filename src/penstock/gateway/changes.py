@@ -1,7 +1,7 @@
-"""Changes by description: adding what a configuration names, or becoming what it says, with roll-back.
+"""Applies a configuration to a running gateway: adds what it names, or changes only what differs, with roll-back.
 
-Each step that succeeds leaves how to undo it; a failure undoes them in reverse and is raised. What cannot be loaded is
-found before the first step.
+Each step notes how to undo it; after a failure the steps are undone in reverse order and the error is raised.
+Everything is loaded before the first step, so that what cannot be loaded changes nothing.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logging.getLogger("penstock.gateway")
 
 
 class _Undo:
-    """The way back."""
+    """The undo steps of a change, run in reverse order if it fails."""
 
     def __init__(self) -> None:
         self._steps: list[Callable[[], None]] = []
 
     def note(self, step: Callable[[], None]) -> None:
-        """How to undo what was just done."""
+        """Note how to undo the last step."""
         self._steps.append(step)
 
     def __enter__(self) -> _Undo:
@@ -62,10 +62,10 @@ def add_all(gateway: Gateway, wanted: Configuration) -> None:
 def apply(
     gateway: Gateway, old: Configuration, new: Configuration, again: frozenset[str] = frozenset()
 ) -> list[str]:
-    """Change only what differs, and the modules of ``again``; gives a line for each change."""
+    """Change only what differs, and replace the modules of ``again``; returns a line for each change."""
     loaders = _by_name(new)
     for entry in new.modules:
-        recipe(entry, loaders)  # what cannot be loaded stops it here, with nothing changed
+        recipe(entry, loaders)  # raises if something cannot be loaded; nothing has changed yet
     changed = {loader.name for loader in new.loaders if loader not in old.loaders}
     before = {entry.name: entry for entry in old.modules}
     after = {entry.name: entry for entry in new.modules}
@@ -75,18 +75,18 @@ def apply(
     there = [link for link in gateway.links() if link.ends not in gateway._error_links]
     with gateway.broker.many_changes(), _Undo() as undo:
         old_loaders = gateway._loaders
-        undo.note(lambda: _put_back(gateway, there, old))  # the last step back: every module is there again
+        undo.note(lambda: _put_back(gateway, there, old))  # undone last, when every module exists again
         for link in old.links:
             if new_links.get(link.ends) != link:
                 if link.sink not in before or link.sink in same:
                     gateway.remove_link(*link.ends)
                 done.append(f"- {link}")
-        for name, entry in before.items():  # its links go with it
+        for name, entry in before.items():  # its links are removed with it
             if name not in same:
                 _remove_module(gateway, entry, undo)
                 done += [f"- {name}"] if name not in after else []
         gateway._loaders = loaders
-        undo.note(lambda: setattr(gateway, "_loaders", old_loaders))  # before the old modules are made again
+        undo.note(lambda: setattr(gateway, "_loaders", old_loaders))  # undone before the old modules are created again
         for name, entry in after.items():
             if name not in same:
                 _add_module(gateway, entry, undo)
@@ -95,7 +95,7 @@ def apply(
             if not gateway._has_link(link.ends):
                 _add_link(gateway, link, undo)
                 done += [f"+ {link}"] if old_links.get(link.ends) != link else []
-        for link in there:  # made while it ran, and gone with a module that was made anew
+        for link in there:  # added at run time, and removed together with a module that is replaced
             if link.ends not in old_links and not gateway._has_link(link.ends) and gateway._can_link(link):
                 _add_link(gateway, link, undo)
         _start(gateway, [entry for name, entry in after.items() if name not in same])
@@ -104,7 +104,7 @@ def apply(
 
 @contextmanager
 def _told_at(where: tuple[str, str | None]) -> Iterator[None]:
-    """What fails inside is told with its place in the file."""
+    """Add the place in the file to errors raised inside."""
     try:
         yield
     except Exception as error:
@@ -119,7 +119,7 @@ def _by_name(configuration: Configuration) -> dict[str, LoaderEntry]:
 
 
 def _add_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
-    """Not started before its links are there (``_start``)."""
+    """Add a module without starting it: ``_start`` does that when its links exist."""
     with _told_at(entry.where):
         gateway._add_entry(entry, start=False)
     undo.note(lambda: gateway.remove_module(entry.name, drain=False))
@@ -138,7 +138,7 @@ def _remove_module(gateway: Gateway, entry: ModuleEntry, undo: _Undo) -> None:
         except DrainError as error:
             if not error.hung:
                 raise
-            gateway.remove_module(entry.name, drain=False)  # who does not come back cannot keep the gateway as it was
+            gateway.remove_module(entry.name, drain=False)  # a module that hangs must not prevent the roll-back
     undo.note(lambda: (gateway._add_entry(entry, start=False), None)[1])
 
 
@@ -149,7 +149,7 @@ def _add_link(gateway: Gateway, link: Link, undo: _Undo) -> None:
 
 
 def _put_back(gateway: Gateway, links: list[Link], old: Configuration) -> None:
-    """Join what was joined, then start what was made again."""
+    """Restore the links, then start the modules that were created again."""
     for link in links:
         if not gateway._has_link(link.ends):
             gateway._add_link(link)

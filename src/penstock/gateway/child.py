@@ -64,6 +64,10 @@ class RemoteBroker:
         """Only the gateway knows what was handled."""
         raise StateError("a module in its own process cannot know what was handled; run it in the gateway's")
 
+    def linked(self, _: Any) -> bool:
+        """Only the gateway knows; nobody can be durable here."""
+        return True
+
     def note_refused(self, _: Any) -> None:
         """Only the gateway knows what was refused, and notes it itself."""
 

@@ -1,4 +1,5 @@
-"""Configuration: a gateway as a file (JSON, TOML or YAML) or as plain data, checked before anything is made.
+"""Configuration: a gateway described by a file (JSON, TOML or YAML) or by plain data, checked before anything is
+created.
 
 A file may take values from the environment and from secret files (``values.py``), include others (``include``) and
 give its entries defaults (``defaults``). Files of the reference are understood: ``native`` is the loader where none is
@@ -29,9 +30,9 @@ from penstock.gateway.values import resolved, secret_files, with_defaults
 
 MAX_FILE_BYTES = 16 << 20
 MAX_INCLUDES = 8
-ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that are not here
+ABSENT = {"java": "Java", "node": "Node.js", "dotnet": ".NET"}  # loaders of the reference that do not exist here
 KINDS = ("python", "process", "native")
-TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` of a file are taken out before
+TOP_KEYS = ("modules", "links", "loaders", "$schema")  # ``include`` and ``defaults`` have been resolved before
 MODULE_KEYS = ("name", "loader", "args", "queue", "restart", "stuck_after_s")
 BUFFER_OPTIONS = ("retain_bytes", "retain_age_s")
 LINK_OPTIONS = (
@@ -50,12 +51,12 @@ LINK_KEYS = ("source", "sink", "filter", "buffer", "error", *LINK_OPTIONS)
 
 @dataclass(frozen=True, slots=True)
 class QueueOptions:
-    """How a module's queue behaves: its length, and what a publisher meets when it is full."""
+    """A module's queue: its length, and what happens to a publisher when it is full."""
 
     depth: int = 1024
     overflow: Overflow = Overflow.BLOCK
     timeout_s: float | None = None
-    priority: int = 0  # of those linked to one source, who is less gets a message first
+    priority: int = 0  # of the sinks of one source, those with a lower number get a message first
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "overflow", choose(Overflow, self.overflow, "overflow"))
@@ -63,7 +64,7 @@ class QueueOptions:
 
 @dataclass(frozen=True, slots=True)
 class LoaderEntry:
-    """A loader under a name of the user's, with what all its modules share."""
+    """A loader that the user has named, with the options that its modules share."""
 
     name: str
     kind: str
@@ -72,14 +73,14 @@ class LoaderEntry:
 
 @dataclass(frozen=True, slots=True)
 class ModuleEntry:
-    """One module: what makes it, its args and how it is looked after."""
+    """One module: its loader, its args and its supervision."""
 
     name: str
     loader: str
     entrypoint: Any
     args: Any = None
     queue: QueueOptions = field(default_factory=QueueOptions)
-    restart: Restart | None = None  # None: what is usual for its kind
+    restart: Restart | None = None  # None: the default of its kind
     stuck_after_s: float | None = 10.0
     where: tuple[str, str | None] = field(default=("", None), compare=False)  # its path, and its file
 
@@ -92,7 +93,8 @@ class Configuration:
     links: tuple[Link, ...] = ()
     loaders: tuple[LoaderEntry, ...] = ()
     file: str | None = None
-    files: tuple[str, ...] = field(default=(), compare=False)  # all that were read: this one, included ones, secrets
+    # all files that were read: this one, included ones, secrets
+    files: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -102,7 +104,7 @@ class Configuration:
 
 
 def is_address(end: str) -> bool:
-    """Whether a link's end is an address; what has no known scheme is a module's name."""
+    """Whether a link's end is an address; without a known scheme it is the name of a module."""
     return end.partition(":")[0] in address.ROOMS and ":" in end
 
 
@@ -114,7 +116,8 @@ def read(path: str | Path) -> Configuration:
 
 
 def _files(path: Path, within: tuple[Path, ...], files: list[Path]) -> list[Place]:
-    """A file's data with everything filled in, after those that it includes. All that is read is added to ``files``."""
+    """The data of a file with all values resolved, preceded by those of the files that it includes. Adds every file
+    read to ``files``."""
     if path.resolve() in within or len(within) >= MAX_INCLUDES:
         raise ConfigurationError(f"{path}: includes itself, or files nested more than {MAX_INCLUDES} deep")
     raw = _loaded(path)
@@ -135,7 +138,7 @@ def _files(path: Path, within: tuple[Path, ...], files: list[Path]) -> list[Plac
 
 
 def _check_defaults(place: Place) -> None:
-    """What would be wrong in every entry is told where it stands."""
+    """Check the defaults themselves, so that an error names them and not an entry."""
     place.only("module", "link")
     if "module" in place:
         module = place["module"]
@@ -175,7 +178,7 @@ def _yaml(text: str, path: Path) -> Any:
         raise ConfigurationError(f"{path}: YAML needs PyYAML: pip install 'penstock[yaml]'") from None
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Refuses a key that stands twice in one mapping."""
+        """Refuses a key that occurs twice in one mapping."""
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
             keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -194,7 +197,7 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 def from_json(text: str, file: str | None = None) -> Any:
-    """JSON as data; a key that stands twice is refused."""
+    """Parse JSON; a key that occurs twice is refused."""
     try:
         return json.loads(text, object_pairs_hook=_once)
     except json.JSONDecodeError as error:
@@ -231,8 +234,8 @@ def _toml(text: str, path: Path) -> Any:
 
 
 def parse(data: Any, *, file: str | None = None, partial: bool = False) -> Configuration:
-    """Plain data as a configuration. ``partial`` is for updates: either of modules and links may be missing, and
-    links may name modules that are there already."""
+    """Plain data as a configuration. ``partial`` is for updates: modules or links may be missing, and links may name
+    modules that exist already."""
     return _together([Place(data, "", file)], file, partial=partial)
 
 
@@ -293,7 +296,7 @@ def _module(place: Place, loaders: tuple[LoaderEntry, ...]) -> ModuleEntry:
 
 
 def _care(place: Place) -> tuple[QueueOptions, Restart | None, float | None]:
-    """How a module is looked after."""
+    """A module's supervision: its restart policy and ``stuck_after_s``."""
     return (
         _queue(place["queue"]) if "queue" in place else QueueOptions(),
         restart(place["restart"]) if "restart" in place else None,
@@ -342,22 +345,22 @@ def module_entry(data: Mapping[str, Any], loaders: tuple[LoaderEntry, ...]) -> M
 def with_care(
     entry: ModuleEntry, queue: QueueOptions | None, restart: Restart | None, stuck_after_s: float | None
 ) -> ModuleEntry:
-    """The same module, looked after as said here."""
+    """The same module with other supervision."""
     return replace(entry, queue=queue or QueueOptions(), restart=restart, stuck_after_s=stuck_after_s)
 
 
 def _queue(place: Place) -> QueueOptions:
     place.only("depth", "overflow", "timeout_s", "priority")
-    depth = place["depth"].whole(1, 1 << 20) if "depth" in place else 1024
+    depth = place["depth"].integer(1, 1 << 20) if "depth" in place else 1024
     overflow = (
         Overflow(place["overflow"].choice([o.value for o in Overflow])) if "overflow" in place else Overflow.BLOCK
     )
     timeout_s = place["timeout_s"].number(0, optional=True) if "timeout_s" in place else None
-    return QueueOptions(depth, overflow, timeout_s, place["priority"].whole(0, 255) if "priority" in place else 0)
+    return QueueOptions(depth, overflow, timeout_s, place["priority"].integer(0, 255) if "priority" in place else 0)
 
 
 def restart(place: Place) -> Restart:
-    """A policy by its name alone, or with its figures."""
+    """A restart policy, given by its name or as an object."""
     policies = [policy.value for policy in Policy]
     if isinstance(place.value, str):
         return Restart(Policy(place.choice(policies)))
@@ -365,7 +368,7 @@ def restart(place: Place) -> Restart:
     place.need("policy")
     figures: dict[str, Any] = {name: place[name].number(0) for name in ("backoff_s", "max_backoff_s") if name in place}
     if "limit" in place:
-        figures["limit"] = place["limit"].whole(1, optional=True)
+        figures["limit"] = place["limit"].integer(1, optional=True)
     with place.checking():
         return Restart(Policy(place["policy"].choice(policies)), **figures)
 
@@ -404,7 +407,7 @@ def _link_options(place: Place) -> LinkOptions:
         given["delivery"] = Delivery(place["delivery"].choice([one.value for one in Delivery]))
     for name in ("max_tries", "max_messages", "max_bytes"):
         if name in place:
-            given[name] = place[name].whole(1, optional=True)
+            given[name] = place[name].integer(1, optional=True)
     for name in ("backoff_s", "max_backoff_s", "ttl_s"):
         if name in place:
             given[name] = place[name].number(0, optional=name == "ttl_s")
@@ -440,7 +443,7 @@ def link_filter(place: Place) -> Filter:
         given["properties"] = _wanted_properties(place["properties"])
     for name in ("min_bytes", "max_bytes", "one_in"):
         if name in place:
-            given[name] = place[name].whole(0)
+            given[name] = place[name].integer(0)
     if "rate_per_s" in place:
         given["rate_per_s"] = place["rate_per_s"].number(0)
     if "predicate" in place:
@@ -466,7 +469,7 @@ def _wanted_properties(place: Place) -> dict[str, str | tuple[str, ...] | None]:
 
 
 def imported(place: Place) -> Any:
-    """What ``package.module:name`` names; the error says which part is not there."""
+    """The object that ``package.module:name`` names; the error says which part does not exist."""
     text = place.text()
     module, colon, name = text.partition(":")
     if not colon or not module or not name:
@@ -482,7 +485,7 @@ def imported(place: Place) -> Any:
     except Exception as error:
         told = f"importing {module!r} failed: {type(error).__name__}: {error}"
         if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
-            place.fail(told, error)  # a package that it wants is told by its cause as not installed
+            place.fail(told, error)  # the cause names a missing package that the module imports
     else:
         return found
     place.fail(told)

@@ -1,4 +1,4 @@
-"""Control messages: what a gateway and a module in another process say to each other. Bytes in, events out, no I/O.
+"""Control messages between a gateway and a module in another process. Bytes in, events out, no I/O.
 
 ::
 
@@ -72,7 +72,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The module's answer; DETACH when it leaves by its own will. An ERROR says in which step and why; in receive, at
+    """The module's answer; DETACH when the module leaves on its own. An ERROR says in which step and why; in receive,
+    at
     which messages: ``count`` from ``first`` on, as the process counts what it has got. A bare reply answers create."""
 
     status: Status
@@ -113,7 +114,7 @@ def encode(message: Control) -> bytes:
 
 
 def decode(data: bytes) -> Control:
-    """The control message that ``data`` is, no more and no less; ``ProtocolError`` says what is wrong."""
+    """The control message in ``data``, which must contain exactly one; ``ProtocolError`` says what is wrong."""
     kind, total = _head(data)
     if total != len(data):
         raise ProtocolError(f"a control message of {len(data)} bytes says it has {total}")
@@ -128,7 +129,7 @@ def decode(data: bytes) -> Control:
 
 
 class Decoder:
-    """Control messages out of a stream: feed it what arrived, take what is whole."""
+    """Splits a stream into control messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()

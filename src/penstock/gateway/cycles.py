@@ -1,9 +1,9 @@
 """Cycles: which nodes of a graph that grows and shrinks link by link lie on a common cycle. Pure; its owner guards it.
 
-A new link joins groups only if its end leads back to its beginning; a link that goes parts a group only if both its
-ends were in it. Nothing else is looked at again, so that a graph without cycles costs each link a short search. While
-many changes are made together (``defer`` to ``settle``), every new link passes for part of a cycle, and all are looked
-at once at the end.
+A new link merges groups only if its end leads back to its start; removing a link can split a group only if both ends
+were in it. Nothing else is examined again, so that in a graph without cycles each link costs a short search. While many
+changes are made together (``defer`` to ``settle``), every new link counts as part of a cycle, and the whole graph is
+examined once at the end.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Cycles(Generic[Node]):
         self._deferred: set[tuple[Node, Node]] | None = None
 
     def defer(self) -> None:
-        """Look at nothing until ``settle``."""
+        """Postpone all searches until ``settle``."""
         self._deferred = set()
 
     def settle(self) -> Iterable[Node]:
-        """Look at the whole graph; gives the nodes whose links may have become or ceased to be part of a cycle."""
+        """Examine the whole graph; returns the nodes whose links may have become or ceased to be part of a cycle."""
         self._deferred = None
         nodes = {*self._ahead, *self._back}
         graph = {node: tuple(self._ahead.get(node, ())) for node in nodes}
@@ -66,7 +66,7 @@ class Cycles(Generic[Node]):
         return new | {node for one in new for node in self._back.get(one, ()) if node in group} | {source}
 
     def part(self, source: Node, sink: Node) -> Iterable[Node]:
-        """Take a link away; gives the nodes whose group has changed."""
+        """Remove a link; returns the nodes whose group has changed."""
         for table, key, other in ((self._ahead, source, sink), (self._back, sink, source)):
             there = table.get(key, {})
             there.pop(other, None)
@@ -90,7 +90,7 @@ class Cycles(Generic[Node]):
             self._group[node] = group
 
     def _on_cycle_with(self, first: Node, last: Node, within: frozenset[Node] | None = None) -> frozenset[Node]:
-        """Every node on some way from ``first`` to ``last``; none where there is no way."""
+        """Every node on a path from ``first`` to ``last``; none if there is no path."""
         if first is not last and not self._leads(first, last):
             return frozenset()
         reached: set[Node] = _reach(self._ahead, first, within)
@@ -100,7 +100,7 @@ class Cycles(Generic[Node]):
         return frozenset(reached)
 
     def _leads(self, first: Node, last: Node) -> bool:
-        """Whether there is a way. Both ends are searched from by turns: the search is over when the smaller one is."""
+        """Whether there is a path. Searches from both ends in turn, and ends when the smaller search is exhausted."""
         ahead, back = {first}, {last}
         forward, backward = [first], [last]
         while forward and backward:

@@ -2,12 +2,14 @@
 
 ``Forwarder`` reads batches, publishes them as a module's own, marks what was published (``marks.py``), and
 acknowledges a batch when the mark says that it was handled. What was lost on the way is given back, to come again.
+While nobody is linked to the module it reads nothing: there is nobody who could handle it.
 ``Place`` is for sources that are read by position, as files are: it keeps on disk how far all was handled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import threading
@@ -21,11 +23,13 @@ from penstock.errors import ClosedError
 from penstock.gateway.errors import BrokerError
 from penstock.gateway.losses import last_loss
 from penstock.gateway.marks import Mark
+from penstock.gateway.module import Module
 from penstock.gateway.throttle import Throttle
 
 BATCH = 2048
 MARKED = 32  # so many are acknowledged together, and come again together
 IDLE_S = 0.2
+UNLINKED_S = 0.05  # between two looks whether somebody is linked to the source
 LOOK_S = 0.002  # how often marks are looked at while nothing comes
 HELD_LOOK_S = 0.02  # how often those are that wait for a message which is tried again
 log = logging.getLogger("penstock.gateway")
@@ -48,13 +52,14 @@ class Durable(Protocol):
 class Forwarder:
     """Carries a durable queue's messages into the gateway, on a thread of its own."""
 
-    def __init__(self, name: str, queue: Callable[[], Durable | None], publish: Callable[[Any], None],
-                 mark: Callable[[int, Mark | None], Mark], most: int = BATCH) -> None:  # fmt: skip
+    def __init__(self, module: Module, queue: Callable[[], Durable | None], publish: Callable[[Any], None],
+                 most: int = BATCH) -> None:  # fmt: skip
+        name = self._name = module.name
         self._most = most
-        self._name = name
         self._queue = queue
         self._publish = publish
-        self._mark = mark
+        self._mark = functools.partial(module.broker.mark, module)
+        self._is_linked = functools.partial(module.broker.linked, module)
         self._stopping, self._cut, self._ended = threading.Event(), threading.Event(), threading.Event()
         self._opened: Durable | None = None
         self._pending: deque[tuple[Mark | _Refused, Any, int, int]] = deque()
@@ -75,7 +80,8 @@ class Forwarder:
         self._helper.start()
 
     def stop(self) -> None:
-        """Read no more, and wait until what was read is acknowledged, or until ``cut``."""
+        """Read no more, and wait until what was read is acknowledged, or until ``cut``. What a sink failed at and tries
+        again, and what waits behind that, is not waited for: it stays with the queue, and comes again."""
         self._stopping.set()
         for thread in (self._thread, self._helper):
             if thread is not threading.current_thread() and thread.ident is not None:
@@ -113,9 +119,15 @@ class Forwarder:
                     self._busy.wait()  # asked after the clearing: the reader says either before it wakes this
 
     def _carry(self, queue: Durable) -> None:
-        while not self._cut.is_set() and (self._pending or self._held or not self._stopping.is_set()):
-            if not self._attempt(self._once, queue):
+        while not self._cut.is_set():
+            last = self._stopping.is_set()  # asked first: one look comes after it
+            if not self._attempt(self._once, queue) or (last and self._is_settled()):
                 return
+
+    def _is_settled(self) -> bool:
+        """Whether nothing is in flight but what waits for another try (``_held``, and what is behind the first one)."""
+        with self._using:
+            return not self._pending or self._pending[0][0].stalled
 
     def _attempt(self, function: Callable[[Durable], object], queue: Durable) -> bool:
         """Whether it can be called again."""
@@ -132,11 +144,14 @@ class Forwarder:
         batch, begin = self._left
         if self._stopping.is_set():
             self._cut.wait(LOOK_S)
+            self._held_look_s = 0.0
+        elif not self._is_linked():  # what is read now would go to nobody
+            self._stopping.wait(UNLINKED_S)
         elif begin == len(batch):
             with self._using:
                 batch = queue.read_many(self._most, LOOK_S if self._pending or self._held else IDLE_S)
             self._left = batch, 0
-        while self._left[1] < len(batch) and not self._stopping.is_set():
+        while self._left[1] < len(batch) and not self._stopping.is_set() and self._is_linked():
             self._publish_some(queue)
         if self._left[1] == len(batch):
             self._left = (), 0  # not kept: it may hold room of its queue
@@ -201,7 +216,7 @@ class Forwarder:
 class _Refused:
     """The mark of a message that was not published."""
 
-    lost, held = True, False
+    lost, held, stalled = True, False, False
 
     def handled(self) -> bool:
         """Never."""
@@ -238,6 +253,11 @@ class Place:
     def in_flight(self) -> int:
         """Places that were reached and not written yet."""
         return len(self._pending)
+
+    @property
+    def stalled(self) -> bool:
+        """Whether what comes next waits for another try of a sink."""
+        return bool(self._pending) and self._pending[0][0].stalled
 
     def settle(self) -> bool:
         """Write the last place up to which everything was handled; called when ``reached`` has told of all that was

@@ -11,7 +11,6 @@ them, and come again after a crash.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -40,9 +39,8 @@ class Endpoint(Module):
     def __init__(self, text: str) -> None:
         self.name = address.without_secrets(text)
         self._text = text
-        parsed = address.parse(text)
-        self._waits = parsed.scheme == "broker"  # whose server may come later
-        self.durable = self._waits and "queue" in parsed.options and "ack" not in parsed.options
+        self._waits = address.parse(text).scheme == "broker"  # whose server may come later
+        self.durable = is_durable(text)
         self._options: dict[str, Any] = {"ack": "manual"} if self.durable else {}
         self._subscriber: Subscriber | None = None
         self._publisher: Publisher | None = None
@@ -116,7 +114,7 @@ class Endpoint(Module):
 
     def _read(self) -> None:
         if self.durable:
-            self._reader = Forwarder(self.name, self._queue, self._forward, functools.partial(self.broker.mark, self))
+            self._reader = Forwarder(self, self._queue, self._forward)
         else:
             self._reader = _Reader(self)
         self._reader.start()
@@ -170,6 +168,12 @@ class Endpoint(Module):
         for handle in (self._subscriber, self._publisher):
             if handle is not None:
                 handle.close()
+
+
+def is_durable(text: str) -> bool:
+    """Whether what comes from an address is kept there until it was handled."""
+    parsed = address.parse(text)
+    return parsed.scheme == "broker" and "queue" in parsed.options and "ack" not in parsed.options
 
 
 class _Reader:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from penstock._core.gateway import GatewayMessage
@@ -47,3 +48,11 @@ class DrainError(PenstockError, TimeoutError):
     has not come back from one call in all that time."""
 
     hung = False
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line: the kind of error and its text. What the gateway says itself needs no kind."""
+    told = str(error) if isinstance(error, ModuleError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError) and error.errno and (what := os.strerror(error.errno)) not in told:
+        told = f"{told} ({what})"
+    return " ".join(told.split())

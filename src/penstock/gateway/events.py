@@ -1,9 +1,9 @@
-"""Events: what happened to a gateway, told on a thread of their own.
+"""Events of a gateway, delivered to callbacks on a thread of their own.
 
 Callbacks run in order of registration, one event after the other, with (gateway, event, context, parameter); one that
-raises is logged and the next ones still run. The thread begins with the first event that anybody wants and ends after
-DESTROYED. Waiting events are bounded: beyond ``MAX_WAITING`` the tellings of failures are dropped and counted, the
-four of a gateway's life never.
+raises is logged and the next ones still run. The thread starts with the first event that has a callback and ends after
+DESTROYED. Waiting events are bounded: beyond ``MAX_WAITING`` events about failures are dropped and counted, but never
+the four of a gateway's life cycle.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Events:
             self._callbacks = [*self._callbacks, (Event(event), callback, parameter)]
 
     def wanted(self, event: Event) -> bool:
-        """Whether anybody asked for it."""
+        """Whether it has a callback."""
         return any(wanted is event for wanted, _, _ in self._callbacks)
 
     def tell(self, event: Event, context: Any = None) -> None:
-        """Queue an event; costs nothing when nobody asked for it."""
+        """Queue an event, if it has a callback."""
         with self._condition:
             if self._closed or not self.wanted(event):
                 return
@@ -78,14 +78,15 @@ class Events:
             self._condition.notify_all()
 
     def wait_told(self, deadline: Deadline) -> None:
-        """Wait for the callbacks of everything told so far. From a callback: no waiting."""
+        """Wait for the callbacks of all events so far. Called from a callback, it does not wait."""
         if threading.current_thread() is self._thread:
             return
         with self._condition:
             self._condition.wait_for(lambda: not self._waiting and not self._calling, deadline.left_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for the callbacks of everything told so far; nothing is told after. From a callback: no waiting."""
+        """Wait for the callbacks of all events so far; no events are delivered afterwards. Called from a callback, it
+        does not wait."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()

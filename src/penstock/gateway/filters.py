@@ -2,11 +2,11 @@
 
 A filter is a conjunction; its parts run in the order cheapest first, and the two that count (``one_in``, then
 ``rate_per_s``) see only what the others let through. Filters run where the message is published, before the sink's
-queue, so that a slow sink behind a sparse link stops nobody. A predicate that raises lets the message through to no
-one and is counted as an error of that link.
+queue, so that a slow sink with a strict filter blocks nobody. A predicate that raises counts as false, and as an error
+of that link.
 
-One link's filter is called by any thread that publishes from its source; the GIL makes each step whole, so counts may
-be off by no more than the threads that publish at the same instant.
+A filter is called by any thread that publishes from the link's source. The GIL makes each step atomic, so the counts
+are off by at most the number of threads that publish at the same moment.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Filter:
 
 
 def any_of(predicates: Sequence[Predicate]) -> Predicate:
-    """What two links between the same modules let through together: each sees the message, one yes is enough."""
+    """The filter of two links between the same modules: both see the message, and one yes is enough."""
     if len(predicates) == 1:
         return predicates[0]
 

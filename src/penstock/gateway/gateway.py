@@ -245,10 +245,15 @@ class Gateway:
         return [one.module for one in kept if one is not None and one.module is not None]
 
     def _drain(self, group: tuple[str, ...], modules: list[Any], deadline: Deadline) -> bool:
-        if self.broker.drain(modules, deadline.left_s):
+        """Whether these modules have handled what they got. What durable sources keep is not waited for: those have
+        stopped, and it comes with the next start."""
+        workers = [self.broker.worker_of(module) for module in modules]
+        for worker in workers:
+            worker.let_go()
+        if self.broker.drain([worker.module for worker in workers if not worker.backed], deadline.left_s):
             return True
-        loop = "the cycle of " if len(group) > 1 else ""
-        log.warning("%s%s still had messages when the time was over; they are dropped", loop, " and ".join(group))
+        told = f"the cycle of {' and '.join(group)}" if len(group) > 1 else group[0]
+        log.warning("%s still had messages when the time was over; what no durable source keeps is dropped", told)
         return False
 
     # ---- modules
@@ -366,6 +371,10 @@ class Gateway:
             stored = self.broker.worker_of(kept.module).has_durable_sources
             drain = drain and not (stored and buffered.keys() >= set(self._table.sources_to(name)))
         self._resume_all((kept,))
+        worker = self.broker.worker_of(kept.module)
+        worker.let_go()  # what durable sources keep need not be tried until it is handled
+        if isinstance(kept.module, Buffer):
+            kept.module.kill()  # its sink goes on, and may be in trouble: what it has not handled stays stored
         remove = functools.partial(
             self.broker.remove_module, kept.module, steps=True, done=lambda worker: self._gone(kept)
         )
@@ -380,6 +389,7 @@ class Gateway:
                 remove(drain=False, timeout=0)
         except BaseException:
             kept.removing = False
+            worker.let_go(kept=False)
             with self._lock:
                 self._sync(self._sources_of(name))
             for link in buffered.values():

@@ -20,7 +20,7 @@ from typing import Any
 from penstock._core.gateway import GatewayMessage
 from penstock.gateway.broker import ModuleBroker
 from penstock.gateway.configuration import ModuleEntry
-from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed
+from penstock.gateway.errors import BrokerError, MessageFailed, StepFailed, reason_of
 from penstock.gateway.events import Event
 from penstock.gateway.loaders import Recipe
 from penstock.gateway.supervision import Policy, Restart, Supervisor
@@ -271,8 +271,8 @@ class Keeper:
             log.error("module %r failed %d times; it is not started again", kept.shown, kept.supervisor.failures)
 
     def _told(self, kept: Kept, step: str, error: BaseException) -> None:
-        first = kept.supervisor.failures == 0
-        kept.throttle.error("module %r failed in %s: %s", kept.shown, step, error, exc_info=error if first else None)
+        if kept.throttle.error("module %r failed in %s: %s", kept.shown, step, reason_of(error)):
+            log.debug("module %r: where it failed", kept.shown, exc_info=error)
         self._tell(Event.MODULE_FAILED, (kept.shown, step, error))
 
     # ---- the thread

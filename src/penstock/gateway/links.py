@@ -1,8 +1,8 @@
-"""The link table: who sends to whom. Pure data, no threads; its owner guards it.
+"""The link table: which source sends to which sinks. Pure data, no threads; its owner guards it.
 
-A star link (source ``"*"``) joins every other module to its sink, those added later included. Explicit and star links
-are two sets; what a message follows is one computed set of sinks for its source, so a pair joined by both delivers
-once, and removing either leaves the other.
+A star link (source ``"*"``) links every other module to its sink, including modules added later. Explicit and star
+links are kept in two sets, from which the set of sinks of each source is computed. So a pair that is linked both ways
+gets a message once, and removing one of the links leaves the other.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Node = TypeVar("Node", bound=Hashable)
 
 
 class Delivery(enum.StrEnum):
-    """What a link promises."""
+    """The delivery guarantee of a link."""
 
-    AT_MOST_ONCE = "at_most_once"  # a message that the sink fails at is lost to it, counted and told
-    AT_LEAST_ONCE = "at_least_once"  # it is tried again, and its source knows when it was handled
+    AT_MOST_ONCE = "at_most_once"  # a message at which the sink fails is lost to it; this is counted and reported
+    AT_LEAST_ONCE = "at_least_once"  # such a message is redelivered, and its source knows when it was handled
 
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:
-    """How a link delivers. ``delivery`` None: at least once from a durable source and where it is said how a message is
-    tried again, else at most once.
+    """How a link delivers. ``delivery=None``: at least once from a durable source and if options of redelivery are
+    given, else at most once.
 
-    A message that fails is tried again after ``backoff_s``, doubled each time up to ``max_backoff_s``, and after
-    ``max_tries`` (None: never) goes to the sink's output ``error``. ``ordered``: those behind it wait meanwhile.
-    ``ttl_s``: what has waited longer is dropped. ``max_messages`` and ``max_bytes`` bound what waits of this link;
-    ``overflow`` (block or drop_newest) says what a publisher meets there.
+    A message that fails is redelivered after ``backoff_s``, doubled each time up to ``max_backoff_s``; after
+    ``max_tries`` (None: no limit) it goes to the sink's output ``error``. ``ordered``: later messages wait meanwhile.
+    ``ttl_s``: messages that have waited longer are dropped. ``max_messages`` and ``max_bytes`` bound the waiting
+    messages of this link; ``overflow`` (block or drop_newest) says what happens at that bound.
     """
 
     delivery: Delivery | None = None
@@ -69,16 +69,16 @@ class LinkOptions:
 
     @property
     def tries_again(self) -> bool:
-        """Whether it says how a message is tried again."""
+        """Whether options of redelivery are given."""
         return self.max_tries is not None or self.ordered or (self.backoff_s, self.max_backoff_s) != (0.1, 30.0)
 
     def chosen(self, durable: bool) -> LinkOptions:
-        """The same with a ``delivery``, for a source that is ``durable`` or not."""
+        """The same options with ``delivery`` set, depending on whether the source is ``durable``."""
         return _chosen(self, durable) if self.delivery is None else self
 
     @property
     def bounded(self) -> bool:
-        """Whether it bounds what waits of the link."""
+        """Whether it bounds the link's waiting messages."""
         return self.max_messages is not None or self.max_bytes is not None
 
 
@@ -95,7 +95,8 @@ def _chosen(options: LinkOptions, durable: bool) -> LinkOptions:
 class Link:
     """From ``source`` (a name, an output ``NAME.OUTPUT``, an address or ``"*"``) to ``sink`` (a name or an address).
 
-    ``buffer`` (``journal:DIRECTORY``) stores what is on its way; ``error`` gets what the sink fails at for good."""
+    ``buffer`` (``journal:DIRECTORY``) stores the messages on their way; ``error`` gets those at which the sink fails
+    for good."""
 
     source: str
     sink: str
@@ -114,7 +115,7 @@ class Link:
 
     @property
     def ends(self) -> tuple[str, str]:
-        """What makes a link the same link."""
+        """The key that identifies a link."""
         return self.source, self.sink
 
 
@@ -122,11 +123,11 @@ class LinkTable:
     """Names in order of adding, and the links between them, found by either end."""
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}  # with a number that grows: the order of adding
+        self._names: dict[str, int] = {}  # with a growing number: the order of adding
         self._links: dict[tuple[str, str], Link] = {}
         self._from: dict[str, dict[str, Link]] = {}
         self._to: dict[str, dict[str, Link]] = {}
-        self._outputs: dict[str, dict[str, None]] = {}  # module to its named outputs that links name
+        self._outputs: dict[str, dict[str, None]] = {}  # for each module, its named outputs that links use
         self._starless: set[str] = set()
         self._added = 0
 
@@ -145,7 +146,7 @@ class LinkTable:
         return [*dict.fromkeys((*(source for source in direct if source != STAR), *stars))]
 
     def options(self, source: str, sink: str) -> LinkOptions:
-        """How the link delivers; an explicit link's word goes before the star's."""
+        """The options of the link; those of an explicit link take precedence over a star link's."""
         link = self._links.get((source, sink)) or self._links.get((STAR, sink))
         return link.options if link is not None else DEFAULT
 
@@ -171,14 +172,14 @@ class LinkTable:
         return bool(self._from.get(name) or self._to.get(name))
 
     def add_name(self, name: str, passes_stars: bool = True) -> None:
-        """A module that links may join; whether star links lead from it too."""
+        """Add a module to the table; the flag says whether star links lead from it."""
         self._added += 1
         self._names[name] = self._added
         if not passes_stars:
             self._starless.add(name)
 
     def remove_name(self, name: str) -> None:
-        """Forget the module and every link that names it."""
+        """Remove the module and every link that names it."""
         leaving = [link for source in self.sources_within(name) for link in self._from.get(source, {}).values()]
         del self._names[name]
         self._starless.discard(name)
@@ -188,7 +189,7 @@ class LinkTable:
                 self.remove(*link.ends)
 
     def add(self, link: Link) -> None:
-        """Join; the same ends again take the new filter."""
+        """Add a link; one with the same ends is replaced."""
         self._links[link.ends] = link
         self._from.setdefault(link.source, {})[link.sink] = link
         self._to.setdefault(link.sink, {})[link.source] = link
@@ -196,7 +197,7 @@ class LinkTable:
             self._outputs.setdefault(self.owner(link.source), {})[link.source] = None
 
     def remove(self, source: str, sink: str) -> None:
-        """Part them; KeyError when they were not joined."""
+        """Remove a link; KeyError if there is none."""
         del self._links[(source, sink)]
         for table, key, other in ((self._from, source, sink), (self._to, sink, source)):
             del table[key][other]
@@ -232,10 +233,10 @@ def _together(filters: Iterable[Filter | None]) -> tuple[Filter, ...]:
 
 
 def drain_order(graph: Mapping[Node, Iterable[Node]]) -> list[tuple[Node, ...]]:
-    """Groups of modules in link order: who comes later is fed only by who came earlier or by his own group.
+    """Groups of modules in link order: a group receives only from earlier groups or from itself.
 
-    A group of more than one is a cycle: nobody in it can be done before the others. (Tarjan's strongly connected
-    components come out with sinks first, so the list is turned round.)
+    A group of more than one module is a cycle: none of them can finish before the others. (Tarjan's algorithm yields
+    strongly connected components with the sinks first, so the list is reversed.)
     """
     order = {name: number for number, name in enumerate(graph)}
     index: dict[Node, int] = {}

@@ -29,6 +29,12 @@ class Recipe:
         """The name as it may be told: that of an endpoint is an address."""
         return without_secrets(self.name)
 
+    @property
+    def durable(self) -> bool:
+        """Whether the module will be a durable source, as far as its class tells."""
+        durable_with = getattr(self.build, "durable_with", None)
+        return bool(durable_with(self.configuration) if durable_with else getattr(self.build, "durable", False))
+
     def make(self, broker: Outlet) -> Any:
         """A module that has been created; ``ModuleError`` names it and the step that failed."""
         try:

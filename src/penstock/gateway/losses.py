@@ -1,9 +1,9 @@
-"""Losses: a number for each time that messages were lost on at_least_once links, or one of them was put aside to be
-tried again, in the order in which it happens.
+"""Losses: numbers, in order of time, the events in which messages on at_least_once links were lost or put aside for
+redelivery.
 
-Who keeps messages until they were handled asks for the last number before he publishes them. A module (or an output,
-from which a link was taken) with a greater one has lost something since, perhaps them; a message that was put aside
-with a smaller one is none of them.
+A durable source keeps messages until they were handled. It notes the last number before it publishes them. If a module
+(or an output from which a link was removed) has a greater number, it has lost something since, perhaps these messages.
+A message that was put aside with a smaller number is not one of them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def number_aside() -> int:
 
 
 def note_loss(worker: Worker) -> None:
-    """A module has lost messages."""
+    """Note that a module has lost messages."""
     global _last  # noqa: PLW0603
     with _lock:
         _last += 1
@@ -40,7 +40,7 @@ def note_loss(worker: Worker) -> None:
 
 
 def note_parting(output: Output) -> None:
-    """What the output published may have missed a sink."""
+    """Note that a link of the output was removed, so that its messages may have missed a sink."""
     global _last  # noqa: PLW0603
     with _lock:
         _last += 1

@@ -12,7 +12,8 @@ number there, further on by the time when it was put aside. Other marks go on (`
 
 A mark may wait for more than its own messages (those of others in front of them), never for less. It is ``lost`` when a
 module that it passes has lost messages, or a link on its way was taken away, after its messages were taken at the
-source, however late the mark comes there: its source does not acknowledge, and what it holds comes again. For that,
+source, however late the mark comes there: its source does not acknowledge, and what it holds comes again. So it is
+when nobody is linked to its source: nobody has handled what went nowhere. For that,
 losses are numbered in the order in which they happen (``losses.py``), and a source asks for the number before it
 publishes.
 """
@@ -37,6 +38,7 @@ class Mark:
     def __init__(self, worker: Worker, since: int, after: Mark | None = None) -> None:
         self.lost = False
         self.held = False  # by a message that is tried again, as far as the last look could tell
+        self.stalled = False  # held, or behind such a message in a sink's queue
         self.published: dict[int, int] = {}  # by the source's outputs, each by its id
         self._since = since
         self._after = after.published if after is not None else {}
@@ -45,13 +47,14 @@ class Mark:
         self._known: set[Worker] = set()
         self._steps = 0
         self._follow(worker)
+        self.lost = self.lost or not any(output.sinks for output in (worker.output, *worker.outputs.values()))
 
     def handled(self) -> bool:
         """Whether all of it was handled. Looks once; ask again."""
         while self._waits:
             wait = self._waits[-1]
             over = wait.over()
-            self.held = wait.held
+            self.held, self.stalled = wait.held, wait.stalled
             if self.lost or wait.lost:  # asked last: what is over may have been lost on its last step
                 self.lost = True
                 return False
@@ -89,7 +92,7 @@ class _Wait:
 
     def __init__(self, output: Output, sink: Worker, since: int, after: dict[int, int]) -> None:
         self.sink = sink
-        self.held = False
+        self.held = self.stalled = False
         self._source = output.port.id
         self._first, self._last = after.get(output.port.id, 0) + 1, output.port.published
         self._since = since
@@ -107,8 +110,9 @@ class _Wait:
 
     def over(self) -> bool:
         """Whether it has come so far, in a process of its own included."""
-        sink, self.held = self.sink, False
+        sink, self.held, self.stalled = self.sink, False, False
         if sink.taken < self._place and sink.waiting:
+            self.stalled = sink.retrying
             return False
         mark = getattr(sink.module, "mark_sent", None)
         if mark is not None:
@@ -122,6 +126,7 @@ class _Wait:
         self.held = any(self._may_be(message) for message, _, _ in list(sink.given_back)) or any(
             one.number > self._since and self._may_be(one.message) for one in list(sink.aside)
         )
+        self.stalled = self.held
         if self.held:
             return False
         return mark is None or self._state == (sink.module, sink.resent)

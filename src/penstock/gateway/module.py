@@ -34,6 +34,9 @@ class Outlet(Protocol):
         """What ``source`` has published so far, after the loss ``since`` and the mark ``after``, to ask whether it was
         ``handled()``."""
 
+    def linked(self, source: Any, /) -> bool:
+        """Whether anybody gets what ``source`` publishes. A durable source takes nothing from its input until then."""
+
     def note_refused(self, source: Any, /) -> None:
         """What ``source`` had to publish for messages that count as handled was refused: those are to come again."""
 
@@ -53,6 +56,8 @@ class Module:
     on_failure: Callable[[BaseException], object] | None = None
     #: Whether what it publishes is kept where it came from until it was handled: its links then deliver at least once.
     durable: bool = False
+    #: Messages that it keeps on disk and that were not handled yet (a property; any thread may ask for it).
+    backlog: int = 0
     #: Whether what it publishes inside ``receive`` may come from earlier messages too, which count as handled by then.
     gathers: ClassVar[bool] = False
     #: Whether it has a thread or process of its own, which is started again when it fails unless a policy was chosen.
@@ -69,6 +74,11 @@ class Module:
     def parse(cls, args: Any) -> Any:
         """The configuration out of the ``args`` of the gateway's file; raise ValueError to refuse them."""
         return {} if args is None else args
+
+    @classmethod
+    def durable_with(cls, configuration: Any) -> bool:
+        """Whether a module of this configuration is ``durable``, where that depends on it: known before it is made."""
+        return cls.durable
 
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Take the broker and the configuration that ``parse`` gave."""
@@ -90,7 +100,8 @@ class Module:
 
     def publish(self, content: Any = b"", properties: Mapping[str, str] | None = None, output: str = "") -> None:
         """Send to whoever is linked to this module, or to its ``output`` of that name (``NAME.OUTPUT`` in a link). A
-        GatewayMessage without new properties goes as it is. With an ``output_type``, objects of it are sent."""
+        GatewayMessage without new properties goes as it is. With an ``output_type``, objects of it are sent. What goes
+        to the output ``dropped`` is counted as filtered by this module."""
         if self.output_type is not None and not isinstance(content, GatewayMessage):
             content = self._codec("output_type").encode(content)
         if properties is not None or not isinstance(content, GatewayMessage):
@@ -99,7 +110,6 @@ class Module:
             self.broker.publish_output(self, output, content)
         else:
             self.broker.publish(self, content)
-
 
     def value(self, message: GatewayMessage) -> Any:
         """The message as an object of the ``input_type``; ``DecodeError`` where it is none, which is a failure of

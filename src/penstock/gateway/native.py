@@ -1,7 +1,7 @@
 """The loader ``native``: a module in a shared library with the C interface of ``penstock_module.h``.
 
-The library is called without the GIL; what it publishes takes it again. A library is loaded once a process and stays:
-unloading code that may still run is not safe.
+The library is called without the GIL; its publish function takes the GIL again. A library is loaded once a process and
+stays: unloading code that may still run is not safe.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Api(ctypes.Structure):
 
 
 def load(entrypoint: Place) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
-    """Open the library and check its table; how to build a module of it and how to parse its args."""
+    """Open the library and check its table; returns functions that build a module and that parse its args."""
     if isinstance(entrypoint.value, Mapping):
         entrypoint.only("module.path")
         entrypoint.need("module.path")
@@ -86,7 +86,7 @@ class NativeModule(Module):
         self._api = api
         self._path = path
         self._module: int | None = None
-        # Kept as long as this object: the library holds their addresses.
+        # Kept alive with this object, because the library holds their addresses.
         self._host = _Host(VERSION, _PUBLISH(self._publish), _LOG(self._log))
 
     def create(self, broker: Outlet, configuration: Any) -> None:

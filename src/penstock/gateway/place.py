@@ -1,4 +1,4 @@
-"""A value in a configuration and where it stands, so that what is wrong can be told by its path."""
+"""A value in a configuration together with its path, so that errors can name the path."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.gateway.errors import ModuleError
 
 
 class ConfigurationError(InvalidArgument):
-    """A gateway's description cannot be right; the text names the file and the line, or the path of the value."""
+    """A gateway's configuration is wrong; the text names the file and the line, or the path of the value."""
 
 
 def located(where: tuple[str, str | None], error: Exception) -> Exception:
-    """The same error, told with the path and the file of what it is about."""
+    """The same error with the path and the file that it is about."""
     place = ": ".join(part for part in reversed(where) if part)
     if not place or isinstance(error, ConfigurationError) or str(error).startswith(place):
         return error
@@ -43,7 +43,7 @@ class Place:
 
     @contextmanager
     def checking(self) -> Iterator[None]:
-        """What is refused inside is told with this path."""
+        """Add this path to errors raised inside."""
         try:
             yield
         except ConfigurationError:
@@ -75,19 +75,19 @@ class Place:
         return [place[index] for index in range(len(place.value))]
 
     def only(self, *names: str) -> None:
-        """Refuse keys that mean nothing here."""
+        """Refuse unknown keys."""
         for key in self.mapping():
             if key not in names:
                 self[key].fail(f"is not known here; {nearest(str(key), names)}")
 
     def need(self, *names: str) -> None:
-        """Refuse the lack of a key."""
+        """Refuse a missing key."""
         for name in names:
             if name not in self:
                 Place(None, f"{self.path}.{name}".lstrip("."), self.file).fail("is missing")
 
     def text(self) -> str:
-        """A text with something in it."""
+        """A text that is not empty."""
         if not isinstance(self.value, str):
             self.fail(f"is a text, not {_kind(self.value)}")
         if not self.value or "\0" in self.value:
@@ -102,7 +102,7 @@ class Place:
         return text
 
     def number(self, least: float = -math.inf, *, optional: bool = False) -> Any:
-        """A number of at least ``least``; null where that means something."""
+        """A number of at least ``least``; with ``optional`` also null."""
         if self.value is None and optional:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
@@ -111,8 +111,8 @@ class Place:
             self.fail(f"is {self.value}; it must be {least} or more")
         return float(self.value)
 
-    def whole(self, least: int, most: int = 1 << 62, *, optional: bool = False) -> Any:
-        """A whole number between two bounds; null where that means something."""
+    def integer(self, least: int, most: int = 1 << 62, *, optional: bool = False) -> Any:
+        """An integer between two bounds; with ``optional`` also null."""
         if self.value is None and optional:
             return None
         if isinstance(self.value, bool) or not isinstance(self.value, int):

@@ -1,12 +1,12 @@
 """The loader ``process``: a module in a process of its own, over the control protocol and shared memory.
 
 In the gateway such a module is a ``ProcessModule``: ``receive_many`` writes frames to the channel ``URI.in``; a thread
-of its own publishes what comes by ``URI.out`` and watches the control socket. Every message sent is kept until the
-counter that the child shares shows it handled, so a death loses only the message in hand: that one is counted, the
-others are sent again to the next child (``unhandled``).
+of its own publishes what arrives on ``URI.out`` and watches the control socket. Every message sent is kept until the
+counter that the child shares shows that it was handled. So when the child dies, only the message being handled is lost
+and counted; the others are sent again to the next child (``unhandled``).
 
 Entry point: ``"package.module:Class"``, or an object with ``class`` (run by ``child.py``), or with ``activation``:
-``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (somebody else starts it); ``control_id`` is then
+``"launch"`` with ``path`` and ``args`` (any program), or ``"none"`` (it is started by others); ``control_id`` is then
 the path of the socket that it connects to. Also ``timeout_ms``, ``grace_period_ms``, ``slots``, ``max_message_bytes``
 (larger ones go in pieces).
 """
@@ -51,7 +51,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the process comes to be and how long to wait for it."""
+    """How the process is started and how long to wait for it."""
 
     kind: str | None = None
     path: str | None = None
@@ -73,7 +73,7 @@ def load(
 
 
 def check(entrypoint: Place, shared: Mapping[str, Any], args: Place) -> None:
-    """What only the process would find out: that its class is there and takes its args."""
+    """Check beforehand what otherwise only the process would find: that its class exists and accepts its args."""
     launch = _launch(entrypoint, shared, False)
     if launch.kind is None:
         return
@@ -114,9 +114,9 @@ def _launch(place: Place, shared: Mapping[str, Any], exit_on_failure: bool) -> L
         if name in place:
             given[unit] = place[name].number(1) / 1000
     if "slots" in place:
-        given["slots"] = place["slots"].whole(2, 1 << 16)
+        given["slots"] = place["slots"].integer(2, 1 << 16)
     if "max_message_bytes" in place:
-        given["max_message_bytes"] = place["max_message_bytes"].whole(64, 1 << 30)
+        given["max_message_bytes"] = place["max_message_bytes"].integer(64, 1 << 30)
     return Launch(**given)
 
 
@@ -124,27 +124,28 @@ class ProcessModule(Module):
     """The stand-in of a module that lives in another process."""
 
     restarts = True
-    accounted = False  # somebody has counted what it left unhandled
+    accounted = False  # set when its unhandled messages have been counted
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
         self._unframer = carriage.Unframer()
         self._throttle = Throttle(log)
         self.sent = 0
-        self._window: deque[tuple[Sequence[GatewayMessage], int]] = deque()  # sent together, and how often it was tried
-        self._first = 0  # how many were sent before those in the window
+        # messages sent together, and how often each was tried
+        self._window: deque[tuple[Sequence[GatewayMessage], int]] = deque()
+        self._first = 0  # messages sent before those in the window
         self._window_lock = threading.Lock()
         self._failures_told = self._failures_heard = 0
         self._closing = threading.Event()
         self._closed = self._pumping = self._abandoned = False
-        self._handing_over = threading.Lock()  # who of the two threads closes everything
+        self._handing_over = threading.Lock()  # decides which of the two threads closes everything
         self._handled = self._begun = 0
         self._seen_handled, self._seen_s = -1, 0.0
-        self._passes = 0  # times the pump found nothing more to read
+        self._passes = 0  # how often the pump has read everything
         self.dead: BaseException | None = None
-        self._answered = threading.Event()  # to start, or nobody will
+        self._answered = threading.Event()  # set when the process has answered start, or will not any more
         self._answer_lock = threading.Lock()
-        self._starting = self._awaited = False  # it was told to start and has not answered; somebody waits for that
+        self._starting = self._awaited = False  # start was sent and not answered yet, and a thread waits for the answer
         self._start_error: BaseException | None = None
         self._publishing, self._published = False, 0
         self.process: subprocess.Popen[bytes] | None = None
@@ -152,7 +153,7 @@ class ProcessModule(Module):
     # ---- life
 
     def create(self, broker: Outlet, configuration: Any) -> None:
-        """Start the process, have it make the module, wait for its answer."""
+        """Start the process, let it create the module, and wait for its answer."""
         super().create(broker, configuration)
         with contextlib.ExitStack() as undo:
             uri = f"shm:/gateway-{os.getpid()}-{next(_numbers)}"
@@ -180,7 +181,7 @@ class ProcessModule(Module):
         self._thread.start()
 
     def start(self) -> None:
-        """Have the process start the module, and wait for its answer; programs of another kind give none."""
+        """Let the process start the module, and wait for its answer; programs other than ours may give none."""
         self._starting = self._awaited = self._launch.kind is not None
         self._send(control.Start())
         if not self._awaited:
@@ -221,7 +222,7 @@ class ProcessModule(Module):
     def _send_messages(self, messages: Sequence[GatewayMessage], tries: int) -> None:
         handled = self.handled
         with self._window_lock:
-            if self._failures_heard >= self._failures_told:  # else one of them is still to be given back
+            if self._failures_heard >= self._failures_told:  # otherwise a failure is still to be reported
                 while self._window and self._first + len(self._window[0][0]) <= handled:
                     self._first += len(self._window.popleft()[0])
             self._window.append((messages, tries))
@@ -233,7 +234,7 @@ class ProcessModule(Module):
         except ClosedError:
             if self.dead is None:
                 raise
-        if self.dead is not None:  # it died while this waited; the next one gets them from the window
+        if self.dead is not None:  # it died while this waited; the next process gets them from the window
             raise ModuleError(f"module {self.name!r}: {self.dead}") from self.dead
 
     @property
@@ -253,12 +254,13 @@ class ProcessModule(Module):
             return [message for message, _ in self._sent_from(done + in_hand)]
 
     def _sent_from(self, number: int) -> Iterator[tuple[GatewayMessage, int]]:
-        """Those of the window from a number on, with the times that each was tried. Under its lock."""
+        """The messages of the window from a number on, with their tries. Called under its lock."""
         each = ((message, tries) for messages, tries in self._window for message in messages)
         return itertools.islice(each, max(0, number - self._first), None)
 
     def mark_sent(self) -> Callable[[], bool]:
-        """A function that says whether what was sent so far was handled, and what the process said to it published."""
+        """A function that says whether everything sent so far was handled, and what the process sent in reply was
+        published."""
         sent, wanted = self.sent, None
 
         def handled() -> bool:
@@ -288,7 +290,7 @@ class ProcessModule(Module):
         return False
 
     def seconds_in_hand(self, now_s: float) -> float:
-        """How long the process has been at the message in its hand, as far as those who looked can tell."""
+        """For how long the process has been handling its current message, as far as callers of this have observed."""
         done = self.handled
         if (self._begun <= done and not self._starting) or done != self._seen_handled:
             self._seen_handled, self._seen_s = done, now_s
@@ -300,7 +302,7 @@ class ProcessModule(Module):
             self.process.kill()
 
     def end(self) -> None:
-        """End the process in order, by force after the grace period. What it says last is still published."""
+        """End the process gracefully, by force after the grace period. Its last messages are still published."""
         if self._closing.is_set():
             return
         self._closing.set()
@@ -320,22 +322,23 @@ class ProcessModule(Module):
         return self.dead is None and self.process is not None and self.process.returncode == -signal.SIGKILL
 
     def destroy(self) -> None:
-        """End the process where that has not been done; close everything."""
+        """End the process if that has not been done; close everything."""
         self.end()
         with self._handing_over:
             if self._closed:
                 return
-            self._handled = self.handled  # for whoever asks what was left
+            self._handled = self.handled  # so that `unhandled` can be asked afterwards
             self._closed = True
             if self._pumping:
-                return  # it waits for a full sink still (or calls this), and closes everything when it is done
+                # the pump still waits for a full sink (or has called this); it closes everything when it is done
+                return
         self._close_handles()
 
     def _close_handles(self) -> None:
         self._counter.close()
         for handle in (self._publisher, self._subscriber, self._connection):
             handle.close()
-        del self._publisher, self._subscriber, handle  # whoever keeps this module keeps no descriptor of theirs
+        del self._publisher, self._subscriber, handle  # a reference to this module must not keep their descriptors open
         for number in (self._wake_read, self._wake_write):
             os.close(number)
 
@@ -412,7 +415,7 @@ class ProcessModule(Module):
             self.process.wait()
 
     def _await_hang_up(self) -> None:
-        """A process that somebody else started has ended when its end of the control socket closes."""
+        """Wait until a process that others started has closed its end of the control socket."""
         if not self._closing.is_set() or self.dead is not None or self._thread is threading.current_thread():
             return
         self._thread.join(self._launch.grace_period_s)
@@ -433,7 +436,7 @@ class ProcessModule(Module):
     def _send(self, message: control.Control) -> None:
         self._connection.sendall(control.encode(message))
 
-    # ---- what the process says
+    # ---- messages from the process
 
     def _work(self) -> None:
         try:
@@ -457,7 +460,7 @@ class ProcessModule(Module):
             self._passes += 1
             if self._closing.is_set() and self._process_ended():
                 while self._listen(decoder) is None and self._has_spoken():
-                    pass  # what it said last
+                    pass  # its last messages
                 break
             for number, _ in poll.poll(1000):
                 if number == self._wake_read:
@@ -467,17 +470,17 @@ class ProcessModule(Module):
         self._forward()
         if not self._closing.is_set():
             self.dead = ended or ModuleError("its process ended")
-            self._publisher.close()  # whoever waits for the dead waits no longer
+            self._publisher.close()  # wake all threads that wait for the dead process
             self._tell(ended or ModuleError("its process ended"))
 
     def _forward(self) -> None:
-        """Publish everything that is there."""
+        """Publish everything that has arrived."""
         while not self._closed and self._forward_batch():
             pass
 
     def _forward_batch(self) -> bool:
-        """Publish what one read gives. A function of its own, so that no batch is held while the next is read: what is
-        held takes slots of the channel."""
+        """Publish what one read returns. A function of its own, so that no batch is alive while the next is read: a
+        batch holds slots of the channel."""
         try:
             batch: Any = self._subscriber.read_many(BATCH, 0)
         except ClosedError:
@@ -488,7 +491,7 @@ class ProcessModule(Module):
         del batch
         for message in messages:
             if self._closed:
-                return False  # it is no module of the gateway any more
+                return False  # it was removed from the gateway
             self._publishing = True
             try:
                 self._publish(message)
@@ -500,7 +503,8 @@ class ProcessModule(Module):
 
     def _refused(self, error: Exception) -> None:
         self._throttle.error("module %r: a message of its process was refused: %s", self.name, error)
-        if isinstance(error, TimeoutError):  # the process has handled what it came from, and cannot know
+        # the process cannot know: it has already handled the message that caused this one
+        if isinstance(error, TimeoutError):
             with contextlib.suppress(BrokerError):
                 self.broker.note_refused(self)
 
@@ -514,7 +518,7 @@ class ProcessModule(Module):
         self.broker.publish_output(self, output, message.with_properties(properties))
 
     def _listen(self, decoder: control.Decoder) -> BaseException | None:
-        """Take replies; what ends this process's life, if anything does."""
+        """Read replies; returns the reason if the process has ended."""
         try:
             data = self._connection.recv(65536)
             messages = decoder.feed(data)
@@ -532,7 +536,7 @@ class ProcessModule(Module):
     def _take_reply(self, reply: control.Reply) -> None:
         error = None
         if reply.status is control.Status.ERROR:
-            if reply.step in (control.Step.RECEIVE, control.Step.CREATE):  # a bare one tells of no step
+            if reply.step in (control.Step.RECEIVE, control.Step.CREATE):  # a bare reply names no step
                 self._give_back(reply)
                 return
             step = reply.step.name.lower()
@@ -552,7 +556,7 @@ class ProcessModule(Module):
         return bool(poll.poll(0))
 
     def _give_back(self, reply: control.Reply) -> None:
-        """The process failed at these messages: they are not handled."""
+        """Return the messages at which the process failed: they are not handled."""
         with self._window_lock:
             begin = min(max(reply.first, self._first), self.sent)
             end = min(max(reply.first + reply.count, begin), self.sent)

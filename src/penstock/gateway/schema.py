@@ -14,7 +14,7 @@ REFERENCE: dict[str, Any] = {"type": "string", "pattern": r"^\$\{.*\}$"}  # fill
 
 
 def schema() -> dict[str, Any]:
-    """As plain data."""
+    """The schema as plain data."""
     top = {
         "$schema": {"type": "string", "description": "Where this schema is, for editors."},
         "include": {"type": "array", "items": TEXT, "description": "Files whose entries come first."},

@@ -259,6 +259,10 @@ class Stage:
         """For sources that keep what was not handled: everything here is handled before anybody asks."""
         return _Handled()
 
+    def linked(self, source: Any) -> bool:
+        """For sources that wait for their first link: here all links are there from the beginning."""
+        return True
+
     def note_refused(self, source: Any) -> None:
         """Nothing is refused here."""
 
@@ -412,7 +416,7 @@ class Stage:
 class _Handled:
     """A mark of what was handled."""
 
-    lost = False
+    lost = stalled = False
 
     def handled(self) -> bool:
         return True

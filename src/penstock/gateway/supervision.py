@@ -1,8 +1,8 @@
 """Supervision: what happens to a module that fails. Pure policy, no threads; the clock is given.
 
-``never`` counts the failure, tells it and goes on. ``on_failure`` makes the module anew after a back-off that doubles
-from ``backoff_s`` to ``max_backoff_s``; after ``limit`` failures in a row it gives up. A module that has run for
-``max_backoff_s`` (and at least a second) since its last failure begins again at the first back-off.
+``never`` counts and reports the failure, and the module goes on. ``on_failure`` replaces the module after a back-off
+that doubles from ``backoff_s`` to ``max_backoff_s``; after ``limit`` failures in a row it gives up. After
+``max_backoff_s`` (and at least a second) without a failure, the back-off starts again at ``backoff_s``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from penstock.errors import InvalidArgument
 
 
 class Policy(enum.StrEnum):
-    """When to make a failed module anew."""
+    """When to replace a failed module."""
 
     NEVER = "never"
     ON_FAILURE = "on_failure"
@@ -41,7 +41,7 @@ class Restart:
 
 
 class Supervisor:
-    """One module's failures, counted."""
+    """Counts the failures of one module and decides about restarts."""
 
     def __init__(self, restart: Restart) -> None:
         self.restart = restart
@@ -52,7 +52,7 @@ class Supervisor:
         self._last_s: float | None = None
 
     def failed(self, now_s: float) -> float | None:
-        """Note a failure; gives the seconds to wait before making the module anew, or None to leave it as it is."""
+        """Note a failure; returns the seconds to wait before the module is replaced, or None to keep it."""
         self.failures += 1
         if self.restart.policy is Policy.NEVER or self.gave_up:
             return None
@@ -67,5 +67,5 @@ class Supervisor:
         return min(self.restart.backoff_s * 2.0**doublings, self.restart.max_backoff_s)
 
     def restarted(self) -> None:
-        """Note that the module was made anew."""
+        """Note that the module was replaced."""
         self.restarts += 1

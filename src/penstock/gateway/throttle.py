@@ -1,4 +1,4 @@
-"""Throttle: log lines of one kind at most once in a while, with the number of those left out. Any thread."""
+"""Throttle: limits the rate of log lines of one kind, and logs how many were left out. Any thread."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ PERIOD_S = 10.0
 
 
 class Log(Protocol):
-    """A logger, or what writes lines as one."""
+    """A logger, or an object with its method ``log``."""
 
     def log(self, level: int, text: str, /, *arguments: Any) -> None:
         """Write a line."""
 
 
 class Throttle:
-    """The first line goes out at once; those that follow within ``period_s`` are counted and told with the next one."""
+    """The first line is logged at once; those that follow within ``period_s`` are counted, and the next line says how
+    many."""
 
     def __init__(self, log: Log, period_s: float = PERIOD_S) -> None:
         self._log = log
@@ -26,11 +27,11 @@ class Throttle:
         self.left_out = 0
 
     def error(self, text: str, *arguments: Any, **options: Any) -> bool:
-        """Log an error, or count it; whether it was logged."""
+        """Log an error, or only count it; returns whether it was logged."""
         return self.log(logging.ERROR, text, *arguments, **options)
 
     def log(self, level: int, text: str, *arguments: Any, **options: Any) -> bool:
-        """Log a line, or count it; whether it was logged."""
+        """Log a line, or only count it; returns whether it was logged."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             self.left_out += 1

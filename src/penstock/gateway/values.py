@@ -2,8 +2,8 @@
 
 In any text ``${NAME}`` stands for an environment variable, ``${NAME:-text}`` for one with a default, and
 ``${file:PATH}`` for the content of a file, without the line's end: a secret that is not in the configuration.
-``${int:NAME}``, ``${float:NAME}`` and ``${bool:NAME}``, alone in a text, give a number or a truth value; nothing else
-does, so that a token of digits stays a text. ``$${`` is ``${`` itself.
+``${int:NAME}``, ``${float:NAME}`` and ``${bool:NAME}``, alone in a text, give a number or a boolean; nothing else does,
+so that a token made of digits stays a text. ``$${`` stands for ``${``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0":
 
 
 def resolved(place: Place, depth: int = 0) -> Any:
-    """The value with everything filled in; the error names the place."""
+    """The value with all references resolved; errors name the place."""
     if depth > MAX_DEPTH:
         place.fail("is nested too deep")
     value = place.value
@@ -38,7 +38,7 @@ def resolved(place: Place, depth: int = 0) -> Any:
 
 
 def secret_files(value: Any, base: Path) -> Iterator[Path]:
-    """The files that the texts of a file in ``base`` name."""
+    """The secret files that the texts of a file in ``base`` refer to."""
     if isinstance(value, str):
         for match in _REFERENCE.finditer(value):
             if match[2] is not None and match[2].startswith("file:"):
@@ -98,7 +98,7 @@ def _secret(place: Place, path: str) -> str:
 
 
 def with_defaults(top: Place) -> Any:
-    """``defaults`` (``module`` and ``link``) put into every entry that does not say otherwise."""
+    """Add ``defaults`` (for ``module`` and ``link``) to every entry that does not override them."""
     if not isinstance(top.value, Mapping) or "defaults" not in top.value:
         return top.value
     data, defaults = dict(top.value), top["defaults"].mapping()

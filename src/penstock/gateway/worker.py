@@ -34,7 +34,7 @@ from penstock._core.gateway import GatewayMessage, Port
 from penstock.bus import QueueSubscriber
 from penstock.errors import ClosedError
 from penstock.gateway.bounds import Bound
-from penstock.gateway.errors import MessageFailed
+from penstock.gateway.errors import reason_of
 from penstock.gateway.filters import Predicate
 from penstock.gateway.links import DEFAULT, Delivery, LinkOptions
 from penstock.gateway.losses import note_loss, number_aside
@@ -44,6 +44,7 @@ from penstock.tasks import readable
 BATCH = 256
 MAX_ASIDE = 1024
 ERROR = "error"  # the output that gets what a module fails at for good
+DROPPED = "dropped"  # the output for what a module lets go of: it is counted as filtered there
 log = logging.getLogger("penstock.gateway")
 
 #: Told of a failure on the worker's thread: (worker, step, error). It may put another module in place (``adopt``).
@@ -174,6 +175,8 @@ class Worker:
         self.joints: dict[int | None, Joint] = {}  # of the links that lead here, by the id that their messages carry
         self.special = False  # one of them has a bound or a time to live
         self.aside: list[Aside] = []
+        self.retrying = False  # it waits for the next try of a message, with others behind it
+        self.lets_go: frozenset[int] = frozenset()  # ids of sources that keep what they gave: it is not tried again
         self.given_back: deque[tuple[GatewayMessage, int, BaseException]] = deque()  # failed in the module's process
         self.resent = 0  # messages that went to the module's process once more
         self.last_loss = 0  # its number: what was taken at its source before it may not be taken for handled
@@ -183,6 +186,7 @@ class Worker:
         self.lost = 0  # of those: never handled
         self.backed = False  # at the gateway's end: all that it gets is kept by a durable source until it was handled
         self.stored = 0  # of those taken: not handled at the end, and kept there
+        self.filtered = 0  # of those taken: the module let go of them
         self.gone = 0  # handled, which is to say stored, and lost before they came out of the store
         self.doing = ""  # the step that the module is in
         self.busy_since: float | None = None
@@ -202,6 +206,7 @@ class Worker:
         self._ident = 0  # of the thread
         self._counted = 0  # messages that were taken when it was last counted
         self._seen, self._seen_s = 0, 0.0  # how far it had come when somebody last looked
+        self._backlog_told = 0
         self._throttle = Throttle(log)
         self.adopt(module)
         self.thread = threading.Thread(target=self._run, name=f"module {name}", daemon=True)
@@ -246,8 +251,8 @@ class Worker:
 
     @property
     def handled(self) -> int:
-        """Messages that the module has handled (or failed at)."""
-        return max(0, self.taken - self.lost - self.stored - self.expired)
+        """Messages that the module has handled (or failed at), without those that it let go of."""
+        return max(0, self.taken - self.lost - self.stored - self.expired - self.filtered)
 
     @property
     def waiting(self) -> int:
@@ -355,6 +360,14 @@ class Worker:
             self.given_back.extend((message, tries, error) for message, tries in messages)
             self.post(self._take_back)
 
+    def let_go(self, kept: bool = True) -> None:
+        """From now on leave what the module fails at with the durable source that it came from; or (``kept`` False)
+        try it again, as before."""
+        keepers = [output for output, joint in list(self.sources.items()) if _keeps(output, joint)] if kept else []
+        self.lets_go = frozenset(output.port.id for output in keepers)
+        if keepers:
+            self.post(self._leave_aside)
+
     @property
     def has_keepers(self) -> bool:
         """Whether all that it gets is kept by a durable source, as far as the links that lead here tell."""
@@ -379,6 +392,20 @@ class Worker:
             output.port.receiving = thread
 
     @property
+    def backlog(self) -> int:
+        """Messages that the module keeps on disk and that were not handled yet."""
+        known = getattr(self.module, "backlog", 0)
+        return known if isinstance(known, int) else 0  # a module's class may mean something else by the name
+
+    def count_backlog(self) -> None:
+        """Bring what the monitor is told of it up to now."""
+        backlog, before = self.backlog, self._backlog_told
+        self.counters.set("lag", backlog)
+        if backlog != before and not self.stuck and self.life is Life.RUNNING:  # else its state says that
+            self.counters.state(f"{backlog} stored on disk" if backlog else "")
+            self._backlog_told = backlog
+
+    @property
     def lost_at_end(self) -> int:
         """Messages that were never handled, those dropped with its queue included, and that nobody keeps."""
         return self.lost + (0 if self.backed else self.queue.ledger.dropped.get("closed", 0))
@@ -388,6 +415,12 @@ class Worker:
         self.failed += 1
         with contextlib.suppress(ValueError):  # the counters were closed
             self.counters.add("errors")
+
+    def count_filtered(self) -> None:
+        """The module lets go of a message that it received."""
+        self.filtered += 1
+        with contextlib.suppress(ValueError):  # the counters were closed
+            self.counters.drop("filtered")
 
     def lose(self, count: int, reason: str = "error") -> None:
         """Count messages that left the queue and will not be handled."""
@@ -409,6 +442,12 @@ class Worker:
             return
         self.lost += count
         self.counters.drop(reason, count)
+
+    def leave(self, count: int) -> None:
+        """Count messages, taken before, that the module failed at and that a durable source keeps."""
+        if count:
+            note_loss(self)
+            self.stored += count
 
     # ---- the thread
 
@@ -581,6 +620,8 @@ class Worker:
         self._fail("receive", error)
         if joint is None or joint.options.delivery is not Delivery.AT_LEAST_ONCE:
             self._give_up(message, error, 1, lost=0)  # ``failed`` has counted it
+        elif message.id in self.lets_go:
+            self.leave(1)
         elif joint.options.ordered or len(self.aside) >= MAX_ASIDE:
             self._retry_here(message, error, joint.options)
         else:
@@ -602,6 +643,8 @@ class Worker:
                 self._give_up(message, error, tries)
             elif self.over or self.life is Life.FAILED:
                 self.lose_taken(1, "closed" if self.over else "error")
+            elif message.id in self.lets_go:
+                self.leave(1)
             else:
                 self._put_aside(message, error, joint.options, tries, number_aside())
             self.given_back.popleft()
@@ -643,7 +686,10 @@ class Worker:
                 self._give_up(message, failed, tries)
                 return
             self.busy_since = None
-            self._pause(backoff_s(options, tries))
+            self._wait_for_try(backoff_s(options, tries), [message])
+            if message.id in self.lets_go:
+                self.leave(1)
+                return
             if self.ending.is_set() or self.life is not Life.RUNNING:
                 break
             if self._has_expired(message):
@@ -677,7 +723,10 @@ class Worker:
             if not left:
                 return
             self.busy_since = None
-            self._pause(backoff_s(self.joints[left[0].id].options, tries))
+            self._wait_for_try(backoff_s(self.joints[left[0].id].options, tries), left)
+            tried_again = [message for message in left if message.id not in self.lets_go]
+            self.leave(len(left) - len(tried_again))
+            left = tried_again
             if self.ending.is_set() or self.life is not Life.RUNNING or self._receive_many is None:
                 self.lose_taken(len(left), "closed")
                 return
@@ -694,10 +743,17 @@ class Worker:
                 error = again
                 self._fail("receive", again)
 
-    def _pause(self, seconds: float) -> None:
+    def _wait_for_try(self, seconds: float, messages: Sequence[GatewayMessage]) -> None:
+        """Wait before the next try of ``messages``, or until one of them is not tried again."""
+        ids = {message.id for message in messages}
+        self.retrying = True
+        self._pause(seconds, lambda: not ids.isdisjoint(self.lets_go))
+        self.retrying = False
+
+    def _pause(self, seconds: float, enough: Callable[[], bool] = lambda: False) -> None:
         """Wait before the next try; orders are carried out meanwhile."""
         deadline = Deadline(seconds)
-        while not deadline.passed and not self.ending.is_set():
+        while not deadline.passed and not self.ending.is_set() and not enough():
             if self._orders:
                 self._obey()
             else:
@@ -710,14 +766,14 @@ class Worker:
         if output is None or not output.sinks:
             self._count_given_up(lost)
             return
-        reason = {
-            "error": str(error) if isinstance(error, MessageFailed) else f"{type(error).__name__}: {error}",
+        told = {
+            "error": reason_of(error),
             "error-module": self.name,
             "error-source": str(message.channel),
             "error-tries": str(tries),
         }
         try:
-            output.port.publish(message.with_properties({**message.properties, **reason}))
+            output.port.publish(message.with_properties({**message.properties, **told}))
         except Exception:
             self._count_given_up(lost)
             log.exception("module %r: a dead letter was refused", self.name)
@@ -772,6 +828,12 @@ class Worker:
             self.lose_taken(len(self.aside), reason)
             self.aside = []
 
+    def _leave_aside(self) -> None:
+        kept = [one for one in self.aside if one.message.id not in self.lets_go]
+        self.leave(len(self.aside) - len(kept))
+        heapq.heapify(kept)
+        self.aside = kept
+
     def _end(self, steps: Sequence[str]) -> None:
         for step in steps:
             self._step(step)
@@ -790,6 +852,11 @@ class Worker:
         except Exception:
             log.exception("module %r: what was to be done about its failure failed too", self.name)
         self.doing, self.busy_since = step, time.monotonic()
+
+
+def _keeps(output: Output, joint: Joint) -> bool:
+    """Whether the source of a link keeps what it gave until it was handled."""
+    return joint.options.delivery is Delivery.AT_LEAST_ONCE and output.worker.is_durable
 
 
 def backoff_s(options: LinkOptions, tries: int) -> float:

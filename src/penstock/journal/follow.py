@@ -1,13 +1,15 @@
 """Publisher and Follower: the journal as a channel of the contract (``journal:DIRECTORY#TOPIC``).
 
 A follower sleeps on an inotify descriptor of the frontier file, which its writer touches after each commit, so it works
-across processes and costs the writer nothing per reader. One thread at a time per handle; ``close`` from any.
+across processes and costs the writer nothing per reader. Several threads may use a handle: each message goes to one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -48,6 +50,8 @@ class Follower(Subscriber):
         self._watch = native.Watch(str(journal.directory))
         self._closed = False
         self._waited = False
+        self._turn = threading.RLock()  # of whoever reads; again in a signal handler of the same thread
+        self._asleep = 0  # threads that wait for more
         journal.add_sleeper(self)
         self._present = presence.Presence(journal.directory)
 
@@ -89,24 +93,44 @@ class Follower(Subscriber):
             batch = self._take(most)
             if len(batch):
                 return batch
-            self._watch.drain()  # then look again, so as not to sleep although a message has come in between
-            batch = self._take(most)
-            if len(batch) or not self._sleep(deadline):
-                return batch
+            with self._sleeping():
+                self._watch.drain()  # then look again, so as not to sleep although a message has come in between
+                batch = self._take(most)
+                if len(batch) or not self._sleep(deadline):
+                    return batch
 
     def _take(self, most: int) -> Batch:
-        self._check_open()
-        before = self.position
-        batch, self.position, skipped = self._journal.read_counted(before, most, None, self._filter)
-        count = len(batch)
-        if self.position != before:
-            self._books.reach(self.position)
-        # Only for a follower that has caught up is the age of a message its latency.
-        since_ns = batch[0].stored_ns if count and self._waited else None
-        self._waited = self._waited and not count
-        if count or skipped:
-            self._books.count(count, batch.total_bytes, skipped, since_ns)
+        with self._turn:
+            self._check_open()
+            before = self.position
+            batch, self.position, skipped = self._journal.read_counted(before, most, None, self._filter)
+            count = len(batch)
+            if self.position != before:
+                self._books.reach(self.position)
+            # Only for a follower that has caught up is the age of a message its latency.
+            since_ns = batch[0].stored_ns if count and self._waited else None
+            self._waited = self._waited and not count
+            if count or skipped:
+                self._books.count(count, batch.total_bytes, skipped, since_ns)
+            if self._asleep and count:
+                self._pass_on()
         return batch
+
+    @contextlib.contextmanager
+    def _sleeping(self) -> Iterator[None]:
+        """From before the last look to the end of the wait: who takes one of several messages wakes this thread."""
+        with self._turn:
+            self._asleep += 1
+        try:
+            yield
+        finally:
+            with self._turn:
+                self._asleep -= 1
+
+    def _pass_on(self) -> None:
+        """Wake those who would sleep over what is left: the notice of it was drained by whoever came first."""
+        if self._asleep and self.position < self._journal.frontier:
+            self._watch.wake()
 
     def _there(self) -> Iterator[Message]:
         self._check_open()
@@ -119,18 +143,28 @@ class Follower(Subscriber):
         check_timeout(timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
-            self._watch.drain()
+            with self._sleeping():
+                self._watch.drain()
+                if self._look():
+                    return True
+                if not self._sleep(deadline):
+                    return False
+
+    def _look(self) -> bool:
+        """Whether there is something to read."""
+        with self._turn:
             self._check_open()
             batch, following, skipped = self._journal.read_counted(self.position, 1, None, self._filter)
             if len(batch):
+                if self._asleep > 1:  # others beside this one
+                    self._pass_on()
                 return True
             if following != self.position:
                 self._books.reach(following)
             self.position = following
             if skipped:
                 self._books.count(0, 0, skipped)
-            if not self._sleep(deadline):
-                return False
+            return False
 
     def _sleep(self, deadline: float | None) -> bool:
         """Sleep until there may be a message; False when the time is over."""
@@ -162,6 +196,7 @@ class Follower(Subscriber):
 
     def _check_open(self) -> None:
         if self._closed:
+            self._watch.wake()  # again: whoever drained it was one of several that wait
             raise ClosedError("this follower was closed")
 
     @property
@@ -207,12 +242,15 @@ class JournalPublisher(Publisher):
         message_id: str | None = None,
         key: str | None = None,
         timestamp_ns: int | None = None,
+        timeout: float | None = None,
     ) -> int:
         """Store a copy of ``data``; gives its ordinal in the topic (``Journal.append`` gives the position).
 
+        ``timeout`` is checked and ends nothing: a journal waits for no reader, and a sync cannot be broken off.
         If another thread closes the publisher meanwhile, this either stores the message and returns, or raises.
         """
         self._check_open()
+        check_timeout(timeout)
         ordinal = self._journal.append_numbered(self.topic, data, properties, message_id, key, timestamp_ns)[1]
         self._books.count(1, total_bytes((data,)))
         return ordinal
@@ -222,9 +260,14 @@ class JournalPublisher(Publisher):
         batch: Iterable[Buffer],
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Store them in order as one atomic batch. Properties: one mapping for all, or one for each."""
+        """Store them in order as one atomic batch. Properties: one mapping for all, or one for each.
+
+        ``timeout`` as in ``publish``.
+        """
         self._check_open()
+        check_timeout(timeout)
         items: Any = batch if hasattr(batch, "__getitem__") else list(batch)
         if isinstance(properties, Mapping):
             self._journal.append_many(self.topic, items, properties=properties)

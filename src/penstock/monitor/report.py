@@ -36,8 +36,8 @@ def handle_record(look: Look) -> dict[str, Any]:
 def state_record(state: State, chosen: str = "") -> dict[str, Any]:
     """The whole state of one look; the graph is that of the node ``chosen`` and its neighbours, if one is."""
     processes = [
-        {"pid": p.pid, "command": p.command, "resident_bytes": p.resident_bytes, "threads": p.threads,
-         "cores": round(state.processor.get(p.pid, 0.0), 3)}
+        {"pid": p.pid, "program": p.program, "command": p.command, "resident_bytes": p.resident_bytes,
+         "threads": p.threads, "cores": round(state.processor.get(p.pid, 0.0), 3)}
         for p in state.processes.values()
     ]  # fmt: skip
     return {

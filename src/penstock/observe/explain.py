@@ -155,11 +155,14 @@ def _reader_findings(readers: list[Block], stalled: set[Key], watch_s: float) ->
     for block in readers:
         who = f"the {block.kind} in process {block.pid} ({block.program})"
         quiet_s = block.idle_s if block.idle_s is not None else (block.read_ns - block.opened_ns) / 1e9
-        if block.state.lower().startswith(STANDSTILL) and quiet_s > 1:
+        told = block.room == "bus" and block.state.startswith("stuck")  # by the findings of the bus
+        if block.state.lower().startswith(STANDSTILL) and quiet_s > 1 and not told:
             yield Finding(f"{who} says: {block.state}")
         is_stalled = block.key in stalled
         quiet = _quiet_time(block, watch_s)
-        if is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
+        if told:
+            pass
+        elif is_stalled and block.depth and block.capacity and block.depth >= block.capacity and quiet_s > 1:
             text = f"{who} holds all its {block.capacity} places and took nothing {quiet}"
             remedy = "read there" if block.room == "bus" else "release messages there"
             yield Finding(text, f"{remedy}, or end process {block.pid}")

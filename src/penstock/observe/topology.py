@@ -15,7 +15,6 @@ from penstock.observe.memory import TAIL
 from penstock.observe.rates import PRODUCERS, flow
 from penstock.observe.snapshot import Key
 from penstock.observe.watcher import Look, State
-from penstock.system import Process
 
 __all__ = ["graph"]
 
@@ -46,6 +45,7 @@ class _Node:
     reasons: list[str] = field(default_factory=list)
     pids: set[int] = field(default_factory=set)
     handles: int = 0
+    places: set[str] = field(default_factory=set)  #: the channels of its handles, by which it is chosen too
     members: int = 0  #: how many nodes were joined into this one
 
     def add_node(self, other: _Node) -> None:
@@ -55,6 +55,7 @@ class _Node:
         self.messages += other.messages
         self.lost += other.lost
         self.pids |= other.pids
+        self.places |= other.places
         self.reasons += other.reasons
         if _WORST_FIRST.index(other.health) < _WORST_FIRST.index(self.health):
             self.health = other.health
@@ -67,6 +68,7 @@ class _Node:
         self.messages += flow(look.block)
         self.lost += look.block.lost
         self.pids.add(look.block.pid)
+        self.places.add(look.block.channel)
         self.reasons += look.verdict.reasons
         if first or _WORST_FIRST.index(look.verdict.word) < _WORST_FIRST.index(self.health):
             self.health = look.verdict.word
@@ -98,7 +100,13 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
     nodes: dict[str, _Node] = {}
     edges: dict[tuple[str, str], _Edge] = {}
     inside = _add_gateways(state, nodes, edges)
-    rest = [look for look in state.looks if look.block.key not in inside]
+    # A broker's own journal is part of the broker: what it stores is shown by topics and queues.
+    brokers = {look.block.pid for look in state.looks if (look.block.room, look.block.kind) == ("broker", "broker")}
+    rest = [
+        look
+        for look in state.looks
+        if look.block.key not in inside and not (look.block.kind == "writer" and look.block.pid in brokers)
+    ]
     # A broker is shown by its topics and queues: as a place it would swallow all of them into one node.
     places = {look.block.place for look in rest if look.block.kind in PLACES and look.block.kind != "broker"}
     for look in rest:
@@ -117,7 +125,7 @@ def graph(state: State, chosen: str = "") -> dict[str, Any]:
         elif look.block.kind == "module":
             _module_node(look.block.name, look, nodes).add_handle(look)
         else:
-            _add_handle(look, places, state, nodes, edges)
+            _add_handle(look, places, nodes, edges)
     _sum_channels(nodes, edges)
     total = len(nodes)
     _fold_users(nodes, edges)
@@ -164,8 +172,10 @@ def _choose(nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge], chosen
         around[edge.start].add(edge.end)
         around[edge.end].add(edge.start)
     if chosen:
-        # A node's id may be that of a member of a joined node: nothing is found then, and nothing is drawn.
-        return {chosen, *_busiest(around[chosen], nodes, MAX_NODES - 1)} if chosen in nodes else set()
+        # A queue or module is chosen by its place, too. Nothing is drawn of what is not there any more.
+        ids = [chosen] if chosen in nodes else [id_ for id_ in nodes if chosen in nodes[id_].places][:MAX_NODES]
+        near = {other for id_ in ids for other in around[id_]}.difference(ids)
+        return {*ids, *_busiest(near, nodes, MAX_NODES - len(ids))}
     if len(nodes) <= MAX_NODES:
         return set(nodes)
     kept: set[str] = set()
@@ -231,18 +241,6 @@ def _module_node(name: str, look: Look, nodes: dict[str, _Node]) -> _Node:
     return nodes.setdefault(name, _Node(name, kind, name, look.block.room, look.block.program))
 
 
-def program_name(process: Process | None) -> str:
-    """A short name of a process: its script or module; for a module with commands, the command."""
-    words = process.command.split() if process else []
-    if not words or "python" not in words[0].rpartition("/")[2]:
-        return words[0].rpartition("/")[2] if words else ""
-    module = "-m" in words
-    rest = words[words.index("-m") + 1 :] if module else [word for word in words[1:] if not word.startswith("-")]
-    if len(rest) > 1 and (module or rest[0].endswith("/penstock")) and not rest[1].startswith(("-", "/")):
-        return rest[1]
-    return rest[0].rpartition("/")[2] if rest else ""
-
-
 def _add_pipeline(
     look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
@@ -262,7 +260,7 @@ def _queue_node(name: str, nodes: dict[str, _Node]) -> _Node:
 
 
 def _add_handle(
-    look: Look, places: set[str], state: State, nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
+    look: Look, places: set[str], nodes: dict[str, _Node], edges: dict[tuple[str, str], _Edge]
 ) -> None:
     block = look.block
     where = look.block.place
@@ -270,7 +268,7 @@ def _add_handle(
     parent = next((place for place in places if bare.startswith((place + "/", place + "#"))), bare)
     channel = _channel_node(parent, look, nodes)
     own = bare[len(parent) + 1 :] if parent != bare else ""
-    name = program_name(state.processes.get(block.pid)) or block.program or block.kind
+    name = block.program or block.kind
     if own:  # one of several topics at that place
         name = f"{name}: {own}"
     node = nodes.setdefault(

@@ -84,6 +84,9 @@ class Watcher:
         """Look once, now; returns the new state."""
         before, began_ns = self._state, time.time_ns()
         blocks = self._with_last_moved(list(self._source()))
+        found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
+        names = {pid: process.program for pid, process in found.items()}
+        blocks = [replace(b, program=name) if (name := names.get(b.pid)) else b for b in blocks]
         rates = between((look.block for look in before.looks), blocks, self._looked_ns)
         self._unbalanced = {b.key: self._unbalanced.get(b.key, 0) + 1 for b in blocks if health.books_open(b)}
         now = time.time_ns()
@@ -93,7 +96,6 @@ class Watcher:
                 b, rates[b.key], health.judge(b, rates[b.key], self._unbalanced.get(b.key, 0)), latencies.get(b.key)
             ) for b in blocks
         )  # fmt: skip
-        found = {pid: p for pid in {b.pid for b in blocks} if (p := system.process(pid)) is not None}
         state = State(now, looks, found, _cores_in_use(before, found, now), _shared())
         self._state, self._looked_ns = state, began_ns
         samples = _samples(state, (now - before.time_ns) / 1e9 if before.time_ns else 0.0)
@@ -180,14 +182,15 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
         if look.block.inside_gateway or look.block.kind == TAIL:
             continue
         block, where = look.block, look.block.place
-        role = "in" if block.kind == "publisher" else "out"
-        add(f"rate/{role}/{where}", look.rate.messages_hz)
-        add(f"bytes/{role}/{where}", look.rate.bytes_hz)
+        if role := _role(block):
+            add(f"rate/{role}/{where}", look.rate.messages_hz)
+            add(f"bytes/{role}/{where}", look.rate.bytes_hz)
         if look.latency is not None:
             values[f"latency/{where}"] = max(values.get(f"latency/{where}", 0.0), look.latency.p99_ns / 1e3)
-        if block.depth or block.capacity:
+        # Also while it is 0: what comes and goes would be a row of dots.
+        if block.depth or block.capacity or block.kind == "queue":
             add(f"depth/{where}", block.depth)
-        if block.lag:
+        if block.lag or block.position or block.kind == "pipeline":
             add(f"lag/{where}", block.lag)
         for reason, count in look.rate.dropped.items():
             add(f"lost/{reason}", count / seconds if seconds > 0 else 0.0)
@@ -196,6 +199,15 @@ def _samples(state: State, seconds: float) -> dict[str, float]:
         values[f"memory/{programs.get(pid, '')} {pid}"] = found.resident_bytes / 1e6
     values["memory/shared"] = state.shared.get("penstock_bytes", 0) / 1e6
     return values
+
+
+def _role(block: Block) -> str:
+    """Whether its messages count as published at its place, as delivered there, or as neither: what only passes them on
+    (a link, a broker, a gateway's module that publishes to an address) would count them twice."""
+    if block.kind == "publisher":
+        return "in"
+    ends = block.kind in ("module", "pipeline") and not block.address
+    return "out" if ends or reads(block) else ""
 
 
 def summary(state: State) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,8 @@ class Player:
     def play(self, chosen: Iterator[tuple[Journal, Message]], speed: float, advance: Callable[[int], None]) -> int:
         """Publish each at its moment: the time since the first one, divided by the speed. Gives how many.
 
-        What is due together goes to each place as one batch. Within a place (topics of one journal are one) the order
-        of the recording holds; between two it holds from batch to batch.
+        The order of the recording holds, also between places (topics of one journal are one place): messages that are
+        due together and follow each other to one place go as one batch.
         """
         began = time.monotonic()
         before = sum(self.counts.values())
@@ -123,18 +124,21 @@ class Player:
         return schema
 
     def _forward(self, group: list[tuple[str, Message]]) -> None:
-        places: dict[Any, list[tuple[Any, Message]]] = {}
-        for name, message in group:
-            publisher = self._publishers[name]
-            place = getattr(publisher, "journal", publisher)
-            places.setdefault(place, []).append((publisher, message))
-            self.counts[name] += 1
-        for pairs in places.values():
+        """Runs of messages for one place are a batch each: who reads two places sees the order of the recording."""
+        for _, run in itertools.groupby(group, lambda pair: self._place(pair[0])):
+            pairs = []
+            for name, message in run:
+                pairs.append((self._publishers[name], message))
+                self.counts[name] += 1  # before it is sent: a Ctrl-C that comes meanwhile is raised when it is stored
             publisher = pairs[0][0]
             if isinstance(publisher, JournalPublisher):
-                publisher.forward_together(pairs)
+                publisher.forward_together(pairs)  # type: ignore[arg-type]
             else:
                 publisher.forward([message for _, message in pairs])
+
+    def _place(self, name: str) -> Any:
+        publisher = self._publishers[name]
+        return getattr(publisher, "journal", publisher)
 
 
 def _time_ns(item: tuple[Journal, Message]) -> int:

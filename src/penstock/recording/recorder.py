@@ -1,15 +1,18 @@
 """The recorder: reads addresses and stores what comes in one journal, losses included.
 
-One thread per address reads and commits; the journal gathers the commits of all into shared syncs. Used from the main
-thread: ``start``, ``trigger``, ``stop``.
+One thread reads all addresses in rounds and stores what they give in the order of its times, as far as it can know it
+(``Merge``). Used from the main thread: ``start``, ``trigger``, ``stop``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import heapq
+import select
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -21,6 +24,8 @@ from penstock.address import without_secrets
 from penstock.carry import in_parts
 from penstock.errors import CapacityError, PenstockError, RefusedError, describe
 from penstock.journal import Entry
+from penstock.recording.feed import Direct, feed_of
+from penstock.recording.merge import Lane, Merge
 from penstock.recording.tape import Plan, Tape
 
 if TYPE_CHECKING:
@@ -34,17 +39,22 @@ PRE_BUFFER_BYTES = 256 << 20
 REFUSALS = (ValueError, TypeError, CapacityError)
 #: How long what was published before the stop is still read and stored.
 DRAIN_S = 10.0
-WAIT_S = 0.01
-ASK_S = 0.2  # how often a source is asked what its messages are made of, while there are any
+WAIT_S = 0.2
+HOLDING_S = 0.01
 
 
-@dataclass(slots=True)
+Pair = tuple["Source", Entry]
+
+
+@dataclass(slots=True, eq=False)
 class Source:
     """One address that is recorded. ``missed`` was read and could not be stored; ``error`` is the first reason."""
 
     address: str
     topic: str
     subscriber: penstock.Subscriber
+    feed: Direct
+    lane: Lane[Pair]
     messages: int = 0
     bytes: int = 0
     lost: dict[str, int] = field(default_factory=dict)
@@ -54,7 +64,8 @@ class Source:
     error: str = ""
     unreached: str = ""  #: why nobody answered at first; of no account once somebody has
     counters: Any = None
-    asked: float = 0.0  # when it was asked what its messages are made of
+    drained: bool = False  # nothing more was there at the last read
+    oldest_ns: int = 0  # of what the last read gave; 0: nothing
     done: threading.Event = field(default_factory=threading.Event)
 
 
@@ -74,7 +85,8 @@ class Recorder:
         self._drain_until = 0.0
         self._at_once = threading.Event()
         self._armed = threading.Event()
-        self._reading: list[tuple[Source, threading.Thread]] = []
+        self._merge: Merge[Pair] = Merge(_owned)
+        self._thread: threading.Thread | None = None
         self._failed: dict[str, str] = {}  # addresses that were not read to the end, and why
         if plan.pre_buffer_s is None:
             self._armed.set()
@@ -82,15 +94,16 @@ class Recorder:
     def __enter__(self) -> Recorder:
         try:
             for address, topic in self.plan.topics.items():
-                source = Source(without_secrets(address), topic, penstock.subscriber(address))
+                subscriber = penstock.subscriber(address)
+                feed = feed_of(address, subscriber, self._claim, self._give_back)
+                lane = self._merge.lane(patient=feed.patient)
+                source = Source(without_secrets(address), topic, subscriber, feed, lane)
                 source.counters = _core.Counters("journal", "publisher", f"{self.plan.directory}#{topic}")
                 self.sources.append(source)
             self._reach()
             self._tape = Tape(self.plan)
-            for source in self.sources:
-                thread = threading.Thread(target=self._run, args=(source, self._tape), name=f"record {source.topic}")
-                thread.start()
-                self._reading.append((source, thread))
+            self._thread = threading.Thread(target=self._run, args=(self._tape,), name="record")
+            self._thread.start()
         except BaseException:
             self.stop()
             raise
@@ -109,7 +122,7 @@ class Recorder:
     @property
     def running(self) -> bool:
         """Whether any address is still read."""
-        return not all(source.done.is_set() for source, _ in self._reading)
+        return self._thread is not None and bool(self._open())
 
     def trigger(self) -> None:
         """Store what was held back, and everything from now on."""
@@ -175,74 +188,138 @@ class Recorder:
                 self._stop.set()
 
     def _wait(self) -> None:
-        for source, thread in self._reading:
-            while not source.done.is_set():  # neither join nor Event.wait is whole again after a Ctrl-C in its midst
-                time.sleep(WAIT_S)
-            thread.join()
+        if self._thread is None:
+            return
+        while self._open():  # neither join nor Event.wait is whole again after a Ctrl-C in its midst
+            time.sleep(HOLDING_S)
+        self._thread.join()
 
     def _close(self) -> None:
         for source in self.sources:
+            source.feed.stop()
             source.subscriber.close()
             source.counters.close()
 
-    # -- one thread per address ----------------------------------------------------------------------------------------
+    # -- the thread that reads ----------------------------------------------------------------------------------------
 
-    def _run(self, source: Source, tape: Tape) -> None:
+    def _run(self, tape: Tape) -> None:
         try:
-            with source.subscriber:  # an error in the midst of it: what a queue gave and was not stored comes again
-                while not self._stop.is_set():
-                    self._step(source, tape, 0.2)
-                self._drain(source, tape)
-        except Exception as error:  # whatever it is, the others go on, and the story says where this one ended
-            source.error = f"not recorded any more: {describe(error)}"
-            self._failed[source.address] = describe(error)
-            event = {"event": "failed", "address": source.address, "topic": source.topic, "error": describe(error)}
-            with contextlib.suppress(PenstockError, OSError):  # no room for it now: the end of the story says it again
-                tape.tell(event)
+            while not self._stop.is_set() and self._open():
+                if not self._round(tape):
+                    self._rest()
+            self._drain(tape)
+            self._store(tape, self._merge.flush() if self.recording else [])
+        except Exception as error:  # nothing can be stored any more: the story says where each one ended
+            for source in self._open():
+                self._fail(source, tape, error)
         finally:
-            source.done.set()
+            for source in self._open():
+                self._end(source)
 
-    def _drain(self, source: Source, tape: Tape) -> None:
+    def _open(self) -> list[Source]:
+        return [source for source in self.sources if not source.done.is_set()]
+
+    def _end(self, source: Source, error: Exception | None = None) -> None:
+        """Give the subscriber back. After an error, what a queue gave and was not stored comes again."""
+        self._merge.end(source.lane)
+        source.feed.stop()
+        with contextlib.suppress(PenstockError, OSError):
+            source.subscriber.__exit__(type(error) if error else None, error, None)
+        source.done.set()
+
+    def _fail(self, source: Source, tape: Tape, error: Exception) -> None:
+        """The others go on, and the story says where this one ended."""
+        source.error = f"not recorded any more: {describe(error)}"
+        self._failed[source.address] = describe(error)
+        event = {"event": "failed", "address": source.address, "topic": source.topic, "error": describe(error)}
+        with contextlib.suppress(PenstockError, OSError):  # no room for it now: the end of the story says it again
+            tape.tell(event)
+        self._end(source, error)
+
+    def _drain(self, tape: Tape) -> None:
         """What was published before the stop; with a publisher that goes on there would always be one more."""
-        while self.recording and not self._at_once.is_set() and time.monotonic() < self._drain_until:
-            oldest_ns = self._step(source, tape, 0)
-            if oldest_ns is None or oldest_ns > self._stopped_ns:
-                return
+        left = self._open() if self.recording else []
+        for source in left:
+            source.feed.drain()
+        while left and not self._at_once.is_set() and time.monotonic() < self._drain_until:
+            if not self._round(tape, left):
+                time.sleep(HOLDING_S)  # of a queue, which is read by a thread of its own
+            for source in left:
+                if source.drained or source.oldest_ns > self._stopped_ns:
+                    self._merge.end(source.lane)
+            left = [source for source in left if not source.lane.ended]
 
-    def _step(self, source: Source, tape: Tape, timeout: float) -> int | None:
-        """Read once, and store or hold it; gives the time of the oldest, None when there was nothing."""
+    def _round(self, tape: Tape, sources: list[Source] | None = None) -> int:
+        """Read each once, store or hold what is there; gives how many there were."""
         armed = self._armed.is_set()
-        if armed and source.waiting:
-            held, source.waiting = list(source.waiting), deque()
-            self._store(source, tape, held[: self._claim(len(held))])
-        batch = self._read(source, armed, timeout)
-        if len(batch) and time.monotonic() - source.asked >= ASK_S:  # a publisher that comes back may have another type
-            source.asked = time.monotonic()
-            with contextlib.suppress(PenstockError):  # a broker that does not tell it
-                tape.describe(source.topic, source.subscriber.schema)
-        entries = [_entry(source.topic, message, copy=not armed) for message in batch]
         if armed:
-            self._store(source, tape, entries)
-        else:
-            self._hold(source, entries)
-        self._note_losses(source, tape)
-        return min((entry.timestamp_ns or 0 for entry in entries), default=None)
+            self._store_held(tape)
+        self._merge.begin_round(time.time_ns(), time.monotonic())
+        count = 0
+        for source in self._open() if sources is None else sources:
+            try:
+                count += self._read(source, tape, armed)
+            except Exception as error:  # whatever it is
+                self._fail(source, tape, error)
+        if armed:
+            self._store(tape, self._merge.take())
+        return count
 
-    def _read(self, source: Source, armed: bool, timeout: float) -> Any:
-        """No more than is still wanted: what is not stored is not taken from a queue either."""
-        if not armed or self.plan.max_messages is None:
-            return source.subscriber.read_many(BATCH, timeout)
-        source.subscriber.wait(timeout)
-        claimed = self._claim(BATCH)
-        if not claimed:  # the others have read the last ones, and are storing them
-            self._stop.wait(0.01)
-            return ()
-        batch: Any = ()
-        try:
-            batch = source.subscriber.read_many(claimed, 0)
-        finally:
-            self._give_back(claimed - len(batch))
-        return batch
+    def _read(self, source: Source, tape: Tape, armed: bool) -> int:
+        """What is there, up to ``BATCH``; of one whose messages keep, one batch."""
+        source.drained, source.oldest_ns = False, 0
+        count = 0
+        while count < BATCH and source.lane.readable:
+            batch = source.feed.read(self._share(BATCH - count))
+            if not len(batch):
+                source.drained = source.feed.empty
+                if source.drained:
+                    self._merge.at_end(source.lane)
+                break
+            tape.describe(source.topic, source.feed.schema())
+            entries = [_entry(source.topic, message, copy=not armed) for message in batch]
+            if not count:
+                source.oldest_ns = min(entry.timestamp_ns or 0 for entry in entries)
+            count += len(entries)
+            if armed:
+                sized = ((e.timestamp_ns or 0, len(memoryview(e.data)), (source, e)) for e in entries)
+                self._merge.add(source.lane, sized)
+            else:
+                self._hold(source, entries)
+            if source.feed.patient:
+                break
+        self._note_losses(source, tape)
+        return count
+
+    def _share(self, most: int) -> int:
+        """Where only so many messages are wanted, each source gives a part of them, so that they are the oldest."""
+        with self._lock:
+            wanted = self._wanted
+        return most if wanted is None else max(1, min(most, wanted // max(1, len(self._open()))))
+
+    def _rest(self) -> None:
+        """Wait until there may be something to read."""
+        timeout_s = HOLDING_S if self._merge.holding else WAIT_S
+        poll = select.poll()
+        for source in self._open():
+            number = source.feed.fileno()
+            if number < 0:
+                timeout_s = HOLDING_S
+            else:
+                poll.register(number, select.POLLIN)
+        poll.poll(timeout_s * 1000)
+        if self._wanted == 0:  # what is read already is all that is wanted
+            self._stop.wait(HOLDING_S)
+
+    def _store_held(self, tape: Tape) -> None:
+        """What was held back before the trigger."""
+        if not any(source.waiting for source in self.sources):
+            return
+        lanes = [[(source, entry) for entry in source.waiting] for source in self.sources]
+        held = list(heapq.merge(*lanes, key=lambda pair: pair[1].timestamp_ns or 0))
+        for source in self.sources:
+            source.waiting, source.waiting_bytes = deque(), 0
+        self._store(tape, held[: self._claim(len(held))])
 
     def _claim(self, most: int) -> int:
         """How many of so many are wanted; they count as stored until given back."""
@@ -258,19 +335,32 @@ class Recorder:
             if self._wanted is not None:
                 self._wanted += count
 
-    def _store(self, source: Source, tape: Tape, entries: list[Entry]) -> None:
-        """All together; where one of them is not for a journal (too long, say), each on its own."""
-        before = source.messages + source.missed
+    def _store(self, tape: Tape, pairs: list[Pair]) -> None:
+        """In commits of a bounded size."""
+        begin = 0
+        for piece in tape.pieces([entry for _, entry in pairs]):
+            self._store_together(tape, pairs[begin : begin + len(piece)])
+            begin += len(piece)
+
+    def _store_together(self, tape: Tape, pairs: list[Pair]) -> None:
+        """All as one; where one of them is not for a journal (too long, say), each on its own."""
+        done: set[int] = set()
+
+        def commit(some: Sequence[Pair]) -> None:
+            self._commit(tape, some)
+            done.update(map(id, some))
+
+        def refuse(pair: Pair, error: Exception) -> None:
+            self._miss(pair[0], tape, 1, error)
+            done.add(id(pair))
+
         try:
-            for piece in tape.pieces(entries):
-                in_parts(
-                    piece,
-                    lambda some: self._commit(source, tape, some),
-                    lambda _, error: self._miss(source, tape, 1, error),
-                    refusals=REFUSALS,
-                )
+            in_parts(pairs, commit, refuse, refusals=REFUSALS)
         except Exception as error:
-            self._miss(source, tape, len(entries) - (source.messages + source.missed - before), error)
+            missed = Counter(pair[0].topic for pair in pairs if id(pair) not in done)
+            for source in self.sources:
+                if missed[source.topic]:
+                    self._miss(source, tape, missed[source.topic], error)
             raise
 
     def _miss(self, source: Source, tape: Tape, count: int, error: Exception) -> None:
@@ -281,20 +371,17 @@ class Recorder:
         with contextlib.suppress(PenstockError, OSError):  # where the disk is full, too
             self._tell_loss(source, tape, count, describe(error))
 
-    def _commit(self, source: Source, tape: Tape, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
-        size = sum(len(memoryview(entry.data)) for entry in entries)
-        tape.commit(entries, size)
-        source.messages += len(entries)
-        source.bytes += size
-        for field_, number in (("matched", len(entries)), ("delivered", len(entries)), ("bytes", size)):
-            source.counters.add(field_, number)
-        source.counters.set("last_ns", time.time_ns())
-        with self._lock:
-            self._stored += len(entries)
-            complete = self._stored == self.plan.max_messages
-        if complete:
+    def _commit(self, tape: Tape, pairs: Sequence[Pair]) -> None:
+        tape.commit([entry for _, entry in pairs], sum(len(memoryview(entry.data)) for _, entry in pairs))
+        for source, found in _by_source(pairs).items():
+            size = sum(len(memoryview(entry.data)) for entry in found)
+            source.messages += len(found)
+            source.bytes += size
+            for field_, number in (("matched", len(found)), ("delivered", len(found)), ("bytes", size)):
+                source.counters.add(field_, number)
+            source.counters.set("last_ns", time.time_ns())
+        self._stored += len(pairs)
+        if self._stored == self.plan.max_messages:
             self._end_reading()
 
     def _hold(self, source: Source, entries: list[Entry]) -> None:
@@ -321,6 +408,19 @@ class Recorder:
     def _tell_loss(self, source: Source, tape: Tape, count: int, reason: str) -> None:
         event = {"event": "lost", "count": count, "reason": reason}
         tape.tell({**event, "address": source.address, "topic": source.topic})
+
+
+def _by_source(pairs: Sequence[Pair]) -> dict[Source, list[Entry]]:
+    found: dict[Source, list[Entry]] = {}
+    for source, entry in pairs:
+        found.setdefault(source, []).append(entry)
+    return found
+
+
+def _owned(pair: Pair) -> Pair:
+    """A copy of what may lie in a channel's own memory."""
+    source, entry = pair
+    return source, dataclasses.replace(entry, data=bytes(entry.data))
 
 
 def _not_reached_yet(source: Source) -> str:

@@ -1,7 +1,7 @@
 """What is read of a recording: its messages in the order of the journals, of some topics, within a span of time.
 
-Within a topic times never go back (the journal holds them up); from one topic to another they do, by as much as an
-address held back: a broker's backlog beside a live channel, or what a pre-buffer stored address by address.
+The recorder stores messages in the order of their times, as far as it can know it (``penstock.recording.merge``): from
+one topic to another times go back where a publisher's clock is wrong, or a backlog was too long to be waited for.
 """
 
 from __future__ import annotations

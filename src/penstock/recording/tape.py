@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.address import without_secrets
+from penstock.carry import MOST, MOST_BYTES
 from penstock.errors import InvalidArgument
 from penstock.journal import Entry, Journal
 from penstock.recording.story import STORY
@@ -69,17 +70,16 @@ class Tape:
             self._bytes += size
 
     def pieces(self, entries: list[Entry]) -> Iterator[list[Entry]]:
-        """What to commit at a time: where old segments go by size, a commit that fills one would go all at once."""
-        if self.plan.max_bytes is None:
-            yield entries
-            return
+        """What to commit at a time. Where old segments go by size, a commit that fills one would go all at once."""
+        most_bytes = MOST_BYTES if self.plan.max_bytes is None else min(MOST_BYTES, self._journal.segment_bytes)
         begin = size = 0
         for at, entry in enumerate(entries):
-            if size and size + len(memoryview(entry.data)) > self._journal.segment_bytes:
+            if at - begin >= MOST or (size and size + len(memoryview(entry.data)) > most_bytes):
                 yield entries[begin:at]
                 begin, size = at, 0
             size += len(memoryview(entry.data))
-        yield entries[begin:]
+        if entries:
+            yield entries[begin:]
 
     def describe(self, topic: str, schema: str | None) -> None:
         """What the topic's messages are made of, in this part and in those that follow."""

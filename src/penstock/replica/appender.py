@@ -3,7 +3,10 @@
 After a time-out, a lost connection or "wrong last sequence" the outcome of an append is unknown, and the block at the
 place where it should be is read: the same bytes, and it is there; other bytes, and another broker leads (FencedError);
 nothing, and the same block is sent again. That is safe as often as it is done: it can only ever land at that place.
-So nothing is decided by time, and ``append`` waits for as long as the stream has no quorum. One thread.
+So nothing is decided by time, and ``append`` waits for as long as the stream has no quorum.
+
+A stream that has lost blocks, which its servers do when files of theirs are damaged, is noticed here too
+(LostBlocksError): whoever opens it again on the directory that has them puts them back. One thread.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ from penstock.replica.stream import Blocks, StreamError, WrongLastError
 log = logging.getLogger("penstock.replica")
 PAUSE_S = 0.05  # between two tries
 TELL_S = 10.0
+CHECK_S = 5.0  # between two looks at whether the stream has lost blocks
+SHORT_S = 10.0  # a stream that ends too early may be a server that is not up to date yet
 
 
 class FencedError(PenstockError, OSError):
@@ -31,14 +36,32 @@ class FencedError(PenstockError, OSError):
         self.strerror = text
 
 
+class LostBlocksError(PenstockError, OSError):
+    """The stream has lost blocks that were confirmed: it must be opened again, on the directory that has them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.errno = errno.ENODATA
+        self.strerror = text
+
+
 class Appender:
-    """The end of a stream, as its only writer knows it."""
+    """The end of a stream, as its only writer knows it. ``missing``: the blocks that it had lost before."""
 
     def __init__(
-        self, blocks: Blocks, last: int, writer: int, *, pause: Callable[[], None] = lambda: time.sleep(PAUSE_S)
+        self,
+        blocks: Blocks,
+        last: int,
+        writer: int,
+        *,
+        missing: int = 0,
+        pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
     ) -> None:
         self.blocks = blocks
         self.last = last
+        self._missing = missing
+        self._check_at = time.monotonic() + CHECK_S
+        self._short_since: float | None = None
         self.fault: OSError | None = None  # why nothing can be appended any more
         self._writer = writer
         self._pause = pause
@@ -63,7 +86,21 @@ class Appender:
                 raise self.fault
             self._pause()
         self.last = sequence
+        self._short_since = None
+        if time.monotonic() >= self._check_at:
+            self._check()
         return sequence
+
+    def _check(self) -> None:
+        """Whether the stream has lost blocks since the last look. What was appended just now is there all the same."""
+        self._check_at = time.monotonic() + CHECK_S
+        try:
+            missing = self.blocks.bounds().missing
+        except (UnansweredError, ConnectionError, StreamError):
+            return
+        if missing > self._missing:
+            self.fault = LostBlocksError(f"{self.blocks.name} has lost {missing - self._missing} blocks")
+        self._missing = missing
 
     def _try(self, data: bytes, identity: str) -> bool:
         try:
@@ -85,14 +122,23 @@ class Appender:
         found = self.blocks.read(self.last + 1)
         if found is None and moved:
             bounds = self.blocks.bounds()
-            if bounds.last < self.last:  # a cluster that lost its disks; or a server that is not up to date yet
-                raise StreamError(f"it ends with block {bounds.last}, and block {self.last} was confirmed")
+            if bounds.last < self.last:
+                self._note_short(f"ends with block {bounds.last}, and block {self.last} was confirmed")
             if bounds.first > self.last + 1:
                 found = b""  # there was one, and it was purged: not by us
         if found is None or found == data:
             return found is not None
         self.fault = FencedError(f"another broker writes to {self.blocks.name}: block {self.last + 1} is not ours")
         raise self.fault
+
+    def _note_short(self, text: str) -> None:
+        now = time.monotonic()
+        if self._short_since is None:
+            self._short_since = now
+        if now - self._short_since >= SHORT_S:
+            self.fault = LostBlocksError(f"{self.blocks.name} {text}")
+            raise self.fault
+        raise StreamError(f"it {text}")
 
     def _tell(self, problem: Exception) -> None:
         now = time.monotonic()

@@ -7,7 +7,6 @@ what it had. They listen on loopback alone and sync every message (``sync_interv
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import shutil
@@ -24,6 +23,7 @@ from typing import Self
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.journal.disk import Disk, read_all
 from penstock.replica.stream import ANSWER_S, JetStream, Target
+from penstock.system import dying_with_parent
 
 HOST = "127.0.0.1"
 CLUSTER_NAME = "penstock"
@@ -31,8 +31,6 @@ MAX_PAYLOAD = 8 << 20
 START_S = 60.0
 END_S = 10.0
 PORTS_NAME = "ports.json"
-PARENT_DEATH_SIGNAL = 1  # of prctl(2)
-_libc = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -110,7 +108,7 @@ class Node:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for us: we end them in order
-                preexec_fn=_end_with_parent,  # noqa: PLW1509 - one system call, of a library that is loaded
+                preexec_fn=dying_with_parent(),  # noqa: PLW1509 - two system calls, of a library that is loaded
             )
 
     def signal(self, number: signal.Signals) -> None:
@@ -127,10 +125,6 @@ class Node:
 
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
-
-
-def _end_with_parent() -> None:
-    _libc.prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
 class Cluster:

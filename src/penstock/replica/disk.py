@@ -80,6 +80,8 @@ class ReplicatedDisk(UnsyncedDisk):
             offset == self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment
         ):
             self._unsent[file] = data  # anything else is a seal, or what recovery writes once more
+        elif offset > self._end and data[:4] == layout.BATCH_MAGIC and layout.parse_segment_name(name) == self._segment:
+            raise StateError(f"{name} is written at {offset}, and the stream has it up to {self._end}")
 
     def rename(self, old: Path, new: Path) -> None:
         """A segment that is on the stream must be here under its name, or nothing can follow."""

@@ -47,15 +47,23 @@ class Follower:
         self._segments: list[Segment] = []
         self._files: list[int] = []
         self._begin = 0  # the block that began the segment that is being written
+        self._copies = False  # of segments, which count once an epoch block has come
         self._writer: native.Writer | None = None
         self._check_at = time.monotonic() + CHECK_S
         self._trim_at = time.monotonic() + TRIM_S
-        history = History(blocks, blocks.bounds())
+        self._lock: WriterLock | None = None
+        self._follow_anew()
+
+    def _follow_anew(self) -> None:
+        """Make the directory what the stream says, and go on at its end."""
+        self.close()
+        history = History(self.blocks, self.blocks.bounds())
         if not history.segments:
-            raise StateError(f"{blocks.name} has no segment yet: start its broker first")
+            raise StateError(f"{self.blocks.name} has no segment yet: start its broker first")
         before = set(layout.latest_segments(os.listdir(self.directory))) if self.directory.exists() else set()
         found = refill(self.directory, history, check=True)
-        self.mended = [name for name in found.copied if layout.parse_segment_name(name) in before]
+        self.mended += [name for name in found.copied if layout.parse_segment_name(name) in before]
+        self._chains, self._copies = Chains(), False
         self._lock = WriterLock(self.directory)
         try:
             self._open(history)
@@ -142,30 +150,40 @@ class Follower:
         """Add what the stream has more; gives how many blocks. UnansweredError, ConnectionError: try again."""
         bounds = self.blocks.bounds()
         before = self.applied
+        if bounds.last < before:  # it lost its last blocks, and others will have their numbers
+            self._follow_anew()
+            return 1
         for sequence, data in self.blocks.read_range(self.applied + 1, bounds.last):
-            if sequence != self.applied + 1:
-                place = f"block {self.applied + 1} of {self.blocks.name}"
-                raise CorruptionError(f"{place} is missing", place)
+            if sequence != self.applied + 1:  # lost: put back under another number, or that is told
+                self._follow_anew()
+                return self.applied - before
             commit = self._chains.add(sequence, decode(data, f"block {sequence} of {self.blocks.name}"))
             self.applied = sequence
-            if commit is not None:
-                self._apply(*commit)
+            if commit is not None and not self._apply(*commit):
+                self._follow_anew()
+                return self.applied - before
         if self.applied < min(bounds.last, bounds.first - 1):
             raise CorruptionError(f"{self.blocks.name} was purged up to block {bounds.first - 1}: begin anew", None)
         self._keep_house(bounds)
         return self.applied - before
 
-    def _apply(self, sequence: int, block: Block) -> None:
+    def _apply(self, sequence: int, block: Block) -> bool:
+        """Add a commit; False: it follows something that was put back, and the stream must be read anew."""
         assert self._writer is not None
-        if block.is_epoch:
-            return
-        if block.begins:
+        if block.epoch == 0:
+            self._copies = True
+        elif block.is_epoch:
+            return not self._copies
+        elif block.begins:
             self._begin_segment(sequence, block)
-        elif block.link == self._begin:
+        elif block.link != self._begin:
+            return False
+        else:
             if block.offset != self._writer.end:
                 place = f"block {sequence} of {self.blocks.name}"
                 raise CorruptionError(f"{place} does not go on where the one before ends", place)
             self._writer.commit_sealed(block.data)
+        return True
 
     def _begin_segment(self, sequence: int, block: Block) -> None:
         """A new segment, which replaces those that begin where it does or later."""
@@ -254,7 +272,9 @@ class Follower:
             self._writer = None
         with contextlib.suppress(OSError):
             self._close_files()
-        self._lock.release()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def __enter__(self) -> Follower:
         return self

@@ -85,8 +85,8 @@ def _stream(target: Target) -> Iterator[Finding]:
     if settings.get("storage") != "file":
         yield Finding("bad", f"{blocks.name} is kept in memory", "make it anew with storage: file")
     if state.get("num_deleted"):
-        text = f"{blocks.name} has lost {state['num_deleted']} blocks: it can be opened only where they are still there"
-        yield Finding("bad", text, "start the broker on its own directory with --seed and the name of a new stream")
+        text = f"{blocks.name} has lost {state['num_deleted']} blocks: they may be needed on another machine"
+        yield Finding("bad", text, "start the broker on its own directory: it puts back what is needed")
     if behind:
         yield Finding("note", f"behind or away: {', '.join(behind)}", "one more must not be lost until they are back")
 

@@ -1,6 +1,8 @@
 """What a stream tells: the segments it has, and the commits of each, checked and put together.
 
-A block that is missing or damaged is named; nothing is skipped. One thread.
+A block that is missing or damaged is named; nothing is skipped. Blocks of epoch 0 are copies of segments that a
+directory has (seed.py). They count once the epoch block after the last one is there: a copy without it is void.
+One thread.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from penstock.errors import CorruptionError
+from penstock.journal import layout
 from penstock.replica.block import MORE, Block, decode
 from penstock.replica.stream import Blocks, Bounds
 
@@ -17,7 +20,10 @@ MAX_COMMIT_BYTES = 2 << 30  # of a chain: more than a journal writes as one batc
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment as the stream has it: its blocks are among the sequences ``begin`` to ``end``."""
+    """A segment as the stream has it: its blocks are among the sequences ``begin`` to ``end``.
+
+    ``head`` is the commit that begins it, with only the segment's header as data.
+    """
 
     begin: int
     end: int
@@ -35,11 +41,12 @@ class History:
     def __init__(self, blocks: Blocks, bounds: Bounds) -> None:
         self.blocks = blocks
         self.bounds = bounds
+        self.end = bounds.last  # the last block that counts
         self.last: Block | None = None
         self.segments: list[Segment] = []  # in order, without those that a later one replaced
         if bounds.last >= max(1, bounds.first):
-            self.last = self.read(bounds.last)
-            self.segments = _kept(self._walk())
+            self.end, self.last = self._last()
+            self.segments = kept_segments(self._walk())
         elif bounds.last:
             raise CorruptionError(f"{blocks.name} has no block any more; its last one was {bounds.last}", blocks.name)
 
@@ -48,22 +55,34 @@ class History:
 
     def read(self, sequence: int) -> Block:
         """One block, checked."""
-        data = self.blocks.read(sequence)
+        data = next((data for _, data in self.blocks.read_range(sequence, sequence)), None)  # which is patient
         if data is None:
             raise CorruptionError(f"{self._place(sequence)} is missing", self._place(sequence))
         return decode(data, self._place(sequence))
+
+    def _last(self) -> tuple[int, Block]:
+        """The last block that counts. Where the stream is nothing but a copy without its end: the last one."""
+        last = self.read(self.bounds.last)
+        sequence, block = self.bounds.last, last
+        while block.epoch == 0:
+            if sequence <= self.bounds.first:
+                return self.bounds.last, last
+            sequence -= 1
+            block = self.read(sequence)
+        return sequence, block
 
     def _walk(self) -> list[Segment]:
         """Back from the last block, from the beginning of a segment to that of the one before."""
         assert self.last is not None
         found: list[Segment] = []
-        begin, end = self.last.begin_sequence(self.bounds.last), self.bounds.last
+        begin, end = self.last.begin_sequence(self.end), self.end
         while begin >= self.bounds.first:
             first = self.read(begin)
             if not first.begins or first.link >= begin:
                 raise CorruptionError(f"{self._place(begin)} does not begin a segment", self._place(begin))
             if (head := self._whole(begin, first)) is not None:
-                found.append(Segment(begin, end, head))
+                header = replace(head, data=head.data[: layout.SEGMENT_HEADER_BYTES])
+                found.append(Segment(begin, end, header))
                 end = begin - 1
             begin = first.link
         if begin and not found:
@@ -73,31 +92,48 @@ class History:
     def _whole(self, begin: int, first: Block) -> Block | None:
         """The commit that begins a segment; None where its chain has no end."""
         items = [(begin, first)]
-        while items[-1][1].more and items[-1][0] < self.bounds.last:
+        while items[-1][1].more and items[-1][0] < self.end:
             items.append((items[-1][0] + 1, self.read(items[-1][0] + 1)))
         return next((block for sequence, block in chains(items) if sequence == begin), None)
 
     def commits(self, segment: Segment) -> Iterator[Block]:
-        """All commits of a segment, in order, each where the one before ends."""
+        """All commits of a segment, in order, each where the one before ends.
+
+        Blocks may be lost between a segment and a copy of those that followed it: what counts is that its commits
+        go on up to where the next segment begins. The last segment has no such mark, and nothing of it may be lost.
+        """
+        following = next((later.name[0] for later in self.segments if later.begin > segment.begin), None)
+        lost: list[CorruptionError] = []
         offset, position = 0, segment.head.first
-        for sequence, block in chains(self._decoded(segment.begin, segment.end)):
+        for sequence, block in chains(self._decoded(segment, lost)):
+            if lost and following is None:
+                break
             if block.is_epoch or block.begin_sequence(sequence) != segment.begin:
                 continue
             if (block.offset, block.first) != (offset, position) or block.next < block.first:
                 text = f"{self._place(sequence)} does not go on where the one before ends (position {position})"
-                raise CorruptionError(text, self._place(sequence))
+                raise lost[0] if lost else CorruptionError(text, self._place(sequence))
             offset, position = offset + len(block.data), block.next
             yield block
+        if lost and (following is None or position < following):
+            raise lost[0]
+        if following is not None and position < following:
+            place = f"the segment before block {segment.end + 1} of {self.blocks.name}"
+            raise CorruptionError(f"{place} ends at position {position - 1}, the next one begins at {following}", place)
 
-    def _decoded(self, first: int, last: int) -> Iterator[tuple[int, Block]]:
-        expected = first
-        for sequence, data in self.blocks.read_range(first, last):
-            if sequence != expected:
-                break
-            yield sequence, decode(data, self._place(sequence))
-            expected += 1
-        if expected <= last:
-            raise CorruptionError(f"{self._place(expected)} is missing", self._place(expected))
+    def _decoded(self, segment: Segment, lost: list[CorruptionError]) -> Iterator[tuple[int, Block]]:
+        """The blocks that may be a segment's; those that are missing or damaged are added to ``lost``."""
+        expected = segment.begin
+        for sequence, data in self.blocks.read_range(segment.begin, segment.end):
+            if sequence != expected and not lost:
+                lost.append(CorruptionError(f"{self._place(expected)} is missing", self._place(expected)))
+            expected = sequence + 1
+            try:
+                yield sequence, decode(data, self._place(sequence))
+            except CorruptionError as error:
+                lost.append(error)
+        if expected <= segment.end and not lost:
+            lost.append(CorruptionError(f"{self._place(expected)} is missing", self._place(expected)))
 
 
 class Chains:
@@ -135,7 +171,7 @@ def _follows(before: Block, block: Block) -> bool:
     return before.more and same and block.offset == before.offset + len(before.data)
 
 
-def _kept(found: list[Segment]) -> list[Segment]:
+def kept_segments(found: list[Segment]) -> list[Segment]:
     """Without those that a later one replaced: a segment begins where what is valid ended."""
     kept: list[Segment] = []
     for segment in found:

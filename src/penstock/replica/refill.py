@@ -71,7 +71,7 @@ def refill(directory: Path, history: History, *, check: bool = False) -> Refille
             return result
         if any(segment.head.uuid != uuid for segment in history.segments):
             raise CorruptionError(f"{history.blocks.name} has blocks of more than one journal", history.blocks.name)
-        _copy(directory, history, disk, result, check or _noted_boot(directory) != _boot_id())
+        _copy(directory, history, disk, result, check or not same_boot(directory))
         _forget_others(directory, result, disk)
         disk.write_file(directory / BOOT_NAME, _boot_id())
         return result
@@ -217,6 +217,11 @@ def _write_frontier(directory: Path, uuid: UUID, words: layout.Frontier) -> None
             os.pwrite(file, encoded[place : place + layout.FRONTIER_COPY.size], place)
     finally:
         os.close(file)
+
+
+def same_boot(directory: Path) -> bool:
+    """Whether the machine runs on since the directory was written: then its files are as they were written."""
+    return _noted_boot(directory) == _boot_id()
 
 
 def _boot_id() -> bytes:

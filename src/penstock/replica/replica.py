@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import secrets
+import os
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from penstock.errors import InvalidArgument, RefusedError
-from penstock.replica.appender import PAUSE_S, Appender, FencedError
+from penstock.errors import CorruptionError, InvalidArgument, PenstockError, RefusedError
+from penstock.journal import layout
+from penstock.replica.appender import PAUSE_S, Appender, FencedError, LostBlocksError
 from penstock.replica.block import Block
 from penstock.replica.client import UnansweredError
 from penstock.replica.disk import ReplicatedDisk, epoch_block
 from penstock.replica.history import History
 from penstock.replica.refill import Refilled, refill
+from penstock.replica.seed import restore
 from penstock.replica.stream import Blocks
+from penstock.replica.writers import Writers
 
 log = logging.getLogger("penstock.replica")
 OPEN_S = 60.0  # how long opening waits for a quorum
 OPENINGS = 20  # tries, where others open the stream at the same time
+T = TypeVar("T")
 
 
 class Replica:
@@ -49,34 +56,86 @@ class Replica:
             raise self.fault
         deadline = time.monotonic() + OPEN_S
         for _ in range(OPENINGS):
-            history, directory = self._refill(deadline)
-            if directory.copied:
-                log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
-            epoch, writer = _epoch(history.last) + 1, secrets.randbits(64)
-            self._appender = Appender(self.blocks, history.bounds.last, writer, pause=self._pause)
             try:
-                self._appender.append(epoch_block(directory, epoch, writer))
-                return ReplicatedDisk(self._appender, directory, epoch, writer)
+                return self._open(deadline)
             except FencedError:
                 log.info("%s: somebody else has appended to it meanwhile: reading it again", self.blocks.name)
+            except LostBlocksError as error:
+                log.warning("%s meanwhile: reading it again", error.strerror)
         raise RefusedError(f"{self.blocks.name} is opened by others all the time")
 
-    def _refill(self, deadline: float) -> tuple[History, Refilled]:
+    def _open(self, deadline: float) -> ReplicatedDisk:
+        """Once. FencedError: somebody else has appended to the stream."""
+        try:
+            history, directory = self._patiently(deadline, self._refill)
+            lost = history.bounds.missing
+            damage = CorruptionError(f"{self.blocks.name} has lost {lost} blocks", self.blocks.name) if lost else None
+            fatal = False
+        except CorruptionError as error:
+            damage, fatal = error, True
+        if damage is not None:
+            restored = self._patiently(deadline, partial(self._restore, damage, fatal))
+            history, directory = self._patiently(deadline, self._refill)
+            if restored:
+                with contextlib.suppress(PenstockError, UnansweredError, ConnectionError):  # retention does it later
+                    self.blocks.purge(history.segments[0].begin)
+        if directory.copied:
+            log.info("%s: %d segments taken from %s", self.directory, len(directory.copied), self.blocks.name)
+        writers = Writers(self.directory)
+        epoch = max(_epoch(history.last), writers.epoch) + 1
+        writer = writers.begin(epoch)
+        missing = history.bounds.missing
+        self._appender = Appender(self.blocks, history.bounds.last, writer, missing=missing, pause=self._pause)
+        self._appender.append(epoch_block(directory, epoch, writer))
+        writers.note_led()
+        return ReplicatedDisk(self._appender, directory, epoch, writer)
+
+    def _patiently(self, deadline: float, act: Callable[[], T]) -> T:
         """From the beginning again, where the cluster is choosing a leader or has no quorum at the moment."""
         while True:
             try:
-                history = History(self.blocks, self.blocks.bounds())
-                if history.last is not None and history.last.epoch == 0:
-                    raise InvalidArgument(f"{self.blocks.name} was not filled to its end: fill another one")
-                return history, refill(self.directory, history)
+                return act()
             except (UnansweredError, ConnectionError):
                 if time.monotonic() >= deadline:
                     raise
                 self._pause()
 
+    def _refill(self) -> tuple[History, Refilled]:
+        history = History(self.blocks, self.blocks.bounds())
+        led = Writers(self.directory).epoch > 0
+        if history.last is not None and history.last.epoch == 0:
+            text = f"{self.blocks.name} was not filled to its end: fill another one"
+            raise CorruptionError(text) if led else InvalidArgument(text)
+        if history.last is not None and led and not history.segments and _has_segments(self.directory):
+            raise CorruptionError(f"{self.blocks.name} has lost all of its segments", self.blocks.name)
+        return history, refill(self.directory, history)
+
+    def _restore(self, damage: CorruptionError, fatal: bool) -> bool:
+        """Put back what the stream has lost, where this directory has it; whether something was.
+
+        Where it has not, ``damage`` is raised, unless the stream could be opened with it (``fatal`` is False).
+        """
+        if not (self.directory / layout.MARKER_NAME).exists():
+            raise damage
+        writers = Writers(self.directory)
+        try:
+            count = restore(self.directory, self.blocks, writers, whole=not fatal, pause=self._pause)
+        except (CorruptionError, InvalidArgument) as error:
+            if fatal:
+                raise CorruptionError(f"{damage}. It cannot be restored: {error}", damage.place) from None
+            log.warning("%s. It cannot be restored: %s", damage, error)
+            return False
+        if count:
+            log.warning("%s. Restored from %s: %d segments", damage, self.directory, count)
+        return count > 0
+
     def close(self) -> None:
         """Let go of the connection."""
         self.blocks.close()
+
+
+def _has_segments(directory: Path) -> bool:
+    return bool(layout.latest_segments(os.listdir(directory)))
 
 
 def _epoch(last: Block | None) -> int:

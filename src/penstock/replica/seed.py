@@ -1,7 +1,7 @@
-"""Seed: copies a journal that a broker has kept on its own disk to an empty stream. The directory stays as it is.
+"""Seed: copies segments that a directory has to a stream, which is empty or has lost them.
 
-The blocks of a seed have epoch 0, and the last one is an epoch block with epoch 1: a stream that ends with epoch 0 was
-not filled to the end and is refused. One thread; no broker may be running on the directory.
+The copies have epoch 0, and an epoch block follows the last one: without it none of them counts. A stream that is
+nothing but copies without that end is refused. One thread; no broker may be running on the directory.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from penstock._core import journal as native
-from penstock.errors import InvalidArgument
+from penstock.errors import CorruptionError, InvalidArgument
 from penstock.journal import Journal, layout
-from penstock.journal.disk import read_all
+from penstock.journal.disk import read_all, read_part
 from penstock.replica.appender import PAUSE_S, Appender
-from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block
-from penstock.replica.stream import Blocks
+from penstock.replica.block import BEGIN, EPOCH, HEAD, MORE, Block, decode
+from penstock.replica.history import Chains, Segment, kept_segments
+from penstock.replica.refill import same_boot
+from penstock.replica.stream import Blocks, Bounds
+from penstock.replica.writers import Writers
 
 log = logging.getLogger("penstock.replica")
 
@@ -31,19 +35,139 @@ def seed(directory: Path, blocks: Blocks, *, pause: Callable[[], None] = lambda:
     if blocks.bounds().last:
         raise InvalidArgument(f"{blocks.name} has blocks already: name another stream for what {directory} has")
     with Journal(directory, refuse_damage=True) as journal:  # nobody else writes it, and its torn tail is closed off
-        writer = secrets.randbits(64)
-        appender = Appender(blocks, 0, writer, pause=pause)
         segments = layout.latest_segments(os.listdir(directory))
-        begin, block = 0, Block(journal.uuid, 0, writer, 1, 1, 0, 0, 0, 0)
-        for at, name in enumerate(segments):
-            following = segments[at + 1][0] if at + 1 < len(segments) else journal.frontier
-            data = _whole(directory / layout.segment_name(*name), following)
-            block = Block(journal.uuid, 0, writer, name[0], following, *name, 0, begin)
-            begin = _append(appender, block, data)
-            block = Block(journal.uuid, 1, writer, following, following, *name, len(data), begin, EPOCH)
-        appender.append(block.encode())
+        writer = secrets.randbits(64)
+        _copy(directory, journal, segments, Appender(blocks, 0, writer, pause=pause), writer, 0, 1)
     log.info("%s: %d segments copied to %s", directory, len(segments), blocks.name)
     return len(segments)
+
+
+def restore(
+    directory: Path,
+    blocks: Blocks,
+    writers: Writers,
+    *,
+    whole: bool,
+    pause: Callable[[], None] = lambda: time.sleep(PAUSE_S),
+) -> int:
+    """Append the first segment that the stream does not have whole, and those after it; gives how many.
+
+    ``whole``: the stream may have all of them; else the last one is appended in any case.
+    CorruptionError: what the stream has lost is not in the directory, or that cannot be known; nothing is appended.
+    """
+    bounds = blocks.bounds()
+    survey = Survey(directory, blocks, bounds)
+    elsewhere = f"{directory} is not where {blocks.name} was written last: what is lost may be in another directory"
+    if not writers.were_last(survey.epoch, survey.writer):
+        raise CorruptionError(elsewhere, blocks.name)
+    with Journal(directory, refuse_damage=True) as journal:
+        if survey.uuids - {journal.uuid.bytes}:
+            raise CorruptionError(f"{blocks.name} has blocks of another journal than {directory}", blocks.name)
+        if survey.next > journal.frontier and not same_boot(directory):  # nothing there is synced
+            raise CorruptionError(elsewhere, blocks.name)
+        segments = layout.latest_segments(os.listdir(directory))
+        ends = [following for following, _ in segments[1:]] + [journal.frontier]
+        sizes = {
+            name: len(_whole(directory / layout.segment_name(*name), following))
+            for name, following in zip(segments, ends, strict=True)
+        }
+        kept = len(segments) if whole else len(segments) - 1
+        while kept and not (link := survey.find(segments[:kept], sizes)):
+            kept -= 1
+        if kept == len(segments):
+            return 0
+        epoch = max(survey.epoch, writers.epoch) + 1
+        writer = writers.begin(epoch)
+        appender = Appender(blocks, bounds.last, writer, missing=bounds.missing, pause=pause)
+        _copy(directory, journal, segments[kept:], appender, writer, link if kept else 0, epoch)
+        writers.note_led()
+    return len(segments) - kept
+
+
+@dataclass
+class Survey:
+    """What can still be read of a stream, held against a directory."""
+
+    directory: Path
+    blocks: Blocks
+    bounds: Bounds
+    uuids: set[bytes] = field(default_factory=set)
+    next: int = 0  #: the highest position that a block speaks of
+    epoch: int = 0  #: the highest there is, and whose it is
+    writer: int = 0
+
+    def __post_init__(self) -> None:
+        self._begins: dict[int, Block] = {}  # what begins a segment
+        self._same: dict[int, int] = {}  # of it, how many bytes are the directory's
+        chains = Chains()
+        for sequence, data in self.blocks.read_range(max(1, self.bounds.first), self.bounds.last):
+            try:
+                block = decode(data, f"block {sequence} of {self.blocks.name}")
+            except CorruptionError:
+                continue
+            self.uuids.add(block.uuid.bytes)
+            self.next = max(self.next, block.next)
+            if block.epoch > self.epoch:
+                self.epoch, self.writer = block.epoch, block.writer
+            if (commit := chains.add(sequence, block)) is not None and not block.is_epoch:
+                self._compare(*commit)
+
+    def _compare(self, sequence: int, block: Block) -> None:
+        begin = block.begin_sequence(sequence)
+        if block.begins:
+            self._begins[sequence] = replace(block, data=b"")
+            self._same[sequence] = 0
+        elif self._same.get(begin) != block.offset:
+            return
+        path = self.directory / layout.segment_name(block.segment, block.revision)
+        data, seal = block.data, layout.SEAL_OFFSET
+        try:
+            here = read_part(path, block.offset, len(data))
+        except (FileNotFoundError, CorruptionError):
+            return
+        if block.begins:  # sealed here since then
+            here = here[:seal] + bytes(layout.SEAL_BYTES) + here[seal + layout.SEAL_BYTES :]
+        if here == data:
+            self._same[begin] = block.offset + len(data)
+
+    def find(self, segments: list[tuple[int, int]], sizes: dict[tuple[int, int], int]) -> int:
+        """Where the last of these segments begins, if the stream has all of them as the directory has; else 0."""
+        for begin in sorted(self._begins, reverse=True):
+            if (self._begins[begin].segment, self._begins[begin].revision) == segments[-1]:
+                found = kept_segments(self._path(begin))
+                whole = all(self._same[each.begin] == sizes.get(each.name) for each in found)
+                if whole and [each.name for each in found] == segments:
+                    return begin
+        return 0
+
+    def _path(self, begin: int) -> list[Segment]:
+        """The segments that are found from this one back to the oldest; nothing where one of them is missing."""
+        found: list[Segment] = []
+        while begin >= max(1, self.bounds.first):
+            if begin not in self._begins:
+                return []
+            found.append(Segment(begin, begin, self._begins[begin]))
+            begin = self._begins[begin].link
+        return found[::-1]
+
+
+def _copy(
+    directory: Path,
+    journal: Journal,
+    segments: list[tuple[int, int]],
+    appender: Appender,
+    writer: int,
+    begin: int,
+    epoch: int,
+) -> None:
+    """The last segments of a journal, and the block that makes them count. ``begin``: of the segment before them."""
+    block = Block(journal.uuid, epoch, writer, 1, 1, 0, 0, 0, 0, EPOCH)
+    for at, name in enumerate(segments):
+        following = segments[at + 1][0] if at + 1 < len(segments) else journal.frontier
+        data = _whole(directory / layout.segment_name(*name), following)
+        begin = _append(appender, Block(journal.uuid, 0, writer, name[0], following, *name, 0, begin), data)
+        block = Block(journal.uuid, epoch, writer, following, following, *name, len(data), begin, EPOCH)
+    appender.append(block.encode())
 
 
 def _whole(path: Path, following: int) -> bytes:

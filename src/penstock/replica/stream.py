@@ -42,6 +42,7 @@ class Bounds:
 
     first: int
     last: int
+    missing: int = 0  #: blocks between them that the stream has lost
 
 
 class WrongLastError(PenstockError):
@@ -218,10 +219,11 @@ class JetStream:
     def bounds(self) -> Bounds:
         """As the stream's leader says."""
         state = self.describe().get("state")
-        first, last = (state.get(name) if isinstance(state, dict) else None for name in ("first_seq", "last_seq"))
-        if not isinstance(first, int) or not isinstance(last, int):
+        names = ("first_seq", "last_seq", "messages")
+        first, last, count = (state.get(name) if isinstance(state, dict) else None for name in names)
+        if not isinstance(first, int) or not isinstance(last, int) or not isinstance(count, int):
             raise StreamError(f"{self.name}: the server does not say which sequences it has")
-        return Bounds(first, last)
+        return Bounds(first, last, max(0, last - max(1, first) + 1 - count))
 
     def append(self, data: bytes, after: int, identity: str) -> None:
         """Acknowledged when a quorum has it on disk."""
@@ -284,6 +286,10 @@ class JetStream:
             expected += 1
             if expected == first + most:
                 return
+
+    def step_down(self, preferred: str) -> None:
+        """Ask the leader of the stream to let the node of that name lead."""
+        self._ask(f"STREAM.LEADER.STEPDOWN.{self.target.stream}", {"placement": {"preferred": preferred}})
 
     def purge(self, below: int) -> None:
         """Whole blocks, on all replicas."""

@@ -3,7 +3,7 @@
 The first user of a channel creates it, the last one removes it; the others reclaim what a killed process held.
 ``penstock.publisher("shm:/camera")`` opens one; the classes here have everything the reach can do.
 
-Rules: a handle is used by one thread at a time (``close`` and ``ledger`` by any); a forked child opens its own handles.
+Rules: several threads may use one handle (all but waiting is done with the GIL); a forked child opens its own.
 """
 
 from __future__ import annotations

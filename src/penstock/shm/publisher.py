@@ -1,7 +1,7 @@
 """The publisher. ``publish``, ``publish_many``, ``reserve``, ``wait`` and ``close`` are native; what is here happens
 once a handle or once a growth.
 
-Rules: one thread at a time. Reliable: waits while a reliable subscriber has not seen the oldest message, or while there
+Rules: any thread. Reliable: waits while a reliable subscriber has not seen the oldest message, or while there
 is no subscriber. Unreliable: never waits, overwrites the oldest message that nobody holds.
 """
 

@@ -1,6 +1,6 @@
 """The subscriber. ``read``, ``read_newest``, ``read_many``, ``find``, ``wait``, ``fileno`` and ``close`` are native.
 
-Rules: one thread at a time; messages may be released by any. A message holds its slot until it is released or
+Rules: any thread; each message goes to one of those that read. A message holds its slot until it is released or
 garbage-collected. At most ``max_active_messages`` may be held, or as many as there are free slots. At that limit a read
 waits for a release: ``read(0)`` gives None and the message stays unread; a read that times out warns once and says
 which process holds which slots.
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import channel
 from penstock._core import shm as native
-from penstock.channel import Ledger, Overflow
+from penstock.channel import Function, Ledger, Overflow
 from penstock.errors import InvalidArgument
 from penstock.history import wants_past
 from penstock.shm.publisher import agree_on_schema, group_id, is_reliable, newest_schema
@@ -101,10 +101,10 @@ class Subscriber(native.Subscriber, channel.Subscriber):
         """A reference that does not hold the slot."""
         return WeakReference(self, message)
 
-    def on_message(self, function: Callable[..., Any] | None) -> None:
+    def on_message(self, function: Function) -> Function:
         """What ``process_all`` calls with (message) or (subscriber, message); None unsets it, inside itself too."""
         self._takes_subscriber = callable(function) and _takes_two(function)
-        super().on_message(function)
+        return super().on_message(function)
 
     def _call(self, function: Callable[..., Any], message: Message) -> None:
         if self._takes_subscriber:

@@ -35,6 +35,7 @@ MAX_ANSWER_DATA = MAX_HANDSHAKE_DATA + MAX_SCHEMA_BYTES
 NO_NONCE = bytes(16)
 PUBLISHES = "messages are published at this port, nobody answers calls there; read it with penstock.subscriber"
 NO_PAST_HERE = "this publisher keeps nothing on disk; open it with durable=, or the subscriber without start="
+BROKER_BEGINS = b"HELLO "  # what a client of a broker says first
 ANSWERS = "calls are answered at this port, nobody publishes there; ask it with penstock.client"
 PROOF_SIZE = 32
 # NEXT_ORDINAL is the first field of an extended answer, at a fixed offset: the native core fills it in at the moment of
@@ -213,6 +214,10 @@ class FrameReader:
         """How many bytes to feed at most."""
         return self._size - len(self._buffer)
 
+    def begins_with(self, words: bytes) -> bool:
+        """Whether what has come of a frame begins so."""
+        return self._buffer.startswith(words)
+
     def feed(self, data: bytes) -> Frame | None:
         """A frame, once it is complete. ``ProtocolError`` says what is wrong with it."""
         if len(data) > self.needs:
@@ -353,6 +358,16 @@ class Answer(Negotiation):
         self._durable = durable
         self._request_frame: Frame | None = None
         self._proof = b""
+
+    def feed(self, data: bytes) -> Agreed | None:
+        """As of every negotiation; a client of a broker is told in its own words where it is."""
+        agreed = super().feed(data)
+        if self._frames == 0 and self._reader.begins_with(BROKER_BEGINS):
+            said = "calls are answered" if self._calls else "messages are published"
+            reason = f"{said} at this port, there is no broker; its address begins with tcp://"
+            self.outgoing += f"ERR closing {reason}\n".encode()
+            raise RefusedError(f"a client of a broker has come: {reason}")
+        return agreed
 
     def _handle(self, received: Frame) -> Agreed | None:
         if received.kind == FrameType.HANDSHAKE and self._request_frame is None:

@@ -22,7 +22,7 @@ import time
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock._core import tcp as native
 from penstock.address import is_loopback
@@ -157,10 +157,12 @@ class Publisher(PublisherContract):
         ordinal: int | None = None,
         timestamp_ns: int | None = None,
         drops: int = 0,
+        timeout: float | Literal["as opened"] | None = "as opened",
     ) -> int:
         """Publish a copy of ``data``; gives its ordinal.
 
-        The other arguments (a bridge knows a message's ordinal and time) reach our own peers only; peers of plain
+        ``timeout`` is for this call what it is for all at opening: seconds to wait for room, None for ever. The other
+        arguments (a bridge knows a message's ordinal and time) reach our own peers only; peers of plain
         version 0 get just the bytes.
         """
         return self._outlet.publish(
@@ -170,11 +172,17 @@ class Publisher(PublisherContract):
             ordinal=ordinal,
             timestamp_ns=timestamp_ns,
             drops=drops,
+            timeout=timeout,
         )
 
-    def publish_many(self, batch: Iterable[Buffer]) -> int:
-        """Publish each item of ``batch``, in order and in few system calls; gives how many."""
-        return self._outlet.publish_many(batch)
+    def publish_many(
+        self, batch: Iterable[Buffer], *, timeout: float | Literal["as opened"] | None = "as opened"
+    ) -> int:
+        """Publish each item of ``batch``, in order and in few system calls; gives how many.
+
+        ``timeout`` is for all of them together; without it each may wait as long as the publisher was opened with.
+        """
+        return self._outlet.publish_many(batch, timeout=timeout)
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages unchanged: with their ordinals, times, virtual channels and properties."""

@@ -30,7 +30,7 @@ from penstock.errors import PenstockError, ProtocolError, RefusedError
 from penstock.tcp import sockets
 from penstock.tcp.executor import HANG_UP, READ, WRITE, Timer
 from penstock.tcp.log import Throttle, logger
-from penstock.tcp.protocol import NO_NONCE, Agreed, Request
+from penstock.tcp.protocol import NO_NONCE, NO_PAST_HERE, Agreed, Request
 
 if TYPE_CHECKING:
     from penstock.tcp.subscriber import Subscriber
@@ -56,10 +56,10 @@ class Session:
         self.targets = list(targets)
         self.max_reconnects = max_reconnects
         self.last_error: str | None = None
+        self.refused = ""  #: why reading ends, where the publisher cannot give what was asked for
         self.connections = 0
         self.clock_offset_ns: int | None = None
         self.schema = ""  #: the schema of its messages, from the publisher's handshake
-        self.refused = False  #: the publisher that it reached last has another type
         self._subscriber = subscriber
         self._executor = subscriber.executor
         self._lock = threading.RLock()
@@ -92,10 +92,9 @@ class Session:
         return self._address or self._target_name(self.targets[self._target_index])
 
     def wait_connected(self, timeout: float | None = None) -> bool:
-        """Wait until it is connected; False when the time is over, the session has ended or its type was refused."""
+        """Wait until it is connected; False when the time is over or the session has ended."""
         with self._changed:
-            over = (SessionState.CONNECTED, SessionState.ENDED)
-            self._changed.wait_for(lambda: self.refused or self._state in over, timeout)
+            self._changed.wait_for(lambda: self._state in (SessionState.CONNECTED, SessionState.ENDED), timeout)
             return self.connected
 
     def cancel(self) -> None:
@@ -128,7 +127,10 @@ class Session:
             log = self._warnings.warn if isinstance(error, RefusedError) else logger.debug
             log("session to %s: %s", self._target_name(attempt.target), error)
             self._target_index = (self._target_index + 1) % len(self.targets)
-            if self._target_index:
+            if isinstance(error, RefusedError) and NO_PAST_HERE in str(error) and not self._target_index:
+                self.refused = f"{self._target_name(attempt.target)}: {error}"
+                self._refuse(str(error))
+            elif self._target_index:
                 self._executor.call_soon(self.connect)
             else:
                 self._pause()
@@ -159,9 +161,6 @@ class Session:
                 connection.close()
                 self._refuse(str(self._subscriber.refusal))
                 return
-            if self.refused:
-                self.refused = False
-                self._subscriber.admitted()
             # Another identity is another stream: ordinals begin anew and no gap is counted as a loss.
             fresh = agreement.peer_identity != self.identity or not agreement.extended
             self.identity = agreement.peer_identity
@@ -177,22 +176,14 @@ class Session:
         logger.debug("session to %s connected, %s", self._address, "extended" if agreement.extended else "plain")
 
     def refuse(self, why: str) -> None:
-        """End the connection because the publisher's type does not match."""
+        """End the session because of what the publisher is; a reconnect would not help."""
         with self._lock:
-            self._current_serial = 0
             self._refuse(why)
 
     def _refuse(self, why: str) -> None:
-        """Try again after the usual pause: a publisher of the right type may come back at this address."""
-        if self._state is SessionState.ENDED:
-            return
         self.last_error = why
-        self.refused = True
-        self._warnings.warn("session to %s: %s", self.publisher, why)
-        self._target_index = (self._target_index + 1) % len(self.targets)
-        self._pause()
-        self._subscriber.none_left()
-        self._changed.notify_all()
+        self._end(why)
+        self._subscriber.ended(self)
 
     # -- the end of a connection
 

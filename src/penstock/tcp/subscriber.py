@@ -2,7 +2,7 @@
 
 Rules:
 
-- ``read`` receives in the caller's own thread, directly from the sockets. One thread at a time may read.
+- ``read`` receives in the caller's own thread, directly from the sockets. Threads that read one handle take turns.
 - ``on_message(function)`` with ``process_all`` calls it in the caller's thread; with ``delivery="synchronous"`` the
   executor calls it for every message, in order (a slow function slows the publisher, through TCP); with
   ``delivery="newest"`` it gets the newest message that has arrived when it returns; skipped ones count as dropped.
@@ -24,7 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock._core import tcp as native
-from penstock.channel import Ledger, Terms, check_timeout, choose, refuse_read
+from penstock.channel import Function, Ledger, Terms, check_timeout, choose, refuse_read
 from penstock.channel import Subscriber as SubscriberContract
 from penstock.errors import CapacityError, ClosedError, InvalidArgument, PenstockError, ProtocolError, RefusedError
 from penstock.history import check_start, wants_past
@@ -101,7 +101,7 @@ class Subscriber(SubscriberContract):
         self._closing = False
         self._full_logged = False
         self._terms: Terms | None = None
-        self.refusal: PenstockError | None = None  #: of the last publisher whose type does not match ours
+        self.refusal: PenstockError | None = None  #: why a session ended whose publisher's type does not match ours
         self._owner_pid = os.getpid()
         self._inlet.on_lost(_weak_lost_callback(weakref.ref(self)))
         self._use_native_read()
@@ -132,7 +132,7 @@ class Subscriber(SubscriberContract):
             self._check_open()
             session = Session(self, next(self._numbers), targets, max_reconnects)
             self._sessions[session.number] = session
-            self._inlet.finish(False)  # all sessions may have ended: reading is open again
+            self._inlet.finish(False, "")  # all sessions may have ended: reading is open again
         self.executor.call_soon(session.connect)
         return session
 
@@ -145,8 +145,7 @@ class Subscriber(SubscriberContract):
     def agree(self, terms: Terms) -> None:
         """Check the publishers' schemas: those that are connected now, the others in their handshakes.
 
-        A schema that does not match ends the connection; while no session has another, reading raises ``refusal``. The
-        session tries again: the right publisher may come back.
+        A schema that does not match ends its session; when no session is left, reading ends with ``refusal``.
         """
         with self._lock:
             self._terms = terms
@@ -154,9 +153,9 @@ class Subscriber(SubscriberContract):
                 session for session in self._sessions.values() if not self._accepts_schema(session.schema, session)
             ]
         for session in refused:
+            session.refuse(str(self.refusal))
             self._inlet.detach(session.number)
             session.close_sockets()
-            session.refuse(str(self.refusal))  # last: from now on it may connect again
 
     def _accepts_schema(self, schema: str, session: Session) -> bool:
         if self._terms is None:
@@ -164,7 +163,7 @@ class Subscriber(SubscriberContract):
         try:
             self._terms.check(schema, session.publisher)
         except (RefusedError, ProtocolError) as error:
-            self.refusal = error.with_traceback(None)  # its frames would hold this subscriber
+            self.refusal = error
             return False
         return True
 
@@ -188,21 +187,9 @@ class Subscriber(SubscriberContract):
         """A session has ended. When all have, ``read`` raises once everything is read."""
         logger.warning("session to %s ended: %s", session.publisher, session.last_error)
         with self._lock:
-            if not any(one.refused for one in self._sessions.values()):
-                self.refusal = None
-        self.none_left()
-
-    def none_left(self) -> None:
-        """Have ``read`` raise, after everything is read, where all sessions have ended or were refused."""
-        with self._lock:
-            over = all(one.refused or one.state is SessionState.ENDED for one in self._sessions.values())
+            over = all(one.state is SessionState.ENDED for one in self._sessions.values())
             # With the lock: otherwise this could overwrite the `finish(False)` of a session that is being added.
-            self._inlet.finish(over)
-
-    def admitted(self) -> None:
-        """A session that was refused has found a publisher of the right type."""
-        with self._lock:
-            self._inlet.finish(False)  # the refusal stays: a read that is about to raise it may look for it still
+            self._inlet.finish(over, session.refused)
 
     def attach(self, session: Session, connection: socket.socket, agreed: Agreed, fresh: bool) -> int:
         """Hand a connected socket to the native core, which reads it. Gives the connection's serial number."""
@@ -269,9 +256,7 @@ class Subscriber(SubscriberContract):
         while not self._inlet.given(come) and (message := self._inlet.read(0)) is not None:
             yield message
 
-    def on_message(
-        self, function: Callable[[Message], Any] | None, delivery: Delivery | str = Delivery.PROCESS_ALL
-    ) -> None:
+    def on_message(self, function: Function, delivery: Delivery | str = Delivery.PROCESS_ALL) -> Function:
         """Set the function that is called with each message, and who calls it; None unsets it.
 
         The function itself may call this.
@@ -292,6 +277,7 @@ class Subscriber(SubscriberContract):
         if function is None:
             with self._in_callback:  # wait for a call that is running in another thread
                 pass
+        return function
 
     @property
     def _calls_by_itself(self) -> bool:

@@ -168,18 +168,21 @@ def processes_of_session(worker: Worker) -> list[int]:
 
 @contextlib.contextmanager
 def own_shared_directory(directory: Path) -> Iterator[None]:
-    """Put shared-memory files into a directory of this scenario's own, so that all leftovers there are ours."""
-    shared = directory / "shm"
-    shared.mkdir(mode=0o700)
-    before = os.environ.get("PENSTOCK_SHM_DIR")
-    os.environ["PENSTOCK_SHM_DIR"] = str(shared)
+    """Put shared-memory files into a directory of this scenario's own, so that all leftovers there are ours. Those whom
+    it kills are no deaths of the user's (``penstock autopsy``)."""
+    own = {"PENSTOCK_SHM_DIR": directory / "shm", "XDG_STATE_HOME": directory / "state"}
+    before = {name: os.environ.get(name) for name in own}
+    for name, place in own.items():
+        place.mkdir(mode=0o700)
+        os.environ[name] = str(place)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["PENSTOCK_SHM_DIR"]
-        else:
-            os.environ["PENSTOCK_SHM_DIR"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def shared_files_left(directory: Path) -> list[str]:

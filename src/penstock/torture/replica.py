@@ -1,8 +1,9 @@
 """The replicated broker: nodes of its cluster, whoever leads it, and the broker itself are killed under load.
 
 Faults: a node or the stream's leader is killed, all nodes are killed, a node is stopped for a while (as if it were cut
-off), the broker is killed and finds its directory as it was, gone or damaged. Bits of a node's files are not turned
-over: nats-server drops what it cannot read, and when that node leads, the others drop it too (docs/rooms/replica.md).
+off), bits of a node's files are turned over, the broker is killed and finds its directory as it was, gone or damaged.
+nats-server drops what it cannot read, and when that node leads, the others drop it too (docs/rooms/replica.md): the
+broker puts it back from its directory. So after such a fault the directory is left alone until the stream is whole.
 Promises: every confirmed message is delivered to every queue, in order, and stands in the log exactly once; clients
 reconnect by themselves; the stream and the directory are the same log in the end.
 """
@@ -10,6 +11,7 @@ reconnect by themselves; the stream and the directory are the same log in the en
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import random
 import shutil
@@ -22,6 +24,7 @@ from penstock.errors import PenstockError
 from penstock.journal import Journal
 from penstock.replica import JetStream, Replica
 from penstock.replica.cluster import Cluster, Node
+from penstock.replica.history import History
 from penstock.replica.refill import BOOT_NAME
 from penstock.torture import record
 from penstock.torture.broker import CONSUMERS, delivered, disordered_runs, keys_of, logged_bytes, publisher_log
@@ -31,9 +34,10 @@ from penstock.torture.soak import free_port
 
 PUBLISHERS = 2
 GOES_ON_S = 180.0  # after a fault: elections, refilling
+DAMAGED_NODE = "node with damaged files"
 FAULTS = (
     "node", "leader", "stopped node", "stopped leader", "all nodes",
-    "broker", "broker", "broker without its directory", "broker with a damaged directory",
+    "broker", "broker", "broker without its directory", "broker with a damaged directory", DAMAGED_NODE,
 )  # fmt: skip
 
 
@@ -56,6 +60,25 @@ class Scene:
         found = [node for node in self.cluster.nodes if node.name == name]
         return found[0] if found else self.chance.choice(self.cluster.nodes)
 
+    def lead(self, node: Node) -> None:
+        """Ask for other leaders until it is this one, for a while."""
+        deadline = time.monotonic() + 15
+        while time.monotonic() < deadline and self.leader() is not node:
+            with contextlib.suppress(PenstockError, OSError):
+                self.blocks.step_down(node.name)
+            time.sleep(0.5)
+
+    def whole(self) -> bool:
+        """Whether every block that counts is there: another machine could open it."""
+        try:
+            history = History(self.blocks, self.blocks.bounds())
+            for segment in history.segments:
+                for _ in history.commits(segment):
+                    pass
+        except (PenstockError, OSError):
+            return False
+        return True
+
     def strike(self, fault: str) -> None:
         """Do it, and start again what was ended."""
         if fault.startswith("broker"):
@@ -75,9 +98,14 @@ class Scene:
             return
         for node in nodes:
             node.kill()
+            if fault == DAMAGED_NODE:
+                self._flip([*node.directory.rglob("*.blk")])
         time.sleep(self.chance.uniform(0, 1))
         for node in nodes:
             node.start()
+        if fault == DAMAGED_NODE:  # the damage is seen on the stream when that node leads
+            self.lead(nodes[0])
+            wait_until(self.whole, GOES_ON_S, "the stream is whole again")
 
     def _damage(self) -> None:
         """As after a power cut: nothing was synced, so anything may be missing."""

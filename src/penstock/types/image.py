@@ -69,6 +69,11 @@ def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:
     return TRAILER.pack(MAGIC, VERSION, len(shape), kind, *shape, *[0] * (MAX_DIMENSIONS - len(shape)), name)
 
 
+def describe(image: Image) -> bytes:
+    """What stands behind the elements of its message."""
+    return _trailer(image.shape, image.dtype, image.encoding)
+
+
 def encode(value: Any) -> bytes:
     """A copy with what describes it. Any array of numbers is an image without a name."""
     if not isinstance(value, numpy.ndarray):

@@ -18,6 +18,7 @@ from penstock.broker.client.dialogue import Dialogue, Pending
 from penstock.broker.client.link import Link
 from penstock.broker.client.requests import Requests
 from penstock.broker.liveness import DEFAULT_S
+from penstock.channel import Deadline
 from penstock.errors import ClosedError, ProtocolError
 
 if TYPE_CHECKING:
@@ -102,17 +103,19 @@ class _Base(Requests):
 class Client(_Base):
     """The synchronous client: a method returns when the broker has answered."""
 
-    def _finish(self, pending: Pending) -> Any:
-        deadline = time.monotonic() + self.timeout
+    def _finish(self, pending: Pending, deadline: Deadline | None = None) -> Any:
+        """The answer, which may take ``timeout`` seconds, or until an earlier ``deadline``."""
+        began = time.monotonic()
+        most = self.timeout if deadline is None or deadline.left is None else min(self.timeout, deadline.left)
         try:
             while not pending.done:
                 self._advance()
                 if pending.done:
                     break
-                left = deadline - time.monotonic()
+                left = began + most - time.monotonic()
                 if left <= 0:
                     self._dialogue.withdraw(pending)
-                    raise TimeoutError(self._link.silence(self.timeout))
+                    raise TimeoutError(self._link.silence(most))
                 self._link.wait(left)
         except ClosedError:
             if self.closed and pending.publishes:

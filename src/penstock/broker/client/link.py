@@ -1,7 +1,8 @@
 """Link: a dialogue with the socket under it. Connects and connects again by itself; nothing here waits.
 
 ``pump`` does what can be done now: connecting, the TLS handshake, sending, receiving. Who wants to wait polls
-``fileno()`` for ``interest()``. Used by one thread at a time; ``close`` by any thread.
+``fileno()`` for ``interest()``. Used by one thread at a time, but for ``wait`` beside the others; ``close`` by any
+thread.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class Link:
         self._down_since = time.monotonic()
         self._poll = select.epoll()  # what fileno() gives: it stays the same over reconnects
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._woken = False
         self._poll.register(self._wake, select.EPOLLIN)
         self._timer, self._timer_at = open_timer(), 0.0
         self._poll.register(self._timer, select.EPOLLIN)
@@ -91,9 +93,14 @@ class Link:
         if self._socket is None and self.dialogue.refused is not None:
             return True  # nothing will come any more, which the next pump tells
         try:
-            return bool(self._poll.poll(-1 if timeout is None else timeout))
+            found = bool(self._poll.poll(-1 if timeout is None else timeout))
+            if self._woken and not self.closed:
+                self._woken = False
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
         except (ValueError, OSError):
             raise ClosedError("this client was closed") from None
+        return found
 
     def _set_timer(self) -> None:
         """Make the descriptor readable when it is time to connect again, or to look whether the broker is there."""
@@ -118,6 +125,7 @@ class Link:
 
     def wake(self) -> None:
         """End a ``wait`` of another thread."""
+        self._woken = True
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
@@ -222,8 +230,15 @@ class Link:
 
     def send(self) -> None:
         """Send what the socket takes now. That the connection is lost is found by the next ``pump``."""
-        with contextlib.suppress(OSError):
-            self._send()
+        if not self._lock.acquire(timeout=1.0):  # a signal handler in the midst of a pump, which sends it then
+            return
+        try:
+            with contextlib.suppress(OSError):
+                self._send()
+            if self.dialogue.outgoing() is not None:
+                self._interest()  # another thread may sleep on the descriptor
+        finally:
+            self._lock.release()
 
     def _send(self) -> None:
         sock = self._socket

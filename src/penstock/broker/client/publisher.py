@@ -4,7 +4,7 @@
 ``flush`` waits for all of them, and an error of one is raised by the next call. A queue's name makes that queue before
 the first message, so that it misses none.
 
-One thread at a time; ``close`` and ``ledger`` by any thread.
+Threads that use one publisher take turns; ``close`` and ``ledger`` by any thread.
 """
 
 from __future__ import annotations
@@ -103,15 +103,25 @@ class Publisher(channel.Publisher):
             return self._client.schema(self.topic)[1] or None
 
     def publish(
-        self, data: Buffer, *, properties: Mapping[str, str] | None = None, timestamp_ns: int | None = None
+        self,
+        data: Buffer,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timestamp_ns: int | None = None,
+        timeout: float | None = None,
     ) -> int | None:
-        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``."""
+        """Publish a copy of ``data``. A broker tells positions, not ordinals: see ``position``.
+
+        ``timeout`` bounds the wait for the broker's answer to this call, where it is less than the publisher was opened
+        with. Without an answer nobody knows whether what was sent is stored.
+        """
         encoded = words.encode_properties(properties)
         times = None if timestamp_ns is None else times_of([timestamp_ns])
+        deadline = Deadline(timeout)
         with self._turn:
             self._check()
             self._send([data], encoded, times)
-            self._settle(self._unconfirmed)
+            self._settle(self._unconfirmed, deadline)
         return None
 
     def publish_many(
@@ -119,28 +129,34 @@ class Publisher(channel.Publisher):
         batch: Iterable[Buffer],
         *,
         properties: Mapping[str, str] | Iterable[Mapping[str, str]] | None = None,
+        timeout: float | None = None,
     ) -> int:
-        """Publish each of them, in order; gives how many were published. Properties: of all, or of each."""
-        return self._publish_all(batch, encode_many(properties))
+        """Publish each of them, in order; gives how many were published. Properties: of all, or of each.
+
+        ``timeout`` is for all of them together, as in ``publish``.
+        """
+        return self._publish_all(batch, encode_many(properties), Deadline(timeout))
 
     def forward(self, batch: Batch | Sequence[Message]) -> int:
         """Publish messages of any reach with the times and properties they have; gives how many were published."""
         times = times_of(_time_of(message) for message in batch) if self._client._dialogue.times else None
         if isinstance(batch, list):  # which brings its bytes alone
             properties = encode_many([message.properties for message in batch])
-            return self._publish_all(batch, properties, times)
-        return self._publish_all(batch, None, times)
+            return self._publish_all(batch, properties, Deadline(None), times)
+        return self._publish_all(batch, None, Deadline(None), times)
 
-    def _publish_all(self, batch: Iterable[Buffer], properties: Properties, times: array[int] | None = None) -> int:
+    def _publish_all(
+        self, batch: Iterable[Buffer], properties: Properties, deadline: Deadline, times: array[int] | None = None
+    ) -> int:
         items: Any = batch if hasattr(batch, "__len__") else list(batch)
         if isinstance(properties, list) and len(properties) != len(items):
             raise InvalidArgument(f"{len(items)} messages have {len(properties)} properties")
         with self._turn:
             self._check()
-            self._send_all(items, properties, times)
+            self._send_all(items, properties, times, deadline)
         return len(items)
 
-    def _send_all(self, items: Any, properties: Properties, times: array[int] | None) -> None:
+    def _send_all(self, items: Any, properties: Properties, times: array[int] | None, deadline: Deadline) -> None:
         if len(items) <= CHUNK or properties is None:  # a part of a batch is a list, which brings no properties along
             if len(items):
                 self._send(items, properties, times)
@@ -148,8 +164,8 @@ class Publisher(channel.Publisher):
             for begin in range(0, len(items), CHUNK):
                 part = properties[begin : begin + CHUNK] if isinstance(properties, list) else properties
                 self._send(items[begin : begin + CHUNK], part, times and times[begin : begin + CHUNK])
-                self._settle(max(self._unconfirmed, 4 * CHUNK))
-        self._settle(self._unconfirmed)
+                self._settle(max(self._unconfirmed, 4 * CHUNK), deadline)
+        self._settle(self._unconfirmed, deadline)
 
     def reserve(self, size: int) -> Draft:
         """A writable buffer of ``size`` bytes; leaving its ``with`` block publishes it."""
@@ -165,18 +181,18 @@ class Publisher(channel.Publisher):
         self._counters.add("bytes", total_bytes(items))
         self._client._link.send()
 
-    def _settle(self, most: int) -> None:
+    def _settle(self, most: int, deadline: Deadline | None = None) -> None:
         """Wait until at most so many messages are under way."""
         while self._count > most:
-            self._collect(self._under_way.popleft())
+            self._collect(self._under_way.popleft(), deadline)
         while self._under_way and self._under_way[0].done:
             self._collect(self._under_way.popleft())
 
-    def _collect(self, pending: Pending) -> None:
+    def _collect(self, pending: Pending, deadline: Deadline | None = None) -> None:
         count = pending.count
         self._count -= count
         try:
-            span = self._client._finish(pending)
+            span = self._client._finish(pending, deadline)
         except words.Refusal:
             self._counters.drop("refused", count)
             raise

@@ -4,13 +4,15 @@ A message counts as done when the next one is read (``ack="next"``, the default:
 it again), as soon as it is read (``ack="read"``), or when ``ack(message)`` says so (``ack="manual"``). Without a
 queue's name it has a temporary queue of its own, which begins now and goes with it.
 
-One thread at a time; ``close`` and ``ledger`` by any thread.
+Several threads may use one: each message goes to one of them. With ``ack="next"`` a message is done when any of them
+reads the next one; threads that handle messages side by side say ``ack="manual"``.
 """
 
 from __future__ import annotations
 
 import enum
 import ssl
+import threading
 import time
 import uuid
 from collections import deque
@@ -74,6 +76,10 @@ class Subscriber(channel.Subscriber):
         self._next = 0  # of the first batch: what is read next
         self._begin = 0  # of the first batch: acknowledged up to here
         self._told_at = time.monotonic()
+        self._turn = threading.RLock()  # of whoever talks to the broker; again in a signal handler of the same thread
+        self._moved = threading.Condition(self._turn)
+        self._asleep = 0  # threads that wait for something to come
+        self._sleeper = 0  # the one of them that waits at the socket; the others wait for `_moved`
         where = options.get("topics") or "default"
         self._topics = options.get("topics")
         self._place = f"{host}:{port}/{where}?queue={self.queue}"
@@ -134,7 +140,7 @@ class Subscriber(channel.Subscriber):
             self._link.lost(error)
 
     def _fill(self, timeout: float | None, most: int = 1024) -> bool:
-        """Whether there is a message, after waiting for one."""
+        """Whether there is a message, after waiting for one. The turn is held, but not while this sleeps."""
         began = time.monotonic()
         deadline = None if timeout is None else began + timeout
         while not self._available():
@@ -145,9 +151,35 @@ class Subscriber(channel.Subscriber):
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._link.wait(left)
+            self._sleep(left)
             self._check()
+            self._done()  # others may have read meanwhile
         return True
+
+    def _sleep(self, left: float | None) -> None:
+        """Until something may have come. The turn, which is held, is free meanwhile."""
+        me = threading.get_ident()
+        self._asleep += 1
+        try:
+            if self._sleeper not in (0, me):  # it is this very thread where a signal handler reads
+                self._moved.wait(left)
+                return
+            before, self._sleeper = self._sleeper, me
+            self._turn.release()
+            try:
+                self._link.wait(left)
+            finally:
+                self._turn.acquire()
+                self._sleeper = before
+                self._moved.notify_all()
+        finally:
+            self._asleep -= 1
+
+    def _pass_on(self) -> None:
+        """Wake those who would sleep over what is left: it has been received, so the socket does not tell of it."""
+        if self._asleep and self._available():
+            self._moved.notify_all()
+            self._link.wake()
 
     def _check(self) -> None:
         if self._link.closed:
@@ -168,8 +200,9 @@ class Subscriber(channel.Subscriber):
         """What the messages of one of its topics are made of, as the broker has it now."""
         if not topic or set(topic) & set("*>,"):
             return None
-        self._check()
-        found: tuple[int, str, list[str]] = self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))
+        with self._turn:
+            self._check()
+            found: tuple[int, str, list[str]] = self._ask(self._dialogue.ask(f"SCHEMA {topic}", convert=schema_answer))
         return found[1] or None
 
     # --- reading
@@ -177,12 +210,13 @@ class Subscriber(channel.Subscriber):
     def read(self, timeout: float | None = None) -> Message | None:
         """The next message, or None when the time is over."""
         timeout = check_timeout(timeout)
-        self._check()
-        self._done()
-        if not self._available() and not self._fill(timeout):
-            return None
-        message = self._batches[0][self._next]
-        self._given(1)
+        with self._turn:
+            self._check()
+            self._done()
+            if not self._available() and not self._fill(timeout):
+                return None
+            message = self._batches[0][self._next]
+            self._given(1)
         return message
 
     def read_many(self, most: int = 1024, timeout: float | None = None) -> Batch | list[Message]:
@@ -190,26 +224,29 @@ class Subscriber(channel.Subscriber):
         timeout = check_timeout(timeout)
         if most < 1:
             raise InvalidArgument(f"most={most} must be at least 1")
-        self._check()
-        self._done()
-        if not self._fill(timeout, most):
-            return []
-        batch = self._batches[0]
-        whole = self._next == 0 and len(batch) <= most
-        found = batch if whole else batch[self._next : self._next + most]
-        self._given(len(found))
+        with self._turn:
+            self._check()
+            self._done()
+            if not self._fill(timeout, most):
+                return []
+            batch = self._batches[0]
+            whole = self._next == 0 and len(batch) <= most
+            found = batch if whole else batch[self._next : self._next + most]
+            self._given(len(found))
         return found
 
     def _there(self) -> Iterator[Message]:
-        self._check()
-        self._done()
-        self._advance()
-        try:
-            while self._dialogue.step(1024):  # all that was received is looked at
-                pass
-        except ProtocolError as error:
-            self._link.lost(error)
-        for _ in range(sum(map(len, self._batches)) - self._next):
+        with self._turn:
+            self._check()
+            self._done()
+            self._advance()
+            try:
+                while self._dialogue.step(1024):  # all that was received is looked at
+                    pass
+            except ProtocolError as error:
+                self._link.lost(error)
+            there = sum(map(len, self._batches)) - self._next
+        for _ in range(there):
             message = self.read(0)
             if message is None:
                 return
@@ -220,6 +257,8 @@ class Subscriber(channel.Subscriber):
         self._counters.add("delivered", count)
         if self._mode is Ack.READ:
             self._done()
+        if self._asleep:
+            self._pass_on()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until there is something to read; False when the time is over.
@@ -227,10 +266,13 @@ class Subscriber(channel.Subscriber):
         Where nothing is there, what was read so far is done, as it is when more is read: the broker may be waiting.
         """
         timeout = check_timeout(timeout)
-        self._check()
-        if not self._available():
-            self._done()
-        return self._fill(timeout)
+        with self._turn:
+            self._check()
+            if not self._available():
+                self._done()
+            found = self._fill(timeout)
+            self._pass_on()
+        return found
 
     def fileno(self) -> int:
         """Readable when something may have come."""
@@ -260,13 +302,18 @@ class Subscriber(channel.Subscriber):
         """This message (or position) is done. With ``confirm`` it is so on disk when this returns."""
         position = message if isinstance(message, int) else message.position
         if not confirm:
-            self._dialogue.tell(f"ACK {self.queue} {position}")
-            self._link.send()
+            self._tell(f"ACK {self.queue} {position}")
             return
-        self._ask(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
+        with self._turn:
+            self._ask(self._dialogue.ask(f"ACK {self.queue} {position} confirm", repeat=False))
+
+    def _tell(self, line: str | bytes) -> None:
+        with self._turn:
+            self._dialogue.tell(line)
+            self._link.send()
 
     def _ask(self, pending: Pending) -> Any:
-        """The answer; what is delivered meanwhile is kept."""
+        """The answer; what is delivered meanwhile is kept. The turn is held, but not while this sleeps."""
         while not pending.done:
             try:
                 self._link.pump()
@@ -275,7 +322,8 @@ class Subscriber(channel.Subscriber):
             except ProtocolError as error:
                 self._link.lost(error)
             if not pending.done:
-                self._link.wait(None)
+                self._sleep(None)
+        self._pass_on()
         return pending.result()
 
     def ack_many(self, batch: Batch | list[Message], begin: int = 0, end: int | None = None) -> None:
@@ -285,14 +333,12 @@ class Subscriber(channel.Subscriber):
             words = b"".join(b" %d" % (message.position or 0) for message in batch[begin:end])
         else:
             words = ack_words(batch, begin, end)
-        self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
-        self._link.send()
+        self._tell(b"ACK %s%s" % (self.queue.encode(), words))
 
     def nack(self, message: Message | int, *, delay_s: float = 0.0) -> None:
         """Deliver it again, after a while if wanted."""
         position = message if isinstance(message, int) else message.position
-        self._dialogue.tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
-        self._link.send()
+        self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
 
     def deliveries(self, message: Message) -> int:
         """How often a message read here was delivered, this time included."""
@@ -317,8 +363,12 @@ class Subscriber(channel.Subscriber):
         self._end(done=kind is None)  # an exception in the middle of a message: it comes again
 
     def _end(self, done: bool) -> None:
-        if self._link.closed:
-            return
+        with self._turn:
+            if not self._link.closed:
+                self._end_in_turn(done)
+                self._moved.notify_all()
+
+    def _end_in_turn(self, done: bool) -> None:
         name = self.queue.encode()
         if self._mode is not Ack.MANUAL and self._batches and self._next > self._begin:
             batch = self._batches[0]

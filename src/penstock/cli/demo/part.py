@@ -18,7 +18,7 @@ __all__ = ["Part", "Stage"]
 
 
 class Stage:
-    """What a part sees: its configuration, when to stop, whom to tell."""
+    """The part's own side: its configuration, when to stop, and how to report."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
         self.configuration = configuration
@@ -51,7 +51,7 @@ class Part:
                 [sys.executable, "-m", "penstock.cli.demo", role],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
                 env={**os.environ, **(environment or {})},
-                process_group=0,  # Ctrl-C on a terminal is for the parent alone, from the first instant on
+                process_group=0,  # so that Ctrl-C on a terminal reaches only the parent, from the start
             )  # fmt: skip
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(configuration) + "\n")
@@ -62,7 +62,7 @@ class Part:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            if line.startswith("{"):  # else a word of something below, such as Spark's Java
+            if line.startswith("{"):  # otherwise a line of something else, such as Spark's Java
                 self.report = {**self.report, **json.loads(line)}
 
     @property
@@ -70,7 +70,7 @@ class Part:
         return self.process.poll() not in (None, 0)
 
     def wait_for(self, word: str, timeout: float) -> None:
-        """Until a report has ``word``; an error with the part's own last words when it has ended instead."""
+        """Wait for a report with ``word``; if the part has ended instead, raise an error with its last log line."""
         deadline = time.monotonic() + timeout
         while word not in self.report:
             if self.process.poll() is not None or time.monotonic() > deadline:

@@ -13,7 +13,7 @@ __all__ = ["Camera", "Temperature", "Vibration"]
 
 
 class _Paced(Source):
-    """Publishes at a steady rate: what a late wake-up missed is made up for."""
+    """Publishes at a steady rate, and catches up after a late wake-up."""
 
     rate_hz = 1.0
     published = 0

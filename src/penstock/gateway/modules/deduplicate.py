@@ -1,7 +1,8 @@
 """Deduplicate: passes on what has not come before.
 
 args: ``by`` (null: the content; else a property, messages without it pass), ``window_s`` (60.0: a message that comes
-again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten).
+again later passes), ``max_keys`` (100000: of more than that the oldest are forgotten). What came before goes to the
+output ``dropped``, for who is linked to it, and is counted as filtered by this module.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Deduplicate(Module):
             return
         self._forget(now_s)
         if key in self._seen:
+            self.publish(message, output="dropped")
             return
         self.publish(message)
         self._seen[key] = now_s

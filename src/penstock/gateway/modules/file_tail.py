@@ -16,7 +16,7 @@ import os
 import threading
 from typing import Any, BinaryIO
 
-from penstock.gateway.durable import Place
+from penstock.gateway.durable import UNLINKED_S, Place
 from penstock.gateway.module import Outlet, Source, options
 
 LINES = 256  # so many are marked together
@@ -35,11 +35,16 @@ class FileTail(Source):
             raise ValueError("file is missing")
         return given
 
+    @classmethod
+    def durable_with(cls, configuration: Any) -> bool:
+        """As its args say."""
+        return bool(configuration["place"])
+
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Find the place."""
         super().create(broker, configuration)
         self._cut = threading.Event()
-        self.durable = bool(configuration["place"])
+        self.durable = self.durable_with(configuration)
         self._place = Place(configuration["place"], functools.partial(self.broker.mark, self)) if self.durable else None
 
     def run(self) -> None:
@@ -49,6 +54,7 @@ class FileTail(Source):
         self._file = self._open()
         self._seek()
         while not self.stopping.is_set():
+            self._await_link()
             more = self._read()
             if self._number - self._marked >= LINES or (self._number > self._marked and not more):
                 self._reached()
@@ -60,10 +66,15 @@ class FileTail(Source):
                     self.stopping.wait(self.configuration["poll_s"])
         if self._number > self._marked:
             self._reached()
-        while self._in_flight() and not self._cut.wait(0.002) and self._settle():
-            pass  # what was lost comes again in the next run
+        while self._in_flight() and not self._cut.wait(0.002) and self._settle() and not self._is_stalled():
+            pass  # what was lost, or is tried again, comes again in the next run
         if self._file is not None:
             self._file.close()
+
+    def _await_link(self) -> None:
+        """With a place, lines are read when somebody is there to handle them."""
+        while self._place is not None and not self.broker.linked(self) and not self.stopping.wait(UNLINKED_S):
+            pass
 
     def kill(self) -> None:
         """Wait no longer for lines to be handled: they come again."""
@@ -126,6 +137,9 @@ class FileTail(Source):
 
     def _in_flight(self) -> bool:
         return self._place is not None and self._place.in_flight > 0
+
+    def _is_stalled(self) -> bool:
+        return self._place is not None and self._place.stalled
 
     def _settle(self) -> bool:
         """Note what was handled. Where something was lost, go back to what comes after that, and give False."""

@@ -1,10 +1,11 @@
-"""HttpIn: what others post over HTTP, a message for each request; a webhook.
+"""HttpIn: what others send by POST or PUT over HTTP, a message for each request; a webhook.
 
 args: ``host`` ("127.0.0.1"), ``port`` (8080; 0: any), ``path`` ("/": this and all below it), ``token`` (null; required
 off loopback: requests carry ``Authorization: Bearer TOKEN``), ``max_body_bytes`` (1048576), ``timeout_s`` (10.0: how
 long a sender may be silent), ``max_requests`` (64 at once), ``confirm`` ("published", or "handled": it is answered when
 the links' at_least_once sinks have handled it, by 503 after ``timeout_s``, so that the sender posts it again).
-Answers: 204 taken, 401, 404, 405, 411, 413, 503. Properties: ``path``, ``content-type``, and each ``X-Property-NAME``.
+Answers: 204 taken, 401, 404, 405 to other methods, 411, 413, 503. Properties: ``path``, ``content-type``, and each
+``X-Property-NAME``.
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ class HttpIn(Source):
             raise ValueError("timeout_s is above 0 and path begins with /")
         return given
 
+    @classmethod
+    def durable_with(cls, configuration: Any) -> bool:
+        """As its args say."""
+        return bool(configuration["confirm"] == "handled")
+
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Take the port, so that what is wrong with it shows now."""
         super().create(broker, configuration)
-        self.durable = configuration["confirm"] == "handled"
+        self.durable = self.durable_with(configuration)
         self._server = _Server(self)
         self.port = self._server.server_address[1]
 
@@ -142,6 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(405)
 
+    do_HEAD = do_DELETE = do_PATCH = do_OPTIONS = do_GET
+
     def _take(self, path: str, size: int) -> None:
         body = self.rfile.read(size)
         if len(body) < size:
@@ -160,6 +168,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: int, *, body_was_read: bool = False) -> None:
         self.send_response_only(status)
         self.send_header("Content-Length", "0")
+        if status == 405:
+            self.send_header("Allow", "POST, PUT")
         if not body_was_read:  # what follows would be taken for the next request
             self.send_header("Connection", "close")
             self.close_connection = True

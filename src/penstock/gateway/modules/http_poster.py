@@ -1,10 +1,11 @@
 """HttpPoster: each message as the body of a POST; its properties as headers ``X-Property-NAME``.
 
-args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` ("application/octet-stream"),
-``headers`` ({}), ``token`` (null: no ``Authorization: Bearer``), ``tries`` (5), ``backoff_s`` (0.5, doubled each time).
-Answers of 500 and above, 408 and 429, and connections that fail are tried again; after that, and with other answers
-outside 200 to 299, it is a failure. ``batch`` (1; more: so many that wait together are one request, without headers of
-their own), ``batch_format`` ("lines": contents, each with a line's end; "json": a list of objects as FileOut writes).
+args: ``url`` (required, http or https), ``timeout_s`` (10.0), ``content_type`` (null: "application/json" for batches of
+that format, else "application/octet-stream"), ``headers`` ({}), ``token`` (null: no ``Authorization: Bearer``),
+``tries`` (5), ``backoff_s`` (0.5, doubled each time). Answers of 500 and above, 408 and 429, and connections that fail
+are tried again; after that, and with other answers outside 200 to 299, it is a failure. ``batch`` (1; more: so many
+that wait together are one request, without headers of their own), ``batch_format`` ("lines": contents, each with a
+line's end; "json": a list of objects as FileOut writes).
 """
 
 from __future__ import annotations
@@ -36,10 +37,12 @@ class HttpPoster(Module):
     @classmethod
     def parse(cls, args: Any) -> Any:
         """Check args."""
-        given = options(args, url="", timeout_s=10.0, content_type="application/octet-stream", headers={}, token=None,
+        given = options(args, url="", timeout_s=10.0, content_type=None, headers={}, token=None,
                         tries=5, backoff_s=0.5, batch=1, batch_format="lines")  # fmt: skip
         if given["batch"] < 1 or given["batch_format"] not in ("lines", "json"):
             raise ValueError('batch is 1 or more and batch_format "lines" or "json"')
+        if not isinstance(given["content_type"], str | None):
+            raise ValueError(f"content_type is a text or null, not {given['content_type']!r}")
         if given["tries"] < 1 or not given["backoff_s"] > 0:
             raise ValueError("tries is 1 or more and backoff_s above 0")
         if (parts := urlsplit(given["url"])).scheme not in ("http", "https") or not parts.hostname:
@@ -81,7 +84,9 @@ class HttpPoster(Module):
                 return
 
     def _own_headers(self) -> dict[str, str]:
-        headers = {"Content-Type": self.configuration["content_type"], **self.configuration["headers"]}
+        c = self.configuration
+        kind = "application/json" if c["batch"] > 1 and c["batch_format"] == "json" else "application/octet-stream"
+        headers = {"Content-Type": c["content_type"] or kind, **c["headers"]}
         if self.configuration["token"] is not None:
             headers["Authorization"] = f"Bearer {self.configuration['token']}"
         return headers

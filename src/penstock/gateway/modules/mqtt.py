@@ -11,7 +11,7 @@ a message is handled when the server has confirmed it; one that it has not is a 
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import queue
 import re
 import sys
@@ -53,9 +53,8 @@ class _Mqtt(Module):
         from paho.mqtt.enums import CallbackAPIVersion
 
         c = self.configuration
-        client = paho.Client(
-            CallbackAPIVersion.VERSION2, c["client_id"] or f"penstock-{self.name}", clean_session=clean, **more
-        )
+        name = c["client_id"] or f"penstock-{self.name}"
+        client = paho.Client(CallbackAPIVersion.VERSION2, name, clean_session=clean, **more)
         if c["username"] is not None:
             client.username_pw_set(c["username"], c["password"])
         if c["tls"] is not None and c["tls"] is not False:
@@ -102,15 +101,20 @@ class MqttIn(_Mqtt):
         """Check args."""
         return cls._checked(args, topics=["#"], clean=False)
 
+    @classmethod
+    def durable_with(cls, configuration: Any) -> bool:
+        """As its args say."""
+        return configuration["qos"] == 1 and not configuration["clean"]
+
     def create(self, broker: Outlet, configuration: Any) -> None:
         """Prepare the connection."""
         super().create(broker, configuration)
-        self.durable = configuration["qos"] == 1 and not configuration["clean"]
+        self.durable = self.durable_with(configuration)
         self._inbox: queue.Queue[Any] = queue.Queue(MAX_WAITING)
         self._client = self._connect(configuration["clean"], manual_ack=True)
         self._client.on_subscribe = self._subscribed
         self._client.on_message = lambda _, __, message: self._inbox.put(message)
-        self._forwarder = Forwarder(self.name, lambda: self, self._forward, functools.partial(self.broker.mark, self))
+        self._forwarder = Forwarder(self, lambda: self, self._forward)
 
     def start(self) -> None:
         """Connect and read."""
@@ -129,20 +133,16 @@ class MqttIn(_Mqtt):
 
     def read_many(self, most: int, timeout: float) -> Sequence[Any]:
         """What has come."""
-        found = []
-        try:
-            found.append(self._inbox.get(timeout=timeout))
+        found: list[Any] = []
+        with contextlib.suppress(queue.Empty):
             while len(found) < most:
-                found.append(self._inbox.get_nowait())
-        except queue.Empty:
-            pass
+                found.append(self._inbox.get(not found, timeout))
         return found
 
     def ack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """Tell the server that they were handled."""
-        for message in batch[begin:end]:
-            if message.qos:
-                self._client.ack(message.mid, message.qos)
+        for message in (one for one in batch[begin:end] if one.qos):
+            self._client.ack(message.mid, message.qos)
 
     def nack_many(self, batch: Sequence[Any], begin: int, end: int) -> None:
         """They come again with the next connection, which is made now; those of QoS 0 the server does not keep."""

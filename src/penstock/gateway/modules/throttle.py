@@ -1,7 +1,7 @@
-"""Throttle: at most so many messages a second, for each value of a property; the rest is dropped and counted.
+"""Throttle: at most so many messages a second, for each value of a property; the rest is dropped.
 
 args: ``rate_per_s`` (1.0), ``by`` (null: all together; else a property), ``max_keys`` (10000). What is dropped goes to
-the output ``dropped``, for who is linked to it.
+the output ``dropped``, for who is linked to it, and is counted as filtered by this module.
 """
 
 from __future__ import annotations

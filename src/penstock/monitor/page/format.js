@@ -32,11 +32,23 @@ export function middle(text, most) {
 
 // As much of a text as is so wide, in a font as CSS names it: `shorten` gives it with at most so many letters.
 const pen = document.createElement("canvas").getContext("2d");
-export function fit(text, width, font, shorten) {
+export function fit(text, room, font, shorten) {
+  const width = Math.max(24, room);
+  const asked = `${font}|${Math.round(width)}|${text}`, known = fitted.get(asked);
+  if (known !== undefined) return known;
   pen.font = font;
   let most = text.length, shown = text;
   while (most > 1 && pen.measureText(shown).width > width) shown = shorten(text, most = Math.min(most - 1, Math.ceil(most * width / pen.measureText(shown).width)));
+  if (fitted.size > 5000) fitted.clear();
+  fitted.set(asked, shown);
   return shown;
+}
+const fitted = new Map();
+// A long name in an element that is so wide at most; all of it in its title.
+export function nameIn(where, name, width) {
+  const style = getComputedStyle(document.body);
+  text(where, fit(name, width, `${where.dataset.weight ?? 400} ${where.dataset.size ?? "14px"} ${style.fontFamily}`, middle));
+  where.title = name;
 }
 export const end = (text, most) => text.length <= most ? text : text.slice(0, most - 1) + "…";
 

@@ -29,10 +29,15 @@ function depths(graph) {
     return most;
   };
   for (const node of graph.nodes) visit(node.id);
+  const forward = graph.edges.filter(edge => depth.get(edge.from) < depth.get(edge.to));
   // A channel that only has readers stands beside the other channels, not among the publishers.
   for (const node of graph.nodes) if (node.type === "channel" && !into.get(node.id).length && out.get(node.id).length) {
     depth.set(node.id, Math.max(1, Math.min(...out.get(node.id).map(id => depth.get(id))) - 1));
-    for (const id of out.get(node.id)) depth.set(id, Math.max(depth.get(id), depth.get(node.id) + 1));
+  }
+  // What comes after it moves on with it, however far. Without the edges that close cycles this ends.
+  for (let moved = true; moved;) {
+    moved = false;
+    for (const { from, to } of forward) if (depth.get(to) <= depth.get(from)) { depth.set(to, depth.get(from) + 1); moved = true; }
   }
   return depth;
 }

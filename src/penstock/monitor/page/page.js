@@ -1,5 +1,5 @@
 // The page: one event of the server each second brings what changed. One view is shown at a time, and only that one is drawn.
-import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, middle, rate, reconcile, span as spanText, text, worst } from "/format.js";
+import { TROUBLES, WORDS, WORST_FIRST, bytes, count, element, micros, nameIn, rate, reconcile, span as spanText, text, worst } from "/format.js";
 import { draw, nodeUnder } from "/graph.js";
 import { keep, kept } from "/choices.js";
 import { Plot, choice } from "/plots.js";
@@ -102,7 +102,7 @@ one("said").lastChild.addEventListener("click", () => { one("said").hidden = tru
 function channels() {
   const found = new Map();
   for (const handle of view.handles.values()) {
-    if (handle.internal || isTail(handle)) continue;
+    if (handle.internal || isTail(handle) || handle.kind === "link") continue;  // a link is a line of the graph
     if (!found.has(bare(handle))) found.set(bare(handle), []);
     found.get(bare(handle)).push(handle);
   }
@@ -111,7 +111,7 @@ function channels() {
 
 // A channel as far as these handles are on it.
 function channelOf(where, handles) {
-  return { where, handles, room: handles[0].room, rate_hz: Math.max(...handles.map(handle => handle.rate_hz)), programs: new Set(handles.map(handle => handle.program)),
+  return { where, handles, room: where.split(":")[0], rate_hz: Math.max(...handles.map(handle => handle.rate_hz)), programs: new Set(handles.map(handle => handle.program)),
     pids: new Set(handles.map(handle => handle.pid)), health: worst(handles.map(handle => handle.health)) };
 }
 
@@ -137,7 +137,7 @@ function showChannels() {
   }
   const sorted = [...groups].map(([name, members]) => ({ name, members, health: worst(members.map(member => member.health)), rate_hz: members.reduce((sum, member) => sum + member.rate_hz, 0) }))
     .sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.name.localeCompare(b.name));
-  reconcile(one("channel-list"), sorted, group => group.name, group => makeGroup(group, sorted.length), (made, group) => {
+  reconcile(one("channel-list"), sorted, group => group.name, group => makeGroup(group, sorted.length, fitting.length), (made, group) => {
     const [dot, name, many, speed] = made.firstChild.children;
     dot.className = `dot ${group.health}`; text(name, group.name); text(many, count(group.members.length)); text(speed, rate(group.rate_hz));
     if (wanted && fitting.length <= 40) made.open = true;
@@ -145,14 +145,15 @@ function showChannels() {
     group.members.sort((a, b) => WORST_FIRST.indexOf(a.health) - WORST_FIRST.indexOf(b.health) || b.rate_hz - a.rate_hz || a.where.localeCompare(b.where));
     reconcile(made.lastChild, group.members.slice(0, 200), channel => channel.where, makeChannel, (row, channel) => {
       row.children[0].className = `dot ${channel.health}`; text(row.children[2], rate(channel.rate_hz));
+      nameIn(row.children[1], channel.where, (made.clientWidth || 300) - (row.children[2].offsetWidth || 60) - 50);
       row.classList.toggle("on", view.chosen === channel.where);
     });
   });
 }
 
-function makeGroup(group, groups) {
+function makeGroup(group, groups, all) {
   const made = element("details"), head = element("summary");
-  made.open = groups <= 3 && group.members.length <= 60;
+  made.open = all <= 40 || groups <= 3 && group.members.length <= 60;
   head.append(element("span", "dot"), element("span", "name"), element("small"), element("b", "n"));
   made.append(head, element("div"));
   made.addEventListener("toggle", () => show());
@@ -160,7 +161,7 @@ function makeGroup(group, groups) {
 }
 
 function makeChannel(channel) {
-  const row = element("button", "channel"), name = element("span", "name", middle(channel.where, 44));
+  const row = element("button", "channel"), name = element("span", "name");
   row.type = "button"; row.title = channel.where; row.dataset.where = channel.where;
   row.append(element("span", "dot"), name, element("b", "n"));
   row.addEventListener("click", () => goTo(view.chosen === channel.where ? "" : channel.where));
@@ -204,14 +205,15 @@ function showLedger() {
   rows.sort((a, b) => way * (typeof value(a) === "string" ? value(a).localeCompare(value(b)) : (value(a) ?? -1) - (value(b) ?? -1)) || a.where.localeCompare(b.where) || a.kind.localeCompare(b.kind) || a.pid - b.pid);
   text(one("ledger-more"), rows.length > MOST_ROWS ? `the first ${MOST_ROWS} of ${count(rows.length)}; name an address, a kind or a pid above to see others` : "");
   reconcile(one("ledger-table").tBodies[0], rows.slice(0, MOST_ROWS), h => h.key, h => {
-    const row = element("tr"), where = cell("where", h.where), link = element("a", "", h.where), last = element("td");
+    const row = element("tr"), where = cell("where", h.where), link = element("a"), last = element("td");
     row.dataset.key = h.key; row.dataset.where = h.where; row.dataset.kind = h.kind;
     if (h.address) link.href = channelLink(bare(h));
-    where.title = h.where; where.append(link);
+    where.append(link);
     last.append(element("span", "pill"), element("span"));
     row.append(where, ...COLUMNS.map(([, kind]) => cell(kind)), last);
     return row;
   }, (row, h) => {
+    nameIn(row.cells[0].firstChild, h.where, window.innerWidth > 700 ? 320 : 140);
     COLUMNS.forEach(([, , of, shown], at) => {
       const made = row.cells[at + 1], now = of(h);
       made.dataset.value = now ?? ""; text(made, now === null ? "–" : shown(now));
@@ -229,7 +231,7 @@ function makeMeter(kind) {
 }
 function fillMeter(made, title, right, part, full, note) {
   const [name, figure] = made.firstChild.children, fill = made.children[1].firstChild;
-  text(name, title); name.title = title; text(figure, right); text(made.children[2], note);
+  text(figure, right); nameIn(name, title, (made.clientWidth || 330) - (figure.offsetWidth || 110) - 12); text(made.children[2], note);
   fill.className = full ? "full" : ""; fill.style.width = `${Math.max(0, Math.min(1, part)) * 100}%`;
 }
 
@@ -239,7 +241,7 @@ function showQueues(state) {
   text(one("queue-more"), bounded.length > MOST_QUEUES ? `the fullest ${MOST_QUEUES} of ${count(bounded.length)}; the handles have all` : "");
   reconcile(one("queue-list"), bounded.slice(0, MOST_QUEUES), h => h.key, h => { const made = makeMeter("meter"); made.dataset.key = h.key; return made; }, (made, h) => {
     const bound = h.capacity ? `${count(h.depth)} of ${count(h.capacity)} held` : h.room === "shm" ? `${count(h.depth)} held` : `${count(h.depth)} waiting`;
-    fillMeter(made, `${h.where} · ${h.kind} · pid ${h.pid}`, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.state, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : ""].filter(Boolean).join(" · "));
+    fillMeter(made, h.where, bound + (h.lag ? ` · ${count(h.lag)} behind` : ""), h.capacity ? h.depth / h.capacity : h.depth ? .03 : 0, h.capacity && h.depth >= h.capacity, [h.kind, `pid ${h.pid}`, h.room === "broker" && h.kind === "queue" ? consumers(h.peers) : "", h.state].filter(Boolean).join(" · "));
     made.dataset.depth = h.depth; made.dataset.capacity = h.capacity;
     const usable = h.kind === "queue" && h.room === "broker" ? (state.actions ?? []).filter(action => action !== (h.state === "paused" ? "pause" : "resume")) : [];
     reconcile(made.lastChild, usable, action => action, action => button(action, () => act(action, view.handles.get(h.key))), () => {});
@@ -262,18 +264,19 @@ function showProcesses(state) {
   for (const handle of view.handles.values()) handles.set(handle.pid, (handles.get(handle.pid) ?? 0) + 1);
   reconcile(one("process-table").tBodies[0], [...state.processes].sort((a, b) => b.cores - a.cores || a.pid - b.pid).slice(0, MOST_ROWS), process => process.pid, process => {
     const row = element("tr"); row.dataset.pid = process.pid;
-    row.append(cell("n"), cell("command"), cell("n"), cell("n"), cell("n"), cell("n"));
+    row.append(cell("n"), cell("program"), cell("n"), cell("n"), cell("n"), cell("n"), cell("command"));
     return row;
   }, (row, process) => {
     const many = handles.get(process.pid) ?? 0;
-    [[process.pid, String(process.pid)], [process.command, process.command], [many, count(many)], [process.resident_bytes, bytes(process.resident_bytes)], [process.cores, process.cores.toFixed(2)], [process.threads, String(process.threads)]]
+    [[process.pid, String(process.pid)], [process.program, process.program], [many, count(many)], [process.resident_bytes, bytes(process.resident_bytes)], [process.cores, process.cores.toFixed(2)], [process.threads, String(process.threads)], [process.command, process.command]]
       .forEach(([value, shown], at) => { row.cells[at].dataset.value = value; text(row.cells[at], shown); });
-    row.cells[1].title = process.command;
+    row.cells[6].title = process.command;
   });
 }
 
+const NOT_READ = ["broker", "writer"];  // what they hold is read topic by topic
 function showTailChoices() {
-  const select = one("tail-address"), known = [...new Set([...view.handles.values()].filter(h => !h.internal).map(h => h.address).filter(a => a && !a.startsWith("bus:")))].sort();
+  const select = one("tail-address"), known = [...new Set([...view.handles.values()].filter(h => h.address && !h.internal && !NOT_READ.includes(h.kind) && h.room !== "bus").map(bare))].filter(address => !address.startsWith("bus:")).sort();
   const now = [...select.options].map(option => option.value).join("\n");
   if (now === known.join("\n")) return;
   const chosen = select.value;

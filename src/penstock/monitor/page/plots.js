@@ -1,6 +1,6 @@
 // Time plots on a canvas: lines or stacked bars, a linear or a logarithmic axis, series that a click on their name shows or
 // hides, and a range that dragging chooses (a double click gives the whole span back).
-import { UNITS, element, reconcile, span as spanText, text } from "/format.js";
+import { UNITS, element, nameIn, reconcile, span as spanText, text } from "/format.js";
 
 const MOST = 12;  // series a plot draws: the busiest, or those that were asked for
 const MARGIN = { left: 62, right: 8, top: 8, bottom: 20 };
@@ -90,14 +90,14 @@ export class Plot {
     for (const value of log ? decades(low, high) : [low, (low + high) / 2, high]) {
       const at = Math.round(y(value)) + .5;
       pen.beginPath(); pen.moveTo(left, at); pen.lineTo(width - right, at); pen.stroke();
-      pen.fillText(this.unit(value), left - 6, at);
+      pen.fillText(this.unit(value).replace(/(\.\d*?)0+(?!\d)/, "$1").replace(/\.(?!\d)/, ""), left - 6, at);
     }
     pen.textBaseline = "alphabetic";
     const newest = times[times.length - 1], when = time => newest - time < 1 ? "now" : `−${spanText(newest - time)}`;
     pen.textAlign = "left"; pen.fillText(when(start), left, height - 5);
     pen.textAlign = "center"; pen.fillText(when((start + end) / 2), (left + width - right) / 2, height - 5);
     pen.textAlign = "right"; pen.fillText(when(end), width - right, height - 5);
-    if (!shown.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : "nothing measured", (left + width) / 2, (top + height - bottom) / 2); }
+    if (!shown.length) { pen.textAlign = "center"; pen.fillText(this.bars ? "nothing was lost" : "nothing measured", (left + width) / 2, (top + height - bottom) / 2 - 8); }
     pen.save(); pen.beginPath(); pen.rect(left - 2, 0, width - left - right + 4, height - bottom + 1); pen.clip();
     if (this.bars) this.drawBars(pen, shown, x, y); else this.drawLines(pen, shown, x, y);
     if (this.from !== null && this.cursor !== null) { pen.fillStyle = style.getPropertyValue("--accent"); pen.globalAlpha = .15; pen.fillRect(Math.min(this.from, this.cursor), top, Math.abs(this.cursor - this.from), height - top - bottom); pen.globalAlpha = 1; }
@@ -150,6 +150,7 @@ export class Plot {
       const { colour, dash } = look(one.name), [on, off] = dash.length && !this.bars ? dash : [1, 0];
       key.querySelector("i").style.background = `repeating-linear-gradient(90deg, ${colour} 0 ${on}px, transparent ${on}px ${on + off}px)`;
       key.dataset.colour = colour;
+      nameIn(key.querySelector("span"), one.name, Math.min(230, this.keys.clientWidth - 110)); key.querySelector("span").title = "";
       key.setAttribute("aria-pressed", !choice.hidden.has(one.name));
       key.dataset.value = value ?? "";
       text(key.querySelector("b"), value === null ? "–" : this.unit(value));
@@ -159,7 +160,8 @@ export class Plot {
   makeKey(one) {
     const key = element("button");
     key.type = "button"; key.title = `${one.name}: click to hide or show`; key.dataset.name = one.name;
-    key.append(element("i"), element("span", "", one.name), element("b"));
+    key.append(element("i"), element("span"), element("b"));
+    key.children[1].dataset.size = "12px";
     key.addEventListener("click", () => { if (!choice.hidden.delete(one.name)) choice.hidden.add(one.name); this.redraw(); });
     return key;
   }
