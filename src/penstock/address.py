@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from numpy import dtype, ndarray
 
     from penstock.types import Codec, TypedPublisher, TypedSubscriber
+    from penstock.types.image import Image
 
 T = TypeVar("T")
 Options = ParamSpec("Options")
@@ -132,6 +133,22 @@ def is_loopback(host: str) -> bool:
     return (getattr(number, "ipv4_mapped", None) or number).is_loopback
 
 
+class ArrayLike(Protocol):
+    """What numpy's numbers and images have: with such a class as type, messages are arrays. Not numpy's own classes,
+    which type checkers may not have."""
+
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def itemsize(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+@overload
+def publisher(
+    address: str, *, type: type[ArrayLike], evolve: str = ..., **options: Any
+) -> TypedPublisher[ndarray]: ...
 @overload
 def publisher(address: str, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
 @overload
@@ -170,6 +187,12 @@ def publisher(address: str, **options: Any) -> Publisher[Any]:
     return opened
 
 
+@overload
+def subscriber(address: str, *, type: type[Image], evolve: str = ..., **options: Any) -> TypedSubscriber[Image]: ...
+@overload
+def subscriber(
+    address: str, *, type: type[ArrayLike], evolve: str = ..., **options: Any
+) -> TypedSubscriber[ndarray]: ...
 @overload
 def subscriber(address: str, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
 @overload
@@ -284,6 +307,10 @@ class PublisherOpener(Protocol[Options, APublisher_co]):
     """A room's ``publisher``: its options are the room's; with a type it gives a ``TypedPublisher``."""
 
     @overload
+    def __call__(
+        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
+    ) -> TypedPublisher[ndarray]: ...
+    @overload
     def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
     @overload
     def __call__(self, name: str, /, *, type: Codec[T], evolve: str = ..., **options: Any) -> TypedPublisher[T]: ...
@@ -298,6 +325,14 @@ class PublisherOpener(Protocol[Options, APublisher_co]):
 class SubscriberOpener(Protocol[Options, ASubscriber_co]):
     """A room's ``subscriber``: its options are the room's; with a type it gives a ``TypedSubscriber``."""
 
+    @overload
+    def __call__(
+        self, name: str, /, *, type: type[Image], evolve: str = ..., **options: Any
+    ) -> TypedSubscriber[Image]: ...
+    @overload
+    def __call__(
+        self, name: str, /, *, type: type[ArrayLike], evolve: str = ..., **options: Any
+    ) -> TypedSubscriber[ndarray]: ...
     @overload
     def __call__(self, name: str, /, *, type: type[T], evolve: str = ..., **options: Any) -> TypedSubscriber[T]: ...
     @overload

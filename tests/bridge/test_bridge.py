@@ -437,6 +437,20 @@ def test_what_the_sink_cannot_hold_is_told_at_start_or_refused() -> None:
         assert cut.ledger.dropped == {"refused": 1} and cut.ledger.delivered == 0
 
 
+def test_a_type_that_is_described_is_held_everywhere() -> None:
+    name = f"/described-{time.time_ns()}"
+    with (
+        penstock.publisher(f"shm:{name}", type=dict) as camera,
+        Bridge(f"shm:{name}", "tcp://127.0.0.1:0") as out,
+        penstock.subscriber(out.sink, type=dict) as viewer,
+    ):
+        assert out.not_held == []
+        out.start()
+        assert out.publisher.wait_ready(1, LONG)
+        camera.publish({"x": 1})
+        assert viewer.receive(LONG).value == {"x": 1}
+
+
 def test_into_a_journal_batches_are_committed_whole(tmp_path: Path) -> None:
     """One commit a batch: as many seals as batches were read, and times and properties are the source's."""
     sent = [penstock.Message(b"%d" % n, timestamp_ns=1_000_000 + n, properties={"n": str(n)}) for n in range(2000)]

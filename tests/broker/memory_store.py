@@ -53,6 +53,10 @@ class MemoryStore:
     def next(self) -> int:
         return self.memory.messages[-1].position + 1 if self.memory.messages else self.memory.first
 
+    @property
+    def next_position(self) -> int:
+        return self._staged[-1].position + 1 if self._staged else self.next
+
     def stage(
         self,
         batch: Batch,

@@ -142,5 +142,5 @@ def test_a_recording_is_played_into_a_broker_with_its_times(server: Server, tmp_
         for number in range(3):
             journal.append("t", b"%d" % number, timestamp_ns=OLD_NS + number)
         player = Player(stack, {"t": f"broker://127.0.0.1:{server.port}/t"}, 0, LONG)
-        assert player.play(iter(journal.read_many(1, 3)), 0.0, lambda count: None) == 3
+        assert player.play(((journal, message) for message in journal.read_many(1, 3)), 0.0, lambda count: None) == 3
     assert [(data, when) for data, when, _ in stored(server)] == [(b"%d" % n, OLD_NS + n) for n in range(3)]

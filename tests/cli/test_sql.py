@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy
 import pytest
 
+import penstock
+from penstock import types
 from penstock.journal import Entry, Journal
 
 from .command import run
@@ -69,3 +72,13 @@ def test_a_folder_that_is_not_there_and_a_plot_without_numbers_are_told(recorded
     assert done.returncode == 2 and "there is no folder nodir" in done.stderr
     done = run("sql", "select topic from run1 limit 1", "--plot", cwd=recorded)
     assert done.returncode == 0 and "topic holds no numbers" in done.stderr
+
+
+def test_a_described_topic_is_json_whatever_its_encoding(tmp_path: Path) -> None:
+    packed = types.plain(dict[str, int], "msgpack")
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#packed", type=packed) as publisher:
+        publisher.publish({"n": 7})
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#points", type=numpy.dtype([("x", "<f4")])) as publisher:
+        publisher.publish(numpy.zeros(1, [("x", "<f4")]))
+    done = run("sql", f"select json from '{tmp_path / 'run'}' order by position", "--json")
+    assert [json.loads(line)["json"] for line in done.stdout.splitlines()] == ['{"n": 7}', '[{"x": 0.0}]'], done.stderr

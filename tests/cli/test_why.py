@@ -180,6 +180,13 @@ def test_journals(tmp_path: Path) -> None:
     assert "no topic 'sensors.hal'" in reasons(f"journal:{tmp_path}/j#sensors.hal")[1]
 
 
+def test_every_topic_of_a_journal_is_named_the_nearest_first(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        for name in ("hall", "x1", "x2", "x3", "x4", "x5"):
+            journal.append(name, b"1")
+    assert "it has hall, x1, x2, x3, x4, x5" in run("why", f"journal:{tmp_path}/j#hal").stdout
+
+
 def test_a_filter_that_matches_nothing(tmp_path: Path) -> None:
     with Journal(tmp_path / "j") as journal:
         journal.append("t", b'{"celsius": 20}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import queue
 
 import pytest
@@ -11,7 +12,7 @@ import penstock
 from penstock.errors import DecodeError
 from penstock.gateway import Gateway, Module
 from penstock.gateway.errors import AddLinkError
-from penstock.types import Schema
+from penstock.types import Schema, plain
 
 
 @dataclasses.dataclass
@@ -109,3 +110,24 @@ def test_addresses_are_described_and_compared(tmp_path):
         gateway.add_module("speaker", Speaker)
         with pytest.raises(AddLinkError, match="carries Other"):
             gateway.add_link("speaker", f"journal:{tmp_path / 'k'}#readings")
+
+
+class Packer(Module):
+    output_type = plain(Reading, "msgpack")
+
+
+@pytest.mark.parametrize("scheme", ["shm:/", "bus:"])
+def test_channels_without_properties_are_described_and_compared(scheme):
+    address = f"{scheme}gateway-typed-{os.getpid()}"
+    with Gateway() as gateway:
+        gateway.add_module("speaker", Speaker)
+        gateway.add_link("speaker", address)
+        gateway.start()
+        with penstock.subscriber(address, type=Reading) as subscriber:
+            assert Schema.parse(subscriber.schema).name == "Reading"
+            speaker = gateway._kept["speaker"].module
+            speaker.publish(Reading(1.5), {"kind": "warm"})
+            assert subscriber.receive(30).value == Reading(1.5)
+        gateway.add_module("packer", Packer)
+        with pytest.raises(AddLinkError, match="written as msgpack and read as json"):
+            gateway.add_link("packer", address)

@@ -27,7 +27,7 @@ def test_flat_out_into_a_journal_commits_by_the_batch(tmp_path: Path) -> None:
             return commit(entries)
 
         target.commit = counted
-        assert player.play(iter(recorded.read_many(1, 3000)), 0, lambda count: None) == 3000
+        assert player.play(((recorded, message) for message in recorded.read_many(1, 3000)), 0, lambda count: None) == 3000
         assert player.counts == {"a": 1500, "b": 1500}
     assert commits == 3
     with Journal(tmp_path / "to", mode="read") as played:
@@ -57,6 +57,6 @@ def test_the_order_of_the_recording_holds_between_places(tmp_path: Path) -> None
         player = Player(stack, {name: f"bus:player-{tmp_path.name}-{name}" for name in "ab"}, 0, 0.0)
         for publisher in player._publishers.values():
             publisher.forward = lambda batch: sent.extend(map(bytes, batch))  # type: ignore[method-assign]
-        player.play(iter(recorded.read_many(1, 1000)), 0, lambda count: None)
+        player.play(((recorded, message) for message in recorded.read_many(1, 1000)), 0, lambda count: None)
         assert player.counts == {"a": 800, "b": 200}
     assert sent == [b"%d" % n for n in range(1000)]

@@ -169,3 +169,31 @@ def test_what_a_recorder_records_keeps_its_type(tmp_path: Path) -> None:
 def test_importing_loads_no_arrow() -> None:
     code = "import sys, penstock.recording as r; r.Recording; sys.exit('pyarrow' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_times_are_times(tmp_path: Path) -> None:
+    kind = numpy.dtype([("at", "<M8[ns]"), ("took", "<m8[ms]"), ("day", "<M8[D]")])
+    row = (numpy.datetime64("2020-01-02T03:04:05.000000006", "ns"), numpy.timedelta64(7, "ms"), "NaT")
+    batches = pyarrow.schema([("at", pyarrow.timestamp("us", "UTC"))])
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#numpy", type=kind) as publisher:
+        publisher.publish(numpy.array([row], kind))
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#arrow", type=batches) as publisher:
+        publisher.publish(pyarrow.record_batch([pyarrow.array([5], batches[0].type)], schema=batches))
+    with Recording(tmp_path / "run") as recording:
+        table = recording.to_arrow("numpy")
+        assert table.schema.field("at").type == pyarrow.timestamp("ns")
+        assert table.schema.field("took").type == pyarrow.duration("ms")
+        assert table.column("at").cast(pyarrow.int64()).to_pylist() == [row[0].astype("i8")]
+        assert table.column("took").cast(pyarrow.int64()).to_pylist() == [7]
+        assert table.column("day").to_pylist() == [None]
+        assert recording.to_arrow("arrow").column("at").cast(pyarrow.int64()).to_pylist() == [5]
+    done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-", "--topic", "numpy")
+    found = next(csv.DictReader(done.stdout.splitlines()))
+    assert (found["at"], found["took"], found["day"]) == ("2020-01-02T03:04:05.000000006", "7", "")
+
+
+def test_csv_has_numbers_that_json_has_not(tmp_path: Path) -> None:
+    with penstock.publisher(f"journal:{tmp_path / 'run'}#n", type=numpy.dtype("f8")) as publisher:
+        publisher.publish(numpy.array([numpy.inf, -numpy.inf, numpy.nan, 1.5]))
+    done = run("export", str(tmp_path / "run"), "--to", "csv", "-o", "-")
+    assert [row["value"] for row in csv.DictReader(done.stdout.splitlines())] == ["inf", "-inf", "nan", "1.5"]

@@ -41,6 +41,12 @@ class Reading(msgspec.Struct):
     limits: dict[str, float] = {}
 
 
+class Turn(msgspec.Struct):
+    x: str
+    by: int
+
+
+POINTS = numpy.dtype([("xyz", "<f4", 3), ("t", "<u4")])  # as many bytes as POINT, in another order
 POINT = numpy.dtype([("t", "<u4"), ("xyz", "<f4", 3)])
 
 
@@ -223,6 +229,43 @@ def test_an_archive_keeps_the_types(spark, tmp_path):
     assert [len(texts) for topics in types.versions(store(lake)).values() for texts in topics.values()] == [2]
     with pytest.raises(InvalidArgument, match=r"no topic of .* has a known type"):
         table(spark, lake, topics="raw", decode="auto")
+
+
+def test_each_message_is_read_by_its_version(spark, tmp_path):
+    for kind, value in (
+        (Pose, Pose(1.0, "a")), (plain(Turn, "msgpack"), Turn("left", 2)), (POINT, numpy.ones(1, POINT)),
+        (POINTS, numpy.ones(1, POINTS)),
+    ):  # fmt: skip
+        with penstock.publisher(f"journal:{tmp_path / 'j'}#pose", type=kind, evolve="any") as publisher:
+            publisher.publish(value)
+    wanted = [('1.0', "a", None, None), ('"left"', None, 2, None), (None, None, None, 1), (None, None, None, 1)]
+    archive(None, str(tmp_path / "j"), tmp_path / "lake")
+    for frame in (load(spark, tmp_path / "j"), table(spark, tmp_path / "lake", decode="auto")):
+        rows = frame.orderBy("position").collect()
+        assert [row._corrupt for row in rows] == [None] * 4
+        found = [row.value[0] for row in rows]
+        assert [(one.x, one.name, one.by, one.t) for one in found] == wanted
+        assert found[3].xyz == [1.0] * 3 and found[2].xyz == [1.0] * 3
+
+
+def test_a_field_less_keeps_its_column(spark, tmp_path):
+    write(tmp_path / "j", "pose", Later, Later(1.0, "a", 3.0))
+    write(tmp_path / "j", "pose", Pose, Pose(2.0))
+    write(tmp_path / "other", "pose", Pose, Pose(4.0))
+    frame = load(spark, tmp_path / "j")
+    assert [(row.value.x, row.value.z) for row in frame.orderBy("position").collect()] == [(1.0, 3.0), (2.0, None)]
+    both = load(spark, tmp_path / "*")
+    assert sorted((row.value.x, row.value.z or 0) for row in both.collect()) == [(1.0, 3.0), (2.0, 0), (4.0, 0)]
+
+
+def test_a_broker_tells_every_version(spark, tmp_path):
+    with Server(tmp_path / "b", 0).start() as server:
+        for kind, value in ((Later, Later(1.0, "a", 3.0)), (Pose, Pose(2.0))):
+            with penstock.publisher(f"broker://127.0.0.1:{server.port}/pose", type=kind) as publisher:
+                publisher.publish(value)
+        frame = load(spark, f"broker://127.0.0.1:{server.port}")
+        rows = frame.orderBy("position").collect()
+        assert [(row.value.x, row.value.z) for row in rows] == [(1.0, 3.0), (2.0, None)]
 
 
 def test_a_journal_without_types_leaves_no_file(tmp_path):

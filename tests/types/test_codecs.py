@@ -469,3 +469,12 @@ def test_without_msgspec_the_extra_is_named() -> None:
         "else:\n    raise SystemExit('no error')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_dict_that_json_cannot_hold_names_the_field() -> None:
+    encode = types.codec_of(dict).encode
+    with pytest.raises(TypeError, match=r"field 'a\.b\[1\]' is a set"):
+        encode({"a": {"b": [1, {2}]}})
+    with pytest.raises(ValueError, match=r"field 'a\.b\[0\]' is nan, which JSON cannot hold"):
+        encode({"a": {"b": [float("nan")]}})
+    assert encode({"n": numpy.float32(1.5)}) == b'{"n":1.5}'

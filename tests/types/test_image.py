@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 import penstock
-from penstock import types
+from penstock import Image, types
 from penstock.types import image as images
 
 
@@ -81,3 +83,18 @@ def test_it_is_an_array_with_a_name() -> None:
     assert numpy.from_dlpack(image).tolist() == [[1, 2], [3, 4]]
     assert types.Image is penstock.Image
     assert types.codec_of(penstock.Image).name == "penstock.Image"
+
+
+def test_a_pickle_and_a_copy_keep_the_encoding() -> None:
+    image = Image(numpy.zeros((2, 3), "uint8"), "mono8")
+    for other in (pickle.loads(pickle.dumps(image)), copy.deepcopy(image), image.copy()):
+        assert type(other) is Image and other.encoding == "mono8" and other.shape == (2, 3)
+
+
+def test_what_is_computed_to_a_number_is_a_number() -> None:
+    image = Image(numpy.arange(6, dtype="uint8").reshape(2, 3), "mono8")
+    for number in (image.mean(), image.max(), numpy.mean(image), image.sum(), image[1, 2]):
+        assert isinstance(number, numpy.generic) and not isinstance(number, numpy.ndarray)
+    assert image.mean() == 2.5
+    for array in (image * 2, image.mean(axis=0), image[:1]):
+        assert isinstance(array, Image) and array.encoding == "mono8"

@@ -24,6 +24,8 @@ from penstock.journal import Journal
 from penstock.journal.schemas import MAX_VERSIONS, Schemas, read_schemas
 from penstock.recording.recorder import Plan, Recorder
 
+LONG = 30.0
+
 
 class Pose(msgspec.Struct):
     x: float
@@ -82,7 +84,7 @@ def test_a_schema_is_seen_before_the_first_message(tmp_path: Path) -> None:
 def test_versions_have_a_bound_and_strange_records_none() -> None:
     schemas = Schemas([b"", b"\xff\xff", b"\x05\x00\x01\x00\x00\x00ab"])
     for number in range(100):
-        schemas.add("t", str(number))
+        schemas.add("t", str(number), number)
     assert len(schemas.versions("t")) == MAX_VERSIONS
     assert schemas.newest("t") == (100, "99")
     again = Schemas(schemas.records())

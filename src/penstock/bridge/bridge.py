@@ -91,7 +91,7 @@ class Bridge:
         found = _find_channel(source)
         self._waits_for_channel = found is None and addresses.parse(source).scheme == "shm"
         #: The fields of the source's messages that the sink cannot hold; known before the first message is carried.
-        self.not_held = _fields_not_held(source, sink, found)
+        self.not_held: list[str] = []
         ring = _bridges_back(source, sink)
         if ring:
             logger.warning("%r forms a loop with %s: messages will circulate for ever", self, ", ".join(ring))
@@ -111,6 +111,7 @@ class Bridge:
             self.subscriber: Subscriber = opened.enter_context(
                 addresses.subscriber(source, **dict(source_options or {}))
             )
+            self.not_held = self._not_held(found)
             self._leaves_machine = any(addresses.parse(to).scheme in LEAVING for to in (sink, *others))
             self._refuse_local()
             self._stack = opened.pop_all()
@@ -140,12 +141,17 @@ class Bridge:
         if found is None:
             return
         self._waits_for_channel = False
-        self.not_held = _fields_not_held(*self._addresses, found)
+        self.not_held = self._not_held(found)
         if self.not_held:
             logger.warning("%r: the sink cannot hold %s of messages: they are lost", self, " and ".join(self.not_held))
         with self._open_lock:
             if self._publisher is None and not self._closing.is_set():
                 self._open_publisher(found)
+
+    def _not_held(self, found: Any) -> list[str]:
+        """The fields that the sink loses. A type that a schema describes is announced at every sink."""
+        lost = _fields_not_held(*self._addresses, found)
+        return [name for name in lost if name != "type" or not self.subscriber.schema]
 
     # -- working
 

@@ -365,7 +365,7 @@ class Broker:
         """What the topic's messages are made of from now on: one more version."""
         if self.schemas.total_bytes + len(text) > self.limits.max_schema_bytes:
             raise Refusal("limit", f"schemas have {self.limits.max_schema_bytes} bytes together at most")
-        self._record(KIND_SCHEMA, self.schemas.add(topic, text))
+        self._record(KIND_SCHEMA, self.schemas.add(topic, text, self.store.next_position))
 
     def check_topics(self, names: Iterable[str]) -> None:
         """Refusal when these would be more topics than may be."""

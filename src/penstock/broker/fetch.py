@@ -125,13 +125,25 @@ class RangeClient:
 
     def schemas(self, pattern: str = ">") -> dict[str, str]:
         """The text of the newest schema of each described topic that the pattern matches and this client may read."""
+        return self._schemas(pattern)[0]
+
+    def schema_versions(self, pattern: str = ">") -> dict[str, str]:
+        """The same with all versions, as one text (see ``penstock.types.versions``)."""
+        newest, versions = self._schemas(pattern)
+        return newest | versions
+
+    def _schemas(self, pattern: str) -> tuple[dict[str, str], dict[str, str]]:
         answer = self._ask(f"SCHEMA {pattern}")
         verb, _, length = answer.partition(" ")
         if verb != "DATA" or not 0 < _number(length) <= MAX_SCHEMAS_BYTES:
             raise ProtocolError(f"the broker did not answer with data but {answer[:100]!r}")
         try:
-            found = json.loads(self._read(_number(length)))["topics"]
-            return {str(topic): str(text) for topic, text in found.items()}
+            found = json.loads(self._read(_number(length)))
+            newest, versions = (
+                {str(topic): str(text) for topic, text in part.items()}
+                for part in (found["topics"], found.get("versions", {}))  # older brokers say the newest alone
+            )
+            return newest, versions
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise ProtocolError("the broker's schemas are not an object of topics") from None
 

@@ -680,12 +680,14 @@ class Protocol(Session):
         """SCHEMA <topic> [<version> <base64>]: what its messages are made of; with a text, that from now on.
 
         The version is that which the text is to have: of two who change it at a time the second is refused. With a
-        pattern in place of the topic: the newest text of each topic that it matches and the client may read.
+        pattern in place of the topic: the newest text of each topic that it matches and the client may read, and all
+        versions of those that have several.
         """
         known = self.broker.schemas
         if not rest and is_pattern(name):
             found = [topic for topic in known.topics if matches(name, topic) and self.rights.may_subscribe(topic)]
-            return _data({"topics": {topic: known.newest(topic)[1] for topic in found}})
+            changed = {topic: known.joined(topic) for topic in found if len(known.versions(topic)) > 1}
+            return _data({"topics": {topic: known.newest(topic)[1] for topic in found}, "versions": changed})
         version, text = known.newest(words.check_topic(name))
         if not rest:
             if not (self.rights.may_publish(name) or self.rights.may_subscribe(name)):

@@ -96,6 +96,10 @@ class Store(Protocol):
         """The position after the last durable one."""
 
     @property
+    def next_position(self) -> int:
+        """What the next message gets, whether or not those before it are durable."""
+
+    @property
     def topics(self) -> Collection[str]:
         """The names of all topics there are."""
 
@@ -434,6 +438,11 @@ class JournalStore:
     def next(self) -> int:
         """The position after the last durable one."""
         return self._journal.frontier
+
+    @property
+    def next_position(self) -> int:
+        """What the next message gets, whether or not those before it are durable."""
+        return self._writer.next_position
 
     def close(self) -> None:
         """Close the journal."""

@@ -7,8 +7,9 @@ import csv
 import enum
 import io
 import json
+import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
@@ -19,20 +20,22 @@ from penstock.cli import exits, show
 from penstock.cli.target import TopicOption
 from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
-from penstock.recording.span import Span, messages, reader, topic_names
+from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import STORY, parts, read_story
-from penstock.recording.tables import Columns, newest_schemas
+from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
 from penstock.types.fields import at as value_at
-from penstock.types.fields import json_text
+from penstock.types.fields import iso_text, json_text
 from penstock.types.shape import Shape, arrow_type, json_schema, shape_of
 
 if TYPE_CHECKING:
     from penstock._core import Message
+    from penstock.journal import Journal
 
 app = typer.Typer()
 
 
+Chosen = Iterator[tuple["Journal", "Message"]]
 SCHEMA_KEY = "penstock_schema"  # of a channel's metadata in MCAP: the schema's text, whatever language it is in
 
 
@@ -92,11 +95,10 @@ def export(
         exits.told(f"{directory}: {gap}")
     journals = [reader(folder) for folder in parts(directory)]
     try:
-        chosen = messages(journals, topic, Span.of(journals, start, length))
-        described = newest_schemas(journals)
+        chosen = located(journals, topic, Span.of(journals, start, length))
+        described = Described(journals)
         topics = {name for journal in journals for name in topic_names(journal, topic)}
-        shown = [] if to is Kind.MCAP else sorted(topics & described.keys())
-        fields = Fields({name: described[name] for name in shown})
+        fields = Fields(described, () if to is Kind.MCAP else sorted(topics))
         count = _mcap(chosen, target, described) if to is Kind.MCAP else _WRITERS[to](chosen, target, fields)
     finally:
         for journal in journals:
@@ -133,9 +135,7 @@ def _lerobot(
     for gap in read_story(directory).missing():
         exits.told(f"{directory}: {gap}")
     start, length = span
-    done = lerobot.write(
-        directory, target, features, fps=fps, episodes=episodes, task=task, start=start, length=length
-    )
+    done = lerobot.write(directory, target, features, fps=fps, episodes=episodes, task=task, start=start, length=length)
     if done.empty:
         exits.told(f"{show.number_of(len(done.empty), 'episode')} without a frame left out: {done.empty}")
     if as_json:
@@ -157,11 +157,13 @@ def _open(target: Path) -> IO[str]:
 class Fields:
     """The columns of the described topics, side by side, and what stands in them."""
 
-    def __init__(self, schemas: Mapping[str, Schema]) -> None:
+    def __init__(self, described: Described, topics: Iterable[str]) -> None:
         self._columns: dict[str, Columns] = {}
-        for name, schema in schemas.items():
+        for name in topics:
+            if described.newest(name) is None:
+                continue
             try:
-                self._columns[name] = Columns(schema)
+                self._columns[name] = described.columns(name)
             except (PenstockError, ModuleNotFoundError) as error:  # somebody's own codec, a package that is missing
                 exits.told(f"{name}: its fields are not read, the bytes are kept as payload: {error}")
         self.failed: dict[str, int] = {}  #: how many messages were not of their topic's type
@@ -172,14 +174,14 @@ class Fields:
             head = f"{name}." if len(self._columns) > 1 else ""
             self.all += [(f"{head}{field}", shape) for field, shape in columns.fields]
 
-    def rows(self, message: Message) -> list[list[Any]] | None:
+    def rows(self, journal: Journal, message: Message) -> list[list[Any]] | None:
         """What the message puts into all columns, a row or several; None where it has none and its bytes are kept."""
         name = message.channel or ""
         columns = self._columns.get(name)
         if columns is None:
             return None
         try:
-            found = columns.rows(message)
+            found = columns.rows(journal, message)
         except ValueError:
             self.failed[name] = self.failed.get(name, 0) + 1
             return None
@@ -187,11 +189,11 @@ class Fields:
         after = [None] * (len(self.all) - len(before) - len(columns.fields))
         return [[*before, *row, *after] for row in found]
 
-    def value(self, message: Message) -> Any:
+    def value(self, journal: Journal, message: Message) -> Any:
         """The whole of it, as far as its topic is described and it is of that type; else None."""
         columns = self._columns.get(message.channel or "")
         try:
-            return None if columns is None else columns.read(message)
+            return None if columns is None else columns.read(journal, message)
         except ValueError:
             self.failed[message.channel or ""] = self.failed.get(message.channel or "", 0) + 1
             return None
@@ -201,12 +203,12 @@ class Fields:
         return [f"value.{name}" if name in taken else name for name, _ in self.all]
 
 
-def _jsonl(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
+def _jsonl(chosen: Chosen, target: Path, fields: Fields) -> int:
     count = 0
     stream = _open(target)
     try:
-        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
-            value = fields.value(message)
+        for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
+            value = fields.value(journal, message)
             record = decode.record(message) if value is None else decode.record(message, b"")
             if value is not None:
                 record |= {"size": message.size, "payload": value}
@@ -220,20 +222,20 @@ def _jsonl(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
 CSV_COLUMNS = ("position", "topic", "ordinal", "timestamp_ns", "size", "properties", "payload")
 
 
-def _csv(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
+def _csv(chosen: Chosen, target: Path, fields: Fields) -> int:
     count = 0
     stream = _open(target)
     try:
         writer = csv.writer(stream)
         plain = decode.printable if stream.isatty() else str  # a message must not steer the terminal
         leaves = [
-            (at, label, path)
+            (at, label, path, part)
             for at, (name, (_, shape)) in enumerate(zip(fields.labels(CSV_COLUMNS), fields.all, strict=True))
-            for label, path in _leaves(name, shape, ())
+            for label, path, part in _leaves(name, shape, ())
         ]
-        writer.writerow((*CSV_COLUMNS, *(label for _, label, _ in leaves)))
-        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
-            rows = fields.rows(message)
+        writer.writerow((*CSV_COLUMNS, *(label for _, label, _, _ in leaves)))
+        for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
+            rows = fields.rows(journal, message)
             body = ""
             if rows is None:
                 value = decode.body_value(bytes(message))
@@ -241,7 +243,7 @@ def _csv(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
             properties = json.dumps(dict(message.properties)) if message.properties else ""
             head = (message.position, message.channel, message.ordinal, message.timestamp_ns, message.size)
             for row in [None] if rows is None else rows:
-                cells = [] if row is None else [_cell(value_at(row[at], path), plain) for at, _, path in leaves]
+                cells = [] if row is None else [_cell(value_at(row[at], p), one, plain) for at, _, p, one in leaves]
                 writer.writerow((*head, properties, body, *(cells or [""] * len(leaves))))
     finally:
         if stream is not sys.stdout:
@@ -249,26 +251,30 @@ def _csv(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
     return count
 
 
-def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _leaves(label: str, shape: Shape, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, ...], Shape]]:
     """A struct's fields are columns of their own, all the way down."""
     if shape.kind != "struct":
-        yield label, path
+        yield label, path, shape
     for name, part in shape.fields:
         yield from _leaves(f"{label}.{name}", part, (*path, name))
 
 
-def _cell(value: Any, plain: Callable[[str], str]) -> str:
+def _cell(value: Any, shape: Shape, plain: Callable[[str], str]) -> str:
     if value is None:
         return ""
+    if shape.kind.startswith("timestamp"):
+        return iso_text(value, shape)
     if isinstance(value, str):
         return plain(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no such number, and CSV does: inf, nan
     return base64.b64encode(value).decode() if isinstance(value, bytes) else json_text(value)
 
 
 PARQUET_COLUMNS = ("position", "topic", "ordinal", "timestamp", "payload", "properties")
 
 
-def _parquet(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
+def _parquet(chosen: Chosen, target: Path, fields: Fields) -> int:
     import pyarrow
     import pyarrow.parquet
 
@@ -293,14 +299,14 @@ def _parquet(chosen: Iterator[Message], target: Path, fields: Fields) -> int:
 
 
 def _chunks(
-    chosen: Iterator[Message], fields: Fields, most: int = 20_000, most_bytes: int = 32 << 20
+    chosen: Chosen, fields: Fields, most: int = 20_000, most_bytes: int = 32 << 20
 ) -> Iterator[tuple[int, list[Any]]]:
     """Rows, and of how many messages they are."""
     rows: list[Any] = []
     size = read = 0
     nothing = [None] * len(fields.all)
-    for message in chosen:
-        found = fields.rows(message)
+    for journal, message in chosen:
+        found = fields.rows(journal, message)
         body = bytes(message) if found is None else None
         properties = list(message.properties.items())
         head = (message.position, message.channel, message.ordinal, message.timestamp_ns, body, properties)
@@ -314,7 +320,7 @@ def _chunks(
         yield read, rows
 
 
-def _mcap(chosen: Iterator[Message], target: Path, schemas: dict[str, Schema]) -> int:
+def _mcap(chosen: Chosen, target: Path, schemas: Described) -> int:
     from mcap.writer import Writer
 
     count = 0
@@ -322,16 +328,16 @@ def _mcap(chosen: Iterator[Message], target: Path, schemas: dict[str, Schema]) -
     with target.open("wb") as stream:
         writer = Writer(stream)
         writer.start(library="penstock")
-        channels: dict[tuple[str, str], int] = {}  # by encoding too: a topic may carry both
-        for count, message in enumerate(chosen, 1):  # noqa: B007 - the count is the result
+        channels: dict[tuple[str, str, str], int] = {}  # a topic may carry several encodings and versions
+        for count, (journal, message) in enumerate(chosen, 1):  # noqa: B007 - the count is the result
             body = bytes(message)
             topic = message.channel or STORY
-            described = schemas.get(topic)
+            described = schemas.schema_at(journal, message)
             encoding = _encoding(body) if described is None else described.encoding
             picture = pictures(message) if encoding == "image" else None
             if picture is not None:
                 encoding, body = picture.schema["name"], picture.body
-            key = topic, encoding
+            key = topic, encoding, "" if described is None else described.text
             if key not in channels:
                 known = {} if described is None else _mcap_schema(described) if picture is None else picture.schema
                 number = writer.register_schema(**known) if known else 0

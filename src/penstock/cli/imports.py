@@ -41,6 +41,8 @@ def import_(
     if output.exists() and any(output.iterdir()):
         raise InvalidArgument(f"{output} is not empty; a recording begins in a folder of its own")
     counts: dict[str, int] = {}
+    channels: dict[str, int] = {}  # of each topic, the one of its last message
+    said: dict[str, str] = {}
     with file.open("rb") as stream, Journal(output) as journal:
         started = {"event": "started", "addresses": {}, "imported": file.name, "time_ns": time.time_ns()}
         journal.append(STORY, json.dumps(started).encode())
@@ -49,8 +51,14 @@ def import_(
         try:
             for schema, channel, message in make_reader(stream, validate_crcs=True).iter_messages():
                 topic = topic_for(channel.topic)
-                if topic not in counts and (text := schema_text(schema, channel)) is not None:
-                    journal.declare_schema(topic, text)
+                if channels.get(topic) != channel.id:  # each channel of a topic is a version of its schema
+                    channels[topic] = channel.id
+                    text = schema_text(schema, channel)
+                    if text is not None and said.get(topic) != text:
+                        said[topic] = text
+                        journal.commit(pending)
+                        pending, size = [], 0
+                        journal.declare_schema(topic, text)
                 counts[topic] = counts.get(topic, 0) + 1
                 properties = {"mcap_encoding": channel.message_encoding} if channel.message_encoding else None
                 body = _body(schema, channel, message)

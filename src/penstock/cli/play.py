@@ -14,8 +14,9 @@ import typer
 from penstock.cli import exits, show
 from penstock.cli.target import TopicOption, opened
 from penstock.recording.player import Player, targets
-from penstock.recording.span import Span, messages, reader
+from penstock.recording.span import Span, located, reader
 from penstock.recording.story import Story, parts, read_story
+from penstock.recording.tables import Described
 
 if TYPE_CHECKING:
     from penstock.journal import Journal
@@ -56,10 +57,9 @@ def play(
         span = Span.of(journals, start, length)
         to = targets(journals, topic, mapping, story)
         opened(list(to.values()))
-        schemas = {name: found.newest(name)[1] for found in (one.schemas for one in journals) for name in found.topics}
-        player = Player(stack, to, wait, timeout, schemas)
+        player = Player(stack, to, wait, timeout, Described(journals))
         with contextlib.suppress(*exits.STOPPED), _bar(journals) as advance:
-            while player.play(messages(journals, topic, span), speed, advance) and loop:
+            while player.play(located(journals, topic, span), speed, advance) and loop:
                 pass
     _report(player, story, as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import json
@@ -14,13 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import exits, show
-from penstock.errors import InvalidArgument
+from penstock.errors import InvalidArgument, PenstockError
 from penstock.observe import decode
 from penstock.quantities import iso_time
 from penstock.recording.story import STORY, is_journal, parts, read_story
+from penstock.recording.tables import Columns, Described
+from penstock.types.fields import json_text
 
 if TYPE_CHECKING:
     import duckdb
+
+    from penstock.journal import Journal
 
 app = typer.Typer()
 
@@ -43,8 +48,8 @@ def sql(
     """Query recordings and journals with SQL (DuckDB). FROM names a folder, in quotes if its name is no plain word.
 
     Columns: position, topic, ordinal, timestamp (UTC), timestamp_ns, payload (bytes), text and json (the payload as
-    such, NULL where it is not), size, properties. Of a path in quotes all is read from the disk of this machine; the
-    query itself reads no other files.
+    such, or by the type that its topic was described with; else NULL), size, properties. Of a path in quotes all is
+    read from the disk of this machine; the query itself reads no other files.
 
     Example: [green]penstock sql "select topic, count(*), avg((json->>'celsius')::double) from run1 group by 1"[/]
     """
@@ -105,7 +110,7 @@ def _load(connection: duckdb.DuckDBPyConnection, path: Path, name: str, query: s
     connection.unregister("penstock_reader")
     payload = (
         "data as payload, try(decode(data)) as text, "
-        "try_cast(try(decode(data)) as json) as json, "
+        "coalesce(try_cast(decoded as json), try_cast(try(decode(data)) as json)) as json, "
         if "data" in wanted
         else ""
     )
@@ -121,7 +126,29 @@ def _batches(path: Path, columns: Sequence[str], check: bool) -> Iterator[Any]:
 
     for folder in parts(path) if not is_journal(path) else [path]:
         with Journal(folder, mode="read") as journal:
-            yield from journal.batches(columns=columns, check=check)
+            batches = journal.batches(columns=columns, check=check)
+            yield from batches if "data" not in columns else _decoded(journal, batches)
+
+
+def _decoded(journal: Journal, batches: Iterator[Any]) -> Iterator[Any]:
+    """The batches with the column ``decoded``: the values of described topics that are not JSON already, as JSON."""
+    import pyarrow
+
+    described = Described([journal])
+    known: dict[str, Columns] = {}
+    for topic in journal.topics:
+        if any(schema.encoding not in ("json", "utf-8", "bytes", "image") for schema in described.schemas(topic)):
+            with contextlib.suppress(PenstockError, ModuleNotFoundError):  # its bytes are there all the same
+                known[topic] = described.columns(topic)
+    for batch in batches:
+        texts: list[str | None] = [None] * len(batch)
+        if known:
+            rows = zip(*(batch.column(name).to_pylist() for name in ("topic", "position", "data")), strict=True)
+            for at, (topic, position, data) in enumerate(rows):
+                if topic in known and data is not None:
+                    with contextlib.suppress(ValueError):
+                        texts[at] = json_text(known[topic].value(data, (0, position)))
+        yield batch.append_column("decoded", pyarrow.array(texts, pyarrow.string()))
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

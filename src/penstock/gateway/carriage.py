@@ -30,7 +30,7 @@ FRAME_HEAD_SIZE = 8 + 14  # a frame without properties and content
 MAX_FRAME_BYTES = 1 << 31
 
 
-def send(publisher: Publisher, messages: Sequence[GatewayMessage]) -> None:
+def send(publisher: Publisher, messages: Sequence[GatewayMessage], bare: bool = False) -> None:
     """Publish each of them in order."""
     if publisher.carries_properties_of_many:
         publish: Any = publisher.publish_many
@@ -39,6 +39,8 @@ def send(publisher: Publisher, messages: Sequence[GatewayMessage]) -> None:
         publish = publisher.publish
         for message in messages:
             publish(message, properties=dict(message.properties))
+    elif bare:
+        publisher.publish_many(messages)
     else:
         publisher.publish_many([message.to_bytes() if message.encoded_properties else message for message in messages])
 

@@ -45,6 +45,7 @@ class Endpoint(Module):
         self._subscriber: Subscriber | None = None
         self._publisher: Publisher | None = None
         self._reads = False
+        self._bare = False  # send content without properties
         self._reader: Forwarder | _Reader | None = None
         self._stopping = threading.Event()
         self._started = False
@@ -60,12 +61,14 @@ class Endpoint(Module):
             self._reads = True
 
     def announce(self, schema: Schema) -> None:
-        """Say at the channel what goes out here is made of, where the content travels as it is, apart from properties.
+        """Announce the schema of what is sent at this address. ``RefusedError`` if the channel has another type.
 
-        ``RefusedError`` where another type is there.
+        Where the channel carries no properties, the content alone is sent from now on: the form that holds both is not
+        of the type.
         """
-        if self._publisher is not None and self._publisher.carries_properties:
+        if self._publisher is not None:
             self._publisher.agree(Terms(schema, writes=True))
+            self._bare = not self._publisher.carries_properties
 
     def compare(self, schema: Schema) -> None:
         """``RefusedError`` where what comes from here is said to be of another type."""
@@ -139,7 +142,9 @@ class Endpoint(Module):
             self._publisher = self._await(address.publisher, {})
         if self._publisher is None:
             raise ClosedError(f"{self.name} was not there")
-        carriage.send(self._publisher, messages)
+        if self._bare and any(message.encoded_properties for message in messages):
+            self._throttle.error("%s carries no properties beside a type: they are not sent", self.name)
+        carriage.send(self._publisher, messages, bare=self._bare)
 
     def _forward(self, data: Any) -> None:
         self.broker.publish(self, carriage.arrived(data))

@@ -16,6 +16,8 @@ from penstock.quantities import iso_time
 
 __all__ = ["describe", "end_of", "explain"]
 
+MOST_NAMES = 20  # topics that an answer lists, the nearest first
+
 
 def explain(parts: addresses.Address) -> Iterator[Finding]:
     from penstock.journal import Journal
@@ -33,8 +35,12 @@ def explain(parts: addresses.Address) -> Iterator[Finding]:
     with Journal(directory, mode="read") as journal:
         known = journal.topics
         if not any(topics.matches(topic, name) for name in known):
-            near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4) or sorted(known)[:3]
-            yield Finding(f"no topic {topic!r} in {directory}", f"it has {', '.join(near) or 'none yet'}")
+            near = difflib.get_close_matches(topic, known, n=3, cutoff=0.4)
+            names = [*near, *sorted(set(known) - set(near))]
+            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+            yield Finding(
+                f"no topic {topic!r} in {directory}", f"it has {', '.join(names[:MOST_NAMES]) or 'none yet'}{more}"
+            )
         else:
             kept = sum(found.messages for found in info(directory).topics if topics.matches(topic, found.name))
             yield Finding(f"{kept} messages of {topic} are kept there", grave=False)

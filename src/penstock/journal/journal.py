@@ -391,7 +391,8 @@ class Journal(Reading):
                 self._declare(topic, text)
 
     def _declare(self, topic: str, text: str) -> None:
-        record = self._schemas.add(topic, text)  # first, so that a segment that begins meanwhile has it in its head
+        # First, so that a segment that begins meanwhile has it in its head.
+        record = self._schemas.add(topic, text, self.writer.next_position)
         try:
             with self.transaction() as transaction:
                 transaction.state(SCHEMA_KIND, record, internal=True)

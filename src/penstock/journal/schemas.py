@@ -1,7 +1,8 @@
 """The schemas of each topic, by version, as state records.
 
 The journal keeps its own under kind 2 with the internal flag; a broker's are in its journal under the broker's kind 8.
-Both have the same format: u16 bytes of the topic's name, u32 version, the name, the schema's text (UTF-8).
+Both have the same format: u16 bytes of the topic's name, u32 version, the name, the schema's text
+(UTF-8), which ends with the position from which the version counts (``penstock.types.versions.dated``).
 
 One thread at a time may change ``Schemas``; any thread may read it.
 """
@@ -18,6 +19,7 @@ from penstock.errors import PenstockError
 from penstock.journal import layout
 from penstock.journal.disk import read_all
 from penstock.types import Schema
+from penstock.types.versions import dated, joined, undated
 
 KIND = 2  # kind of the journal's own records
 BROKER_KIND = 8  # kind of a broker's records
@@ -30,6 +32,7 @@ class Schemas:
 
     def __init__(self, records: Iterable[bytes] = ()) -> None:
         self._versions: dict[str, dict[int, str]] = {}
+        self._since: dict[tuple[str, int], int] = {}  # (topic, version): the first position
         for record in records:
             self.note(record)
 
@@ -46,16 +49,22 @@ class Schemas:
         """Version and text; 0 and an empty text if there is none."""
         return next(reversed(self._versions.get(topic, {0: ""}).items()))
 
+    def dated(self, topic: str) -> list[tuple[int, str]]:
+        """(the first position, the text) of each version, the oldest first."""
+        return [(self._since.get((topic, version), 0), text) for version, text in self.versions(topic).items()]
+
+    def joined(self, topic: str) -> str:
+        """All versions as one text (see ``penstock.types.versions``)."""
+        return joined(self.dated(topic))
+
     @property
     def total_bytes(self) -> int:
         """The size of all texts."""
         return sum(len(text) for versions in list(self._versions.values()) for text in versions.values())
 
-    def add(self, topic: str, text: str) -> bytes:
-        """Add a version; returns its record."""
-        name = topic.encode()
-        version = self.newest(topic)[0] + 1
-        record = _HEAD.pack(len(name), version) + name + text.encode()
+    def add(self, topic: str, text: str, since: int) -> bytes:
+        """Add a version, of messages from the position ``since`` on; returns its record."""
+        record = _record(topic, self.newest(topic)[0] + 1, since, text)
         self.note(record)
         return record
 
@@ -72,11 +81,15 @@ class Schemas:
         size, version = _HEAD.unpack_from(record)
         at = _HEAD.size + size
         topic = bytes(record[_HEAD.size : at]).decode("utf-8", "replace")
-        versions = {**self.versions(topic), version: bytes(record[at:]).decode("utf-8", "replace")}
+        since, text = undated(bytes(record[at:]).decode("utf-8", "replace"))
+        versions = {**self.versions(topic), version: text}
+        self._since[topic, version] = since
         self._put(topic, {number: versions[number] for number in sorted(versions)[-MAX_VERSIONS:]})
 
     def _put(self, topic: str, versions: dict[int, str]) -> None:
         """Replaces the topic's mapping instead of changing it, so that threads can read the old one undisturbed."""
+        for version in self._versions.get(topic, {}).keys() - versions.keys():
+            self._since.pop((topic, version), None)
         if versions:
             self._versions[topic] = versions
         else:
@@ -85,9 +98,13 @@ class Schemas:
     def records(self) -> Iterator[bytes]:
         """The records of all versions, for a snapshot."""
         for topic, versions in list(self._versions.items()):
-            name = topic.encode()
             for version, text in versions.items():
-                yield _HEAD.pack(len(name), version) + name + text.encode()
+                yield _record(topic, version, self._since.get((topic, version), 0), text)
+
+
+def _record(topic: str, version: int, since: int, text: str) -> bytes:
+    name = topic.encode()
+    return _HEAD.pack(len(name), version) + name + dated(text, since).encode()
 
 
 def records_in(states: Iterable[tuple[int, int, bytes]], brokers: bool = False) -> Iterator[bytes]:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import InvalidArgument, nearest
-from penstock.recording.span import Span, messages, reader, topic_names
+from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import parts
-from penstock.recording.tables import newest_schemas
+from penstock.recording.tables import Columns, Described
 from penstock.types import Schema
-from penstock.types.fields import Rows, at, parse_path, reader_of
+from penstock.types.fields import Rows, at, parse_path
 from penstock.types.shape import numeric_paths, shape_of
 
 if TYPE_CHECKING:
@@ -115,30 +115,31 @@ def write(
 # --- out of the recording
 
 
-def _schema(journals: Sequence[Journal], topic: str) -> Schema:
+def _columns(journals: Sequence[Journal], topic: str) -> tuple[Schema, Columns]:
     topics = sorted({name for journal in journals for name in topic_names(journal, None)})
     if topic not in topics:
         raise InvalidArgument(f"there is no topic {topic!r}; {nearest(topic, topics)}")
-    known = newest_schemas(journals)
-    if topic not in known:
+    described = Described(journals)
+    newest = described.newest(topic)
+    if newest is None:
         raise InvalidArgument(f"nobody has said what topic {topic!r} is made of: publish it with type=")
-    return known[topic]
+    return newest, described.columns(topic)
 
 
 def _feature(journals: list[Journal], where: str, span: Span) -> _Feature:
     import numpy
 
     topic, _, field = where.partition(":")
-    schema = _schema(journals, topic)
+    schema, columns = _columns(journals, topic)
     if schema.encoding == "image":
         raise InvalidArgument(f"topic {topic!r} has pictures, which are not written: features are numbers")
-    read, steps = reader_of(schema), parse_path(field) if field else []
+    steps = parse_path(field) if field else []
     leaves = _leaves(schema, field)
     times: list[int] = []
     values: list[list[float]] = []
-    for message in messages(journals, [topic], span):
+    for journal, message in located(journals, [topic], span):
         try:
-            numbers = _vector(at(read(message), steps), leaves)
+            numbers = _vector(at(columns.read(journal, message), steps), leaves)
             if values and len(numbers) != len(values[0]):
                 raise ValueError(f"{len(numbers)} numbers, and {len(values[0])} in the messages before")
         except ValueError as error:
@@ -182,11 +183,11 @@ def _episodes(journals: list[Journal], topic: str | None, task: str, span: Span)
     if topic is None:
         yield _Episode(-(1 << 63), end_ns, task)
         return
-    read = reader_of(_schema(journals, topic))
+    _, columns = _columns(journals, topic)
     begin: tuple[int, str] | None = None
-    for message in messages(journals, [topic], span):
+    for journal, message in located(journals, [topic], span):
         try:
-            value = read(message)
+            value = columns.read(journal, message)
         except ValueError:
             value = None
         if begin is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import penstock
@@ -21,6 +21,7 @@ from penstock.types import Schema, Terms
 if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
+    from penstock.recording.tables import Described
 
 __all__ = ["Player", "targets"]
 
@@ -60,14 +61,14 @@ class Player:
         targets: dict[str, str],
         wait: int,
         timeout: float,
-        schemas: Mapping[str, str] | None = None,
+        described: Described | None = None,
     ) -> None:
         opened = {to: stack.enter_context(penstock.publisher(to)) for to in dict.fromkeys(targets.values())}
         self._publishers = {name: opened[to] for name, to in targets.items()}
+        self._described = described
+        self._said: dict[str, Schema] = {}  # of topics whose type changes within the recording: what was said last
         for to, publisher in opened.items():
-            said = {(schemas or {}).get(name) for name, address in targets.items() if address == to}
-            if len(said) == 1 and (text := said.pop()):  # all that goes there is of one type
-                publisher.agree(Terms(Schema.parse(text), writes=True))
+            self._describe(publisher, [name for name, address in targets.items() if address == to])
         self.counts = dict.fromkeys(targets, 0)
         self.seconds = 0.0
         for to, publisher in opened.items():
@@ -75,7 +76,22 @@ class Player:
                 shown = without_secrets(to)
                 raise TimeoutError(f"{shown}: no {wait} subscriber(s) within {timeout:g} s (--timeout, --wait)")
 
-    def play(self, chosen: Iterator[Message], speed: float, advance: Callable[[int], None]) -> int:
+    def _describe(self, publisher: Any, names: list[str]) -> None:
+        """Say what is to come where all of it is of one type: of one topic the first version, the others as they come;
+        of several topics the newest."""
+        if self._described is None:
+            return
+        lines = [self._described.schemas(name) for name in names]
+        if not all(lines) or len({line[-1].text for line in lines}) > 1:
+            return
+        first = lines[0][0] if len(names) == 1 else lines[0][-1]
+        # What stands there may be a later version of this very recording.
+        there = publisher.schema in [schema.text for schema in lines[0]]
+        publisher.agree(Terms(first, writes=True, lenient=there))
+        if len(names) == 1 and len(lines[0]) > 1:
+            self._said[names[0]] = first
+
+    def play(self, chosen: Iterator[tuple[Journal, Message]], speed: float, advance: Callable[[int], None]) -> int:
         """Publish each at its moment: the time since the first one, divided by the speed. Gives how many.
 
         The order of the recording holds, also between places (topics of one journal are one place): messages that are
@@ -83,11 +99,29 @@ class Player:
         """
         began = time.monotonic()
         before = sum(self.counts.values())
-        for group in due(chosen, _time_ns, len, speed):
-            self._forward([(m.channel or "", m) for m in group if m.channel in self._publishers])
+        for group in due(chosen, _time_ns, _size, speed):
+            ready: list[tuple[str, Message]] = []
+            for journal, message in group:
+                name = message.channel or ""
+                if name in self._said and (schema := self._new_version(name, journal, message)):
+                    self._forward(ready)
+                    ready = []
+                    self._publishers[name].agree(Terms(schema, writes=True, lenient=True))
+                if name in self._publishers:
+                    ready.append((name, message))
+            self._forward(ready)
             advance(len(group))
         self.seconds += time.monotonic() - began
         return sum(self.counts.values()) - before
+
+    def _new_version(self, name: str, journal: Journal, message: Message) -> Schema | None:
+        """The schema of a message where it is not what was said last of its topic."""
+        assert self._described is not None
+        schema = self._described.schema_at(journal, message)
+        if schema is None or schema == self._said[name]:
+            return None
+        self._said[name] = schema
+        return schema
 
     def _forward(self, group: list[tuple[str, Message]]) -> None:
         """Runs of messages for one place are a batch each: who reads two places sees the order of the recording."""
@@ -107,5 +141,9 @@ class Player:
         return getattr(publisher, "journal", publisher)
 
 
-def _time_ns(message: Message) -> int:
-    return message.timestamp_ns
+def _time_ns(item: tuple[Journal, Message]) -> int:
+    return item[1].timestamp_ns
+
+
+def _size(item: tuple[Journal, Message]) -> int:
+    return len(item[1])

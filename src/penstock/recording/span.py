@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
 
-__all__ = ["Span", "last_until", "messages", "reader", "time_range", "topic_names"]
+__all__ = ["Span", "last_until", "located", "messages", "reader", "time_range", "topic_names"]
 
 
 MAX_BACK = 8  # segments that are searched for what stood before a moment
@@ -95,6 +95,11 @@ def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> I
 
     Times are the publishers' own and may come in any order; segments say between which ones theirs lie.
     """
+    return (message for _, message in located(journals, topics, span))
+
+
+def located(journals: list[Journal], topics: list[str] | None, span: Span) -> Iterator[tuple[Journal, Message]]:
+    """``messages``, each with the journal that holds it: positions are a journal's own."""
     for journal in journals:
         for segment in journal.info().segments:
             begins = span.end_ns is None or segment.least_time_ns is None or segment.least_time_ns < span.end_ns
@@ -107,7 +112,7 @@ def messages(journals: list[Journal], topics: list[str] | None, span: Span) -> I
                 early = span.begin_ns is not None and message.timestamp_ns < span.begin_ns
                 late = span.end_ns is not None and message.timestamp_ns >= span.end_ns
                 if not early and not late:
-                    yield message
+                    yield journal, message
 
 
 def last_until(

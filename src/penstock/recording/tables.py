@@ -7,22 +7,23 @@ message are repeated. pyarrow is loaded when a table is made.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import DecodeError, InvalidArgument, PenstockError, nearest
-from penstock.recording.span import Span, messages, reader, topic_names
+from penstock.errors import DecodeError, InvalidArgument, nearest
+from penstock.recording.span import Span, located, reader, topic_names
 from penstock.recording.story import parts
 from penstock.types import Schema
-from penstock.types.fields import Rows, fitted, reader_of
-from penstock.types.shape import Shape, arrow_type, holds_rows, shape_of
+from penstock.types.shape import arrow_type
+from penstock.types.versions import Place, Versions, distinct, parse_versions
 
 if TYPE_CHECKING:
     from penstock._core import Message
     from penstock.journal import Journal
 
-__all__ = ["Columns", "Recording", "newest_schemas"]
+__all__ = ["Columns", "Described", "Recording"]
 
 #: What every table has of a message beside its fields; a field of such a name is called ``value.NAME``.
 OF_MESSAGE = ("position", "ordinal", "timestamp", "properties")
@@ -30,39 +31,68 @@ MOST_ROWS = 20_000
 MOST_BYTES = 32 << 20
 
 
-def newest_schemas(journals: Sequence[Journal]) -> dict[str, Schema]:
-    """Of each topic that was described, in the last part that says it; damaged ones are left out."""
-    found: dict[str, Schema] = {}
-    for journal in journals:
-        schemas = journal.schemas
-        for topic in schemas.topics:
-            with contextlib.suppress(PenstockError):
-                found[topic] = Schema.parse(schemas.newest(topic)[1])
-    return found
+class Described:
+    """What the topics of a recording are made of: every version, in every part."""
+
+    def __init__(self, journals: Sequence[Journal]) -> None:
+        self._part_of = {journal: part for part, journal in enumerate(journals)}
+        self._schemas = [journal.schemas for journal in journals]
+        self._lines: dict[str, list[tuple[Place, Schema]]] = {}
+
+    def newest(self, topic: str) -> Schema | None:
+        """In the last part that says it; None where nobody has, or what was said is damaged."""
+        line = self._line(topic)
+        return line[-1][1] if line else None
+
+    def schemas(self, topic: str) -> list[Schema]:
+        """Every version of it, the oldest first; none where nobody has said what it is made of."""
+        return [schema for _, schema in self._line(topic)]
+
+    def versions(self, topic: str) -> Versions:
+        """Every version of it. ``PenstockError`` or ``ModuleNotFoundError`` where it cannot be read."""
+        return Versions(self._line(topic))
+
+    def columns(self, topic: str) -> Columns:
+        """The columns of a described topic. ``PenstockError`` or ``ModuleNotFoundError`` where it cannot be read."""
+        return Columns(self.versions(topic), self._part_of)
+
+    def schema_at(self, journal: Journal, message: Message) -> Schema | None:
+        """The schema that counted when the message was stored; None where nobody has said one."""
+        line = self._line(message.channel or "")
+        here = self._part_of[journal], message.position or 0
+        return next((schema for since, schema in reversed(line) if since <= here), line[0][1] if line else None)
+
+    def _line(self, topic: str) -> list[tuple[Place, Schema]]:
+        """Its versions in the order in which they were said; damaged ones are left out."""
+        if topic not in self._lines:
+            parts = (parse_versions(schemas.joined(topic), part) for part, schemas in enumerate(self._schemas))
+            self._lines[topic] = list(distinct(itertools.chain.from_iterable(parts)))
+        return self._lines[topic]
 
 
 class Columns:
-    """The columns of one type, and the rows that a message gives them."""
+    """The columns of one topic, those of every version of its type, and the rows that a message gives them."""
 
-    def __init__(self, schema: Schema) -> None:
-        shape = shape_of(schema)
-        self.read = reader_of(schema)  #: the whole value; ``ValueError`` where a message is not of the type
-        self._whole = shape if shape.kind == "struct" else Shape("struct", None, (("value", shape),))
-        self._wraps = shape is not self._whole
-        self._holds_rows = holds_rows(schema)
-        self.fields = self._whole.fields  #: by name, in order
+    def __init__(self, versions: Versions, parts: Mapping[Journal, int]) -> None:
+        self._versions = versions
+        self._parts = parts
+        self.fields = versions.record.fields  #: by name, in order
 
-    def rows(self, message: Message) -> list[list[Any]]:
+    def read(self, journal: Journal, message: Message) -> Any:
+        """The whole value; ``ValueError`` where a message is not of the type."""
+        return self._versions.read(message, self._place(journal, message))
+
+    def value(self, data: bytes, place: Place) -> Any:
+        """The same of bytes that were stored at a place."""
+        return self._versions.read(data, place)
+
+    def rows(self, journal: Journal, message: Message) -> list[list[Any]]:
         """The values of its rows, by column; ``ValueError`` where it is not of the type."""
-        value = self.read(message)
-        found = value if self._holds_rows and isinstance(value, Rows) else [value]
-        made = []
-        for row in found:
-            fit = fitted({"value": row} if self._wraps else row, self._whole)
-            if fit is None:
-                raise ValueError("null is no value of its type")
-            made.append([fit[name] for name, _ in self.fields])
-        return made
+        found = self._versions.rows(message, self._place(journal, message))
+        return [[row[name] for name, _ in self.fields] for row in found]
+
+    def _place(self, journal: Journal, message: Message) -> tuple[int, int]:
+        return self._parts[journal], message.position or 0
 
 
 class Recording:
@@ -71,7 +101,7 @@ class Recording:
     def __init__(self, directory: str | Path) -> None:
         self._stack = contextlib.ExitStack()
         self._journals = [self._stack.enter_context(reader(folder)) for folder in parts(Path(directory))]
-        self._schemas = newest_schemas(self._journals)
+        self._described = Described(self._journals)
 
     def __enter__(self) -> Recording:
         return self
@@ -89,8 +119,8 @@ class Recording:
         return sorted({name for journal in self._journals for name in topic_names(journal, None)})
 
     def schema(self, topic: str) -> Schema | None:
-        """What the topic's messages are made of, where it was said."""
-        return self._schemas.get(topic)
+        """What the topic's messages are made of, where it was said: the newest version."""
+        return self._described.newest(topic)
 
     def batches(
         self, topic: str, *, start: str | None = None, length: str | None = None, errors: str = "raise"
@@ -100,25 +130,27 @@ class Recording:
             raise InvalidArgument(f"errors={errors!r} is not a choice; valid: raise, skip")
         if topic not in self.topics:
             raise InvalidArgument(f"there is no topic {topic!r}; {nearest(topic, self.topics)}")
-        described = self._schemas.get(topic)
-        columns = None if described is None else Columns(described)
-        chosen = messages(self._journals, [topic], Span.of(self._journals, start, length))
+        columns = self._columns(topic)
+        chosen = located(self._journals, [topic], Span.of(self._journals, start, length))
         return _batches(chosen, columns, arrow_schema(columns), errors)
+
+    def _columns(self, topic: str) -> Columns | None:
+        return self._described.columns(topic) if self._described.newest(topic) else None
 
     def to_arrow(
         self, topic: str, *, start: str | None = None, length: str | None = None, errors: str = "raise"
     ) -> Any:
         """A pyarrow.Table: position, ordinal, timestamp and properties of the message, then a column a field.
 
-        A type that is no record has the column ``value``, a topic that nobody described ``payload``. ``start`` and
+        A topic whose type has changed has the columns of every version. A type that is no record has the column
+        ``value``, a topic that nobody described ``payload``. ``start`` and
         ``length`` are ``--from`` and ``--for`` of the command. A message that is not of its type is a ``DecodeError``;
         with ``errors="skip"`` it is left out.
         """
         import pyarrow
 
-        described = self._schemas.get(topic)
         found = list(self.batches(topic, start=start, length=length, errors=errors))
-        return pyarrow.Table.from_batches(found, arrow_schema(None if described is None else Columns(described)))
+        return pyarrow.Table.from_batches(found, arrow_schema(self._columns(topic)))
 
     def to_pandas(self, topic: str, **options: Any) -> Any:
         """``to_arrow`` as a pandas.DataFrame."""
@@ -144,13 +176,15 @@ def arrow_schema(columns: Columns | None) -> Any:
     return pyarrow.schema([*fields, *named])
 
 
-def _batches(chosen: Iterator[Message], columns: Columns | None, schema: Any, errors: str) -> Iterator[Any]:
+def _batches(
+    chosen: Iterator[tuple[Journal, Message]], columns: Columns | None, schema: Any, errors: str
+) -> Iterator[Any]:
     rows: list[Sequence[Any]] = []
     size = 0
-    for message in chosen:
+    for journal, message in chosen:
         of_message = (message.position, message.ordinal, message.timestamp_ns, list(message.properties.items()))
         try:
-            found: list[list[Any]] = [[bytes(message)]] if columns is None else columns.rows(message)
+            found: list[list[Any]] = [[bytes(message)]] if columns is None else columns.rows(journal, message)
         except ValueError as error:
             if errors == "raise":
                 place = f"position {message.position} of {message.channel}"

@@ -1,6 +1,7 @@
 """The column ``value`` of topics whose publishers said what their messages are made of (``option("decode", "auto")``).
 
-Rules. The types are those that were known when the frame was loaded; of each topic the newest version counts. Topics
+Rules. The types are those that were known when the frame was loaded. A topic's type has the fields of every version of
+its schema, and each message is read by the version that counted when it was stored. Topics
 whose values have one type share it: ``value`` is that type. Where they have several, ``value`` is a struct with a field
 for each topic, null but for the message's own. A message of many rows is an array of them. A payload that does not
 decode has no value and a reason in ``_corrupt``, as with ``decode``; so does one of a topic that nobody described.
@@ -23,15 +24,14 @@ from penstock.spark import columns, payload
 from penstock.spark.bounds import Bounds, from_options
 from penstock.spark.options import folded
 from penstock.spark.places import open_places, resolve, shown
-from penstock.types.fields import fitted, reader_of
-from penstock.types.schema import Schema
-from penstock.types.shape import Shape, holds_rows, shape_of
+from penstock.types.shape import Shape
+from penstock.types.versions import Place, Versions, parse_versions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-Texts = Mapping[str, Mapping[str, str]]  # {journal UUID: {topic: text of its schema}}
+Texts = Mapping[str, Mapping[str, str]]  # {journal UUID: {topic: all versions of its schema}}
 MAX_TOPICS = 1000  # fields of ``value`` where topics have several types
 _NUMBERS = {
     "uint8": pyarrow.int16(), "uint16": pyarrow.int32(), "uint32": pyarrow.int64(),
@@ -44,24 +44,48 @@ class Type:
     """How the payloads of one schema become values."""
 
     kind: pyarrow.DataType
-    decode: Callable[[bytes], Any]
+    decode: Callable[[bytes, Place | None], Any]
 
 
 @functools.lru_cache(maxsize=MAX_TOPICS)
-def type_of(text: str) -> Type:
-    """The type that a schema's text describes; ``PenstockError`` if it cannot be read here."""
-    schema = Schema.parse(text)
-    shape, read = shape_of(schema), reader_of(schema)
-    if holds_rows(schema):
+def type_of(texts: tuple[str, ...]) -> Type:
+    """The type of a topic that each journal describes by one of ``texts``; ``PenstockError`` if it cannot be read here.
+    A place is the number of the journal among them, and the position in it."""
+    versions = Versions(version for part, text in enumerate(texts) for version in parse_versions(text, part))
+    record = spark_shape(versions.record)
+    shape = record if versions.is_record else record.fields[0][1]
+    if versions.holds_rows:
         shape = Shape("list", shape)
 
-    def decode(data: bytes) -> Any:
-        value = fitted(read(data), shape)
-        if value is None:
+    def decode(data: bytes, place: Place | None = None) -> Any:
+        rows: list[Any] = versions.rows(data, place, record)
+        if not versions.is_record:
+            rows = [row["value"] for row in rows]
+        if versions.holds_rows:
+            return rows
+        if rows[0] is None:
             raise ValueError("null is no value of its type")
-        return value
+        return rows[0]
 
     return Type(spark_kind(shape), decode)
+
+
+def _of_topic(texts: Texts, topic: str) -> tuple[str, ...]:
+    """What the journals say of one topic, in the order of the journals."""
+    return tuple(topics[topic] for _, topics in sorted(texts.items()) if topic in topics)
+
+
+def _part(texts: Texts, topic: str, journal: str) -> int:
+    """Which of ``_of_topic`` is a journal's."""
+    return sum(topic in topics for other, topics in texts.items() if other < journal)
+
+
+def spark_shape(shape: Shape) -> Shape:
+    """What Spark can hold of it: its times are of microseconds, and so are durations."""
+    if shape.unit is not None:
+        return Shape(f"{shape.kind.partition('[')[0]}[us]")
+    item = None if shape.item is None else spark_shape(shape.item)
+    return Shape(shape.kind, item, tuple((name, spark_shape(part)) for name, part in shape.fields))
 
 
 def spark_kind(shape: Shape) -> pyarrow.DataType:
@@ -72,6 +96,8 @@ def spark_kind(shape: Shape) -> pyarrow.DataType:
         return pyarrow.list_(spark_kind(shape.item or Shape("any")))
     if shape.kind == "map":
         return pyarrow.map_(pyarrow.string(), spark_kind(shape.item or Shape("any")))
+    if shape.kind == "timestamp[us]":
+        return pyarrow.timestamp("us", "UTC")
     simple = {"bytes": pyarrow.binary(), "bool": pyarrow.bool_(), "text": pyarrow.string(), "any": pyarrow.string()}
     return simple.get(shape.kind) or _NUMBERS.get(shape.kind) or pyarrow.type_for_alias(shape.kind)
 
@@ -101,7 +127,7 @@ def texts_of(options: Mapping[str, str]) -> Texts | None:
 
 
 def journals_texts(places: Sequence[str], bounds: Bounds) -> dict[str, dict[str, str]]:
-    """The newest schema of each described topic that ``bounds`` let through, by journal."""
+    """All versions of the schema of each described topic that ``bounds`` let through, by journal."""
     return {
         place.uuid: {topic: text for topic, text in place.schemas().items() if bounds.wants_topic(topic)}
         for place in open_places(places)
@@ -127,13 +153,12 @@ def _parse(text: str) -> Texts:
 def kinds(texts: Texts) -> dict[str, pyarrow.DataType]:
     """The type of each topic's values; one that cannot be read here is left out."""
     found: dict[str, pyarrow.DataType] = {}
-    for topics in texts.values():
-        for topic, text in topics.items():
-            try:
-                found.setdefault(topic, type_of(text).kind)
-            except (PenstockError, ModuleNotFoundError):
-                continue
-    return dict(sorted(found.items()))
+    for topic in sorted({topic for topics in texts.values() for topic in topics}):
+        try:
+            found[topic] = type_of(_of_topic(texts, topic)).kind
+        except (PenstockError, ModuleNotFoundError):
+            continue
+    return found
 
 
 def value_kind(texts: Texts) -> pyarrow.DataType:
@@ -170,24 +195,26 @@ def attach(frame: DataFrame, texts: Texts) -> DataFrame:
     kind = value_kind(texts)
     values = Values(texts, pyarrow.schema([(columns.VALUE, kind), (columns.CORRUPT, pyarrow.string())]))
 
-    def run(journals: pyarrow.Array, topics: pyarrow.Array, payloads: pyarrow.Array) -> pyarrow.Array:
+    def run(
+        journals: pyarrow.Array, topics: pyarrow.Array, payloads: pyarrow.Array, positions: pyarrow.Array
+    ) -> pyarrow.Array:
         names = journals.dictionary_encode()
         indices = names.indices.to_numpy(zero_copy_only=False)
         parts = []
         for number, journal in enumerate(names.dictionary.to_pylist()):
             good = indices == number
             mask = pyarrow.array(good)
-            said = values.texts.get(journal, {})
-            parts.append((good, values.decode(said, topics.filter(mask), payloads.filter(mask), kind)))
+            chosen = topics.filter(mask), payloads.filter(mask), positions.filter(mask)
+            parts.append((good, values.decode(journal, *chosen, kind)))
         found = [
             merged([(good, part[n]) for good, part in parts], item.type, len(topics))
             for n, item in enumerate(values.schema)
         ]
         return pyarrow.StructArray.from_arrays(found, fields=list(values.schema))
 
-    run.__annotations__ = dict.fromkeys(("journals", "topics", "payloads", "return"), pyarrow.Array)
+    run.__annotations__ = dict.fromkeys(("journals", "topics", "payloads", "positions", "return"), pyarrow.Array)
     result = StructType([StructField(columns.VALUE, _spark_type(kind)), StructField(columns.CORRUPT, StringType())])
-    decoded = F.arrow_udf(run, result)("journal", "topic", "payload")  # type: ignore[attr-defined]
+    decoded = F.arrow_udf(run, result)("journal", "topic", "payload", "position")  # type: ignore[attr-defined]
     return frame.withColumns({name: decoded[name] for name in columns.DECODED})
 
 
@@ -212,20 +239,34 @@ class Values:
         """The schema of the batches that are read: without these two columns, with what they are made from."""
         names = [name for name in self.schema.names if name not in columns.DECODED]
         fields = [self.schema.field(name) for name in names]
-        needed = (("topic", pyarrow.string()), ("payload", pyarrow.binary()))
+        needed = [("topic", pyarrow.string()), ("payload", pyarrow.binary())]
+        if self._changes:
+            needed.append(("position", pyarrow.int64()))
         return pyarrow.schema(fields + [pyarrow.field(name, kind) for name, kind in needed if name not in names])
 
     def extend(self, journal: str, batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         """The batch of a journal with its values."""
         names = self.schema.names
         kind = self.schema.field(columns.VALUE).type if columns.VALUE in names else value_kind(self.texts)
-        made = self.decode(self.texts.get(journal, {}), batch.column("topic"), batch.column("payload"), kind)
+        positions = batch.column("position") if self._changes else None
+        made = self.decode(journal, batch.column("topic"), batch.column("payload"), positions, kind)
         found = dict(zip(columns.DECODED, made, strict=True))
         arrays = [found[name] if name in found else batch.column(name) for name in names]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=self.schema)
 
+    @property
+    def _changes(self) -> bool:
+        """Whether the type of a topic has changed, so that positions are needed."""
+        topics = {topic for topics in self.texts.values() for topic in topics}
+        return any("\n" in "\n".join(_of_topic(self.texts, topic)) for topic in topics)
+
     def decode(
-        self, topics: Mapping[str, str], names: pyarrow.Array, payloads: pyarrow.Array, kind: pyarrow.DataType
+        self,
+        journal: str,
+        names: pyarrow.Array,
+        payloads: pyarrow.Array,
+        positions: pyarrow.Array | None,
+        kind: pyarrow.DataType,
     ) -> payload.Decoded:
         """Values and reasons of payloads, by the topic of each."""
         known = kinds(self.texts)
@@ -239,8 +280,13 @@ class Values:
             good = indices == number
             if good.any():
                 part_kind = kind if shared else kind.field(topic).type if topic in kind.names else None
-                chosen = payloads.filter(pyarrow.array(good))
-                parts.append((good, topic, *_decode_topic(topic, topics.get(topic), chosen, part_kind)))
+                mask = pyarrow.array(good)
+                places = None
+                if positions is not None:
+                    part = _part(self.texts, topic, journal)
+                    places = [(part, position) for position in positions.filter(mask).to_pylist()]
+                said = _of_topic(self.texts, topic) if topic in self.texts.get(journal, {}) else ()
+                parts.append((good, topic, *_decode_topic(topic, said, payloads.filter(mask), places, part_kind)))
         reasons = merged([(good, why) for good, _, _, why in parts], pyarrow.string(), len(names))
         if shared:
             return merged([(good, values) for good, _, values, _ in parts], kind, len(names)), reasons
@@ -248,15 +294,19 @@ class Values:
 
 
 def _decode_topic(
-    topic: str, text: str | None, payloads: pyarrow.Array, kind: pyarrow.DataType | None
+    topic: str,
+    texts: tuple[str, ...],
+    payloads: pyarrow.Array,
+    places: Sequence[Place] | None,
+    kind: pyarrow.DataType | None,
 ) -> payload.Decoded:
-    if text is None or kind is None:
+    if not texts or kind is None:
         return _nothing(payloads, kind, f"topic {topic!r} had no known type when this was loaded")
     try:
-        decode = type_of(text).decode
+        decode = type_of(texts).decode
     except (PenstockError, ModuleNotFoundError) as error:
         return _nothing(payloads, kind, f"the type of topic {topic!r} cannot be read here: {error}"[:300])
-    return payload.each(payloads, decode, kind)
+    return payload.each(payloads, decode, kind, places)
 
 
 def _nothing(payloads: pyarrow.Array, kind: pyarrow.DataType | None, reason: str) -> payload.Decoded:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import struct as structs
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -22,14 +22,20 @@ MAX_PROPERTIES = 65536
 _GREATEST_FLOAT32 = float(numpy.finfo(numpy.float32).max)
 
 
-def each(batch: pyarrow.Array, function: Callable[[bytes], Any], kind: pyarrow.DataType) -> Decoded:
-    """Decode payloads one by one, for formats that allow nothing faster; an exception becomes the row's reason."""
+def each(
+    batch: pyarrow.Array,
+    function: Callable[..., Any],
+    kind: pyarrow.DataType,
+    places: Sequence[Any] | None = None,
+) -> Decoded:
+    """Decode payloads one by one, for formats that allow nothing faster; an exception becomes the row's reason.
+    ``places``: one for each, which the function is given too."""
     values: list[Any] = []
     reasons: list[str | None] = []
     check = _number_check(kind)
-    for data in batch.to_pylist():
+    for index, data in enumerate(batch.to_pylist()):
         try:
-            value = None if data is None else function(data)
+            value = None if data is None else function(data) if places is None else function(data, places[index])
             if check is not None and value is not None:
                 check(value)
             values.append(value)

@@ -99,7 +99,7 @@ class Place(Protocol):
         """Ranges of positions that are lost between others."""
 
     def schemas(self) -> dict[str, str]:
-        """The text of the newest schema of each topic that was described."""
+        """All versions of the schema of each topic that was described, as one text (``penstock.types.versions``)."""
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         """The first position stored at or after a time, or of an ordinal or later; the frontier when there is none."""
@@ -252,7 +252,7 @@ class DirectoryPlace:
         from penstock.journal.schemas import read_schemas
 
         found = read_schemas(Path(self.path))
-        return {topic: found.newest(topic)[1] for topic in found.topics}
+        return {topic: found.joined(topic) for topic in found.topics}
 
     def find(self, *, time_ns: int | None = None, ordinal: int | None = None, bounds: Bounds) -> int:
         narrowed = bounds

@@ -143,7 +143,7 @@ class BrokerPlace:
 
     def schemas(self) -> dict[str, str]:
         with connect(self.text) as client:
-            return client.schemas()
+            return client.schema_versions()
 
     def missing(self, start: int, end: int) -> list[tuple[int, int]]:
         return []  # a broker refuses to start with such a journal

@@ -79,7 +79,17 @@ def _decode_str(message: Any) -> str:
 def _encode_dict(value: dict[str, Any]) -> bytes:
     if not isinstance(value, dict):
         raise _refuse(dict, value)
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    try:
+        return _dump(value).encode()
+    except TypeError as error:
+        raise TypeError(f"publish takes a dict here: {_unencodable(_dump, value, error)}") from None
+    except ValueError as error:
+        place = _not_finite(value)
+        raise ValueError(f"publish: {place}, which JSON cannot hold" if place else f"publish: {error}") from None
+
+
+def _dump(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_scalar)
 
 
 def _decode_dict(message: Any) -> dict[str, Any]:
@@ -231,7 +241,7 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", getattr(value, name)) for name in getattr(value, "__struct_fields__", ()))
 
 
-def _unencodable(encode: Callable[[Any], bytes], value: Any, error: Exception) -> str:
+def _unencodable(encode: Callable[[Any], object], value: Any, error: Exception) -> str:
     """The field that an encoder does not take."""
     path, going = "", True
     while going:
@@ -256,7 +266,9 @@ def _not_finite(value: Any, path: str = "") -> str | None:
 
 
 class _Description:
-    """The JSON Schema of what msgspec knows. Times without a zone, mere text to msgspec, are said to be times."""
+    """The JSON Schema of what msgspec knows, with what its own leaves out: times without a zone are said to be times,
+    maps have the type of their keys (``x-keys``), records that are written as arrays the names of their fields
+    (``x-fields``)."""
 
     def __init__(self, kind: Any) -> None:
         from msgspec import inspect, json
@@ -308,12 +320,35 @@ class _Description:
             for one, part in zip(info.item_types, node.get("prefixItems", ()), strict=False):
                 self._mark(one, part)
         elif hasattr(info, "fields"):
-            places = node.get("prefixItems", ())[-len(info.fields) :]  # a tag may stand before them
+            before = len(node.get("prefixItems", ())) - len(info.fields)  # a tag may stand before them
+            places = node.get("prefixItems", ())[before:]
+            if places:
+                node["x-fields"] = [None] * before + [field.encode_name for field in info.fields]
             for place, field in enumerate(info.fields):
                 self._mark(field.type, places[place] if places else node.get("properties", {}).get(field.encode_name))
         else:
             self._mark(getattr(info, "item_type", None), node.get("items"))
             self._mark(getattr(info, "value_type", None), node.get("additionalProperties"))
+            if kind == "DictType" and (keys := _keys(info.key_type)) is not None:
+                node["x-keys"] = keys
+
+
+def _keys(info: Any) -> str | None:
+    """What a map's keys are, in words; None where they are any text, or anything."""
+    kind = type(info).__name__
+    if kind in ("AnyType", "StrType"):  # JSON Schema has the bounds of a text
+        return None
+    if kind == "Metadata":
+        return _keys(info.type)
+    if kind == "UnionType":
+        return " or ".join(sorted(_keys(one) or "str" for one in info.types))
+    if kind == "EnumType":
+        return f"one of {sorted((one.value for one in info.cls), key=repr)}"
+    if kind == "LiteralType":
+        return f"one of {sorted(info.values, key=repr)}"
+    bounds = {word: getattr(info, word, None) for word in ("gt", "ge", "lt", "le", "multiple_of")}
+    told = [f"{word} {value}" for word, value in bounds.items() if value is not None]
+    return " ".join([kind.removesuffix("Type").lower(), *told])
 
 
 _TIMES = {"DateTimeType": "date-time", "TimeType": "time"}

@@ -11,6 +11,8 @@ from penstock.errors import InvalidArgument
 from penstock.types.schema import Schema
 
 if TYPE_CHECKING:
+    from numpy import ndarray
+
     from penstock._core import Draft
 
 T = TypeVar("T")
@@ -55,8 +57,8 @@ class ArrayDraft:
         """Give the memory back unpublished."""
         self._draft.cancel()
 
-    def __enter__(self) -> Any:
-        return self.array
+    def __enter__(self) -> ndarray[Any, Any]:
+        return self.array  # type: ignore[no-any-return]
 
     def __exit__(self, kind: object, *_: object) -> None:
         if not self._draft.open:

@@ -18,7 +18,7 @@ MAX_DEPTH = 64  # of types within types; a type that holds itself is compared on
 _SILENT = {"title", "description", "default", "examples", "deprecated", "$comment", "$defs", "$schema", "readOnly"}
 _SILENT |= {"writeOnly", "discriminator"}
 _STRUCTURE = {"type", "properties", "required", "additionalProperties", "items", "prefixItems", "enum", "const"}
-_STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf"}
+_STRUCTURE |= {"$ref", "anyOf", "oneOf", "allOf", "x-fields"}
 _ANYTHING: Mapping[str, Any] = {}
 
 
@@ -35,7 +35,7 @@ def first_difference(writer: Schema, reader: Schema) -> str | None:
     if compare is None:
         return f"the two differ, and schemas of {writer.language!r} are compared as a whole"
     try:
-        return next(compare(mine[writer.language], theirs[writer.language]), None)
+        return next(compare(mine[writer.language], theirs[writer.language], writer.encoding), None)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         return f"a schema cannot be understood ({type(error).__name__}: {error})"
 
@@ -71,12 +71,13 @@ class _Document:
         raise ValueError("references that refer to each other")
 
 
-def _json(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> Iterator[str]:
-    yield from _Comparison(_Document(writer), _Document(reader)).node(writer, reader, "")
+def _json(writer: Mapping[str, Any], reader: Mapping[str, Any], encoding: str) -> Iterator[str]:
+    yield from _Comparison(_Document(writer), _Document(reader), encoding).node(writer, reader, "")
 
 
 class _Comparison:
-    def __init__(self, writer: _Document, reader: _Document) -> None:
+    def __init__(self, writer: _Document, reader: _Document, encoding: str) -> None:
+        self._encoding = encoding
         self._writer = writer
         self._reader = reader
         self._open: set[tuple[int, int]] = set()  # pairs that are being compared: a type may hold itself
@@ -111,7 +112,7 @@ class _Comparison:
         if kind is not None and kind != mine.get("type") and (mine.get("type"), kind) != ("integer", "number"):
             yield f"{_place(path)} is {_said(mine)}, and is read as {_said(theirs)}"
             return
-        yield from _constraints(mine, theirs, path)
+        yield from _constraints(mine, theirs, path, self._encoding)
         if kind == "object":
             yield from self._object(mine, theirs, path)
         elif kind == "array":
@@ -146,6 +147,10 @@ class _Comparison:
     def _array(self, mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
         written, readable = mine.get("prefixItems", []), theirs.get("prefixItems", [])
         rest, others = theirs.get("items", True), mine.get("items", "prefixItems" not in mine)
+        for index, (name, other) in enumerate(zip(mine.get("x-fields", ()), theirs.get("x-fields", ()), strict=False)):
+            if name != other:
+                yield f"{_place(path)} has field {name!r} at place {index}, and {other!r} is read there"
+                return
         least = theirs.get("minItems", 0)
         if least > mine.get("minItems", 0):
             yield f"{_place(path)} may have {mine.get('minItems', 0)} parts, and {least} are needed"
@@ -199,10 +204,13 @@ def _listed(node: Mapping[str, Any]) -> list[Any] | None:
     return values if isinstance(values, list) else None
 
 
-def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str) -> Iterator[str]:
+def _constraints(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str, encoding: str) -> Iterator[str]:
     """Bounds and formats: what is read asks for no more than what is written promises."""
     # Bytes and times have a form of their own in msgpack: who reads them as text must not be given them.
-    for word, forms in (("contentEncoding", None), ("format", {"date-time"})):
+    # So have keys that are no text; as JSON they are text, and who reads any object reads them.
+    for word, forms in (("contentEncoding", None), ("format", {"date-time"}), ("x-keys", None)):
+        if word == "x-keys" and encoding == "json" and _spoken(theirs) == {"type": "object"}:
+            continue
         if word in mine and word not in theirs and (forms is None or mine[word] in forms):
             yield f"{_place(path)} is written with {word} {mine[word]!r}, and read without"
     for word, value in theirs.items():
@@ -228,7 +236,16 @@ def _said(node: Mapping[str, Any]) -> str:
 # --- protobuf: fields by number
 
 
-def _protobuf(writer: Mapping[str, Any], reader: Mapping[str, Any], path: str = "", depth: int = 0) -> Iterator[str]:
+def _protobuf(writer: Mapping[str, Any], reader: Mapping[str, Any], _encoding: str) -> Iterator[str]:
+    # A message's name is known to all who have its file: one of the same fields and another name means another thing.
+    if writer["message"] != reader["message"]:
+        yield f"it is written as {writer['message']} and read as {reader['message']}"
+    yield from _protobuf_fields(writer, reader)
+
+
+def _protobuf_fields(
+    writer: Mapping[str, Any], reader: Mapping[str, Any], path: str = "", depth: int = 0
+) -> Iterator[str]:
     if depth > MAX_DEPTH:
         raise ValueError(f"more than {MAX_DEPTH} messages within messages")
     mine, theirs = writer["fields"], reader["fields"]
@@ -245,9 +262,11 @@ def _protobuf(writer: Mapping[str, Any], reader: Mapping[str, Any], path: str = 
             told, wanted = (f"{one['label']} {one['type']}" for one in (other, field))
             yield f"field {where!r} ({number}) is {told}, and is read as {wanted}"
         elif "message" in field:
+            if other["message"] != field["message"]:
+                yield f"field {where!r} ({number}) is {other['message']}, and is read as {field['message']}"
             inner, outer = _message(writer, other), _message(reader, field)
             if inner is not None and outer is not None:
-                yield from _protobuf({**writer, **inner}, {**reader, **outer}, where, depth + 1)
+                yield from _protobuf_fields({**writer, **inner}, {**reader, **outer}, where, depth + 1)
 
 
 def _message(schema: Mapping[str, Any], field: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -262,7 +281,7 @@ def _message(schema: Mapping[str, Any], field: Mapping[str, Any]) -> Mapping[str
 # --- Arrow: columns by name; numpy: bytes by place
 
 
-def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> Iterator[str]:
+def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any], _encoding: str) -> Iterator[str]:
     written = {name: (kind, nullable) for name, kind, nullable in writer["fields"]}
     for name, kind, nullable in reader["fields"]:
         found = written.get(name)
@@ -275,7 +294,7 @@ def _arrow(writer: Mapping[str, Any], reader: Mapping[str, Any]) -> Iterator[str
             yield f"field {name!r} is needed and may be null"
 
 
-def _dtype(writer: Any, reader: Any) -> Iterator[str]:
+def _dtype(writer: Any, reader: Any, _encoding: str) -> Iterator[str]:
     if isinstance(writer, str) or isinstance(reader, str):
         yield f"its items are {_said_dtype(writer)}, and are read as {_said_dtype(reader)}"
         return
@@ -294,7 +313,7 @@ def _said_dtype(parts: Any) -> str:
     return parts if isinstance(parts, str) else str(parts)
 
 
-def _text(writer: Any, reader: Any) -> Iterator[str]:
+def _text(writer: Any, reader: Any, _encoding: str) -> Iterator[str]:
     if writer != reader:
         yield f"it is written as {writer}, and is read as {reader}"
 

@@ -7,6 +7,7 @@ batch) is a ``Rows``.
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import logging
 import math
@@ -20,7 +21,10 @@ from penstock.errors import InvalidArgument, PenstockError, ProtocolError, neare
 from penstock.types.schema import Schema
 from penstock.types.shape import Shape, dtype_of, shape_of
 
-__all__ = ["Reader", "Rows", "Step", "Values", "at", "check_path", "fitted", "json_text", "parse_path", "reader_of"]
+__all__ = [
+    "Reader", "Rows", "Step", "Values", "at", "check_path", "fitted", "iso_text", "json_text",
+    "parse_path", "reader_of",
+]  # fmt: skip
 
 Reader = Callable[[Any], Any]
 Step = str | int
@@ -134,7 +138,7 @@ def _numpy(schema: Schema) -> Reader:
             raise ValueError(f"its bytes are no whole number of items of {dtype.itemsize} bytes")
         items = numpy.frombuffer(bytes(message), dtype)
         if dtype.names is None:
-            return Rows(items.tolist())
+            return Rows(_leaf(items))
         return Rows(_record(item) for item in items)
 
     return read
@@ -143,10 +147,23 @@ def _numpy(schema: Schema) -> Reader:
 def _record(item: Any) -> Any:
     """A record as a dict, and those in it; numbers of every kind as Python's own."""
     if getattr(item.dtype, "names", None) is None:
-        return item.tolist()
+        return _leaf(item)
     if item.shape:  # several records in one field
         return [_record(one) for one in item]
     return {name: _record(item[name]) for name in item.dtype.names}
+
+
+def _leaf(item: Any) -> Any:
+    """A number or an array of them as Python has it: times as ISO text, durations as a count of their unit."""
+    if item.dtype.kind not in "mM":
+        return item.tolist()
+    import numpy
+
+    if item.shape:
+        return [_leaf(one) for one in item]
+    if numpy.isnat(item):
+        return None
+    return str(numpy.datetime_as_string(item)) if item.dtype.kind == "M" else int(item.astype("i8"))
 
 
 def _image(schema: Schema) -> Reader:
@@ -288,11 +305,37 @@ def fitted(value: Any, shape: Shape) -> Any:
         return value
     if kind == "text" and not isinstance(value, dict | list | bytes | int | float):
         return str(value)  # a time, which msgpack has as its own kind
+    if shape.unit is not None:
+        return _count(value, shape)
     if kind == "bool" and isinstance(value, bool):
         return value
     if shape.numeric and isinstance(value, int | float) and not isinstance(value, bool):
         return _number(value, shape)
     raise _other(value, shape)
+
+
+def _count(value: Any, shape: Shape) -> int:
+    """How many units a time is after 1970, or a duration long."""
+    import numpy
+
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        value = value.astimezone(datetime.UTC).replace(tzinfo=None)
+    try:
+        if shape.kind.startswith("duration"):
+            return int(numpy.timedelta64(value).astype(f"m8[{shape.unit}]").astype("i8"))
+        return int(numpy.datetime64(value).astype(f"M8[{shape.unit}]").astype("i8"))
+    except (ValueError, TypeError):
+        raise _other(value, shape) from None
+
+
+def iso_text(count: int, shape: Shape) -> str:
+    """A time of ``shape`` as ISO text."""
+    import numpy
+
+    kind: Any = numpy.dtype(f"M8[{shape.unit}]")
+    return str(numpy.datetime_as_string(numpy.array(count, "i8").view(kind)))
 
 
 def _number(value: int | float, shape: Shape) -> int | float:

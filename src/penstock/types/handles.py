@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.channel import LOG_FAILURES_S, Handle, Ledger, Publisher, Reservation, Subscriber
 from penstock.errors import ClosedError, DecodeError, InvalidArgument
-from penstock.types.codec import Codec, codec_of
+from penstock.types.codec import ArrayDraft, Codec, codec_of
 from penstock.types.schema import Terms
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class TypedPublisher(_Wrapper, Publisher[T]):
         many: Callable[..., int] = self.inner.publish_many
         return many([self._encode(value) for value in batch], **options)
 
-    def reserve(self, *size: Any, **options: Any) -> Any:
+    def reserve(self, *size: Any, **options: Any) -> ArrayDraft:  # type: ignore[override]  # a draft of arrays
         """With a numpy dtype, an array of so many items (1) in the reach's own memory; with ``Image`` one of a shape,
         dtype and encoding.
 
@@ -108,7 +108,8 @@ class TypedPublisher(_Wrapper, Publisher[T]):
 
     def reserve_async(self, *size: Any, **options: Any) -> Any:
         """``reserve`` for asyncio: ``async with publisher.reserve_async(10) as array``."""
-        return ArrayReservation(self._in_worker, partial(self.reserve, *size), options)
+        take: Any = partial(self.reserve, *size)
+        return ArrayReservation(self._in_worker, take, options)
 
     def wait_ready(self, subscribers: int = 1, timeout: float | None = None) -> bool:
         """Wait until so many subscribers are there."""
@@ -157,10 +158,10 @@ def _reading(inner: Subscriber, decoder: Any) -> Callable[..., Any]:
 
 
 def _tell_refusal(inner: Any) -> None:
-    """A reach that learns only later that the types differ has ended, and keeps why."""
+    """A reach that learns only later that the types differ gives nothing to read, and keeps why."""
     refusal = getattr(inner, "refusal", None)
     if refusal is not None:
-        raise refusal
+        raise type(refusal)(str(refusal)) from None  # a new one each time: the one that is kept would gather tracebacks
 
 
 class Decoding(Generic[T]):

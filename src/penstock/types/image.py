@@ -29,7 +29,7 @@ class Image(numpy.ndarray[Any, Any]):
     """An array with the name of its encoding: ``rgb8``, ``bgr8``, ``mono8``, ``depth16``, ``xyz32``, or your own.
 
     ``Image(array, "rgb8")`` is a view of ``array``. It is an array in all else: DLPack, slices,
-    sums; what is computed from it keeps the name.
+    sums; arrays that are computed from it keep the name, and so do copies and pickles.
     """
 
     encoding: str
@@ -41,6 +41,20 @@ class Image(numpy.ndarray[Any, Any]):
 
     def __array_finalize__(self, other: Any) -> None:
         self.encoding = getattr(other, "encoding", "")
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        if array.ndim == 0:
+            return array[()]  # a mean is a number, as numpy's own arrays give it
+        return super().__array_wrap__(array, context, return_scalar)
+
+    def __reduce__(self) -> Any:
+        reduced: Any = super().__reduce__()
+        make, arguments, state = reduced
+        return make, arguments, (state, self.encoding)
+
+    def __setstate__(self, state: Any) -> None:
+        own, self.encoding = state
+        super().__setstate__(own)
 
 
 def _trailer(shape: Sequence[int], dtype: Any, encoding: str) -> bytes:

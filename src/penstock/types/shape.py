@@ -6,14 +6,15 @@ Tables, viewers and Spark make their columns from a shape; ``penstock.types.fiel
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import ProtocolError
 from penstock.types.schema import Schema
 
-__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of"]
+__all__ = ["Shape", "arrow_type", "dtype_of", "holds_rows", "json_schema", "numeric_paths", "shape_of", "union"]
 
 MAX_DEPTH = 16  # of types in types; what lies deeper is ``any``
 
@@ -24,8 +25,9 @@ NUMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One kind of value: a number by its Arrow name, ``bool``, ``text``, ``bytes``, ``list``, ``map``, ``struct``, or
-    ``any``, which is JSON in a text where a column needs one type."""
+    """One kind of value: a number, a time (``timestamp[ns]``) or a duration (``duration[ns]``) by its Arrow name,
+    ``bool``, ``text``, ``bytes``, ``list``, ``map``, ``struct``, or ``any``, which is JSON in a text where a column
+    needs one type."""
 
     kind: str
     item: Shape | None = None  #: of a list, and of a map by text
@@ -36,7 +38,13 @@ class Shape:
         """Whether its values are numbers."""
         return self.kind in NUMBERS
 
+    @property
+    def unit(self) -> str | None:
+        """Of a time or a duration: s, ms, us or ns."""
+        return self.kind.partition("[")[2].rstrip("]") or None
 
+
+UNITS = ("s", "ms", "us", "ns")
 ANY, TEXT, BYTES = Shape("any"), Shape("text"), Shape("bytes")
 INTEGER, FLOAT, BOOL = Shape("int64"), Shape("float64"), Shape("bool")
 IMAGE = Shape("struct", None, (("encoding", TEXT), ("dtype", TEXT), ("shape", Shape("list", INTEGER)), ("data", BYTES)))
@@ -138,6 +146,26 @@ def _one_of(choices: list[Shape]) -> Shape:
     return FLOAT if distinct == {INTEGER, FLOAT} else ANY
 
 
+def union(shapes: Sequence[Shape]) -> Shape:
+    """The one shape that holds what each of them holds: every field of every record, numbers in the wider type, and
+    JSON (``any``) where two have nothing in common."""
+    return functools.reduce(_united, shapes)
+
+
+def _united(one: Shape, other: Shape) -> Shape:
+    if one == other:
+        return one
+    if one.kind == other.kind == "struct":
+        mine, theirs = dict(one.fields), dict(other.fields)
+        both = {name: _united(part, theirs[name]) if name in theirs else part for name, part in mine.items()}
+        return Shape("struct", None, (*both.items(), *((name, theirs[name]) for name in theirs if name not in mine)))
+    if one.kind == other.kind and one.item is not None and other.item is not None:  # lists, maps
+        return Shape(one.kind, _united(one.item, other.item))
+    if one.numeric and other.numeric and "uint64" not in (one.kind, other.kind):
+        return FLOAT if "float" in one.kind + other.kind else INTEGER
+    return ANY
+
+
 # --- protobuf
 
 _PROTOBUF_TYPES = {
@@ -200,7 +228,18 @@ def _of_dtype(dtype: Any) -> Shape:
         return Shape("struct", None, tuple((name, _of_dtype(dtype[name])) for name in dtype.names))
     if dtype.kind in "SV":
         return BYTES
+    if dtype.kind in "mM":
+        return _of_unit("timestamp" if dtype.kind == "M" else "duration", dtype)
     return {"b": BOOL, "U": TEXT}.get(dtype.kind) or (Shape(dtype.name) if dtype.name in NUMBERS else ANY)
+
+
+def _of_unit(word: str, dtype: Any) -> Shape:
+    from numpy import datetime_data
+
+    unit, number = datetime_data(dtype)
+    if word == "duration" and (number != 1 or unit not in UNITS):
+        return INTEGER  # a count of some other unit
+    return Shape(f"{word}[{unit if unit in UNITS else 's'}]") if unit != "generic" else ANY
 
 
 # --- Arrow
@@ -232,6 +271,8 @@ def _of_arrow(kind: Any, depth: int) -> Shape:
         return TEXT
     if types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind):
         return BYTES
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        return Shape(f"{'timestamp' if types.is_timestamp(kind) else 'duration'}[{kind.unit}]")
     name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
     return BOOL if name == "bool" else Shape(name) if name in NUMBERS else ANY
 
@@ -266,6 +307,8 @@ def json_schema(shape: Shape) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": json_schema(shape.item or ANY)}
     if shape.kind == "bytes":
         return {"type": "string", "contentEncoding": "base64"}
+    if shape.unit is not None:
+        return {"type": "string", "format": "date-time"} if shape.kind[0] == "t" else {"type": "integer"}
     if shape.numeric:
         return {"type": "number" if shape.kind.startswith("float") else "integer"}
     return {"bool": {"type": "boolean"}, "text": {"type": "string"}}.get(shape.kind, {})

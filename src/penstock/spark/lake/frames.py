@@ -49,7 +49,7 @@ def _decoded(found: DataFrame, where: Store, decode: str, bounds: Bounds, places
         return found
     from penstock.spark.described import attach
 
-    texts = types.newest(where)
+    texts = types.joined(where)
     for place in places:  # what a journal says is newer than what was archived
         texts[place.uuid] = texts.get(place.uuid, {}) | place.schemas()
     wanted = {

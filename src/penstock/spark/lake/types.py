@@ -1,8 +1,9 @@
 """The types of archived topics: schemas of the journals, kept beside the table, so that ``decode="auto"`` has them when
 the journals are gone.
 
-One JSON file a journal, ``_penstock/schemas/UUID.json``: {topic: [texts, the oldest first]}. It is written before the
-commit that brings the first messages of a type; Delta readers and ``vacuum`` pass over folders that begin with ``_``.
+One JSON file a journal, ``_penstock/schemas/UUID.json``: {topic: [texts, the oldest first]}, each with the position
+from which it counts (``penstock.types.versions.dated``). It is written before the commit that brings the first messages
+of a type; Delta readers and ``vacuum`` pass over folders that begin with ``_``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from penstock.errors import PenstockError
 from penstock.spark.lake.store import Store
 from penstock.spark.places import Place
 from penstock.types.schema import MAX_VERSIONS
+from penstock.types.versions import undated
 
 FOLDER = "_penstock/schemas"
 MAX_BYTES = 64 << 20  # of one journal's file
@@ -33,14 +35,25 @@ def keep(where: Store, places: Iterable[Place]) -> None:
 
 def _add(where: Store, journal: str, said: Mapping[str, str]) -> None:
     known = _read(where, f"{FOLDER}/{journal}.json") if said else {}
-    added = {topic: text for topic, text in said.items() if known.get(topic, [""])[-1] != text}
-    if added:
-        more = {topic: [*known.get(topic, []), text][-MAX_VERSIONS:] for topic, text in added.items()}
+    more = {}
+    for topic, text in said.items():
+        before = known.get(topic, [])
+        added = [line for line in text.split("\n") if line not in before]
+        if added:
+            more[topic] = [*before, *added][-MAX_VERSIONS:]
+    if more:
         where.replace(f"{FOLDER}/{journal}.json", json.dumps({**known, **more}, sort_keys=True).encode())
 
 
 def versions(where: Store) -> dict[str, dict[str, list[str]]]:
     """All that was said, by journal and topic, the oldest first."""
+    return {
+        journal: {topic: [undated(line)[1] for line in lines] for topic, lines in topics.items()}
+        for journal, topics in _dated(where).items()
+    }
+
+
+def _dated(where: Store) -> dict[str, dict[str, list[str]]]:
     import pyarrow.fs
 
     found = where.filesystem().get_file_info(pyarrow.fs.FileSelector(FOLDER, allow_not_found=True))
@@ -50,10 +63,11 @@ def versions(where: Store) -> dict[str, dict[str, list[str]]]:
     return {name.removesuffix(".json"): _read(where, f"{FOLDER}/{name}") for name in names}
 
 
-def newest(where: Store) -> dict[str, dict[str, str]]:
-    """The newest text of each topic, by journal."""
+def joined(where: Store) -> dict[str, dict[str, str]]:
+    """All versions of each topic as one text, by journal."""
     return {
-        journal: {topic: texts[-1] for topic, texts in topics.items()} for journal, topics in versions(where).items()
+        journal: {topic: "\n".join(lines) for topic, lines in topics.items()}
+        for journal, topics in _dated(where).items()
     }
 
 
