@@ -10,6 +10,7 @@ import pytest
 
 from penstock.broker import Client, Server
 from penstock.broker.protocol import VERBS, Protocol
+from penstock.broker.queue import Queue
 from tests.broker.conftest import LONG, Wire, until
 
 COUNT, READ = 3_000, 500
@@ -39,6 +40,20 @@ def test_what_was_acknowledged_before_close_is_done(server: Server, client: Clie
             assert again is not None and again.position == first + READ
             if mode != "manual":
                 assert consumer.deliveries(again) == 1, "what was sent ahead and not read is no delivery"
+
+
+def test_what_is_due_again_goes_first_however_short_a_turn_is(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pump = Queue.pump
+    monkeypatch.setattr(Queue, "pump", lambda queue, now, _, exhausted: pump(queue, now, lambda: True, exhausted))
+    first = begun(client, "q")
+    with client.subscribe("q", ack="manual") as consumer:
+        assert consumer.read(LONG) is not None
+    until(lambda: not server.broker.queues["q"].consumers)
+    with client.subscribe("q", ack="manual") as consumer:
+        found = [consumer.read(LONG) for _ in range(20)]
+    assert [message and message.position for message in found] == list(range(first, first + 20))
 
 
 def test_acknowledgements_of_a_client_that_was_killed_count(server: Server, client: Client) -> None:

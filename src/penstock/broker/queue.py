@@ -139,7 +139,8 @@ class Queue:
         on ``exhausted``."""
         if self.state.next_time_ns <= now_ns:
             self.state.expire(now_ns)
-            self._redeliver_due(now_ns, over, exhausted)
+            if not self._redeliver_due(now_ns, over, exhausted):
+                return False
         while not self.caught_up and (consumer := self._next()) is not None:
             self._forward(consumer, now_ns)
             if over():
@@ -159,16 +160,18 @@ class Queue:
         timeout_s = self.options.ack_timeout_s
         return now_ns + int(timeout_s * 1e9) if timeout_s and not consumer.automatic else NO_DEADLINE
 
-    def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> None:
-        """What is due again: first to those with room, or off to the dead letters."""
+    def _redeliver_due(self, now_ns: int, over: Callable[[], bool], exhausted: list[tuple[Queue, int, int]]) -> bool:
+        """What is due again: to those with room, before anything new, or off to the dead letters. False: there is more
+        of it, and the turn is over."""
         most = self.options.max_deliveries
-        for position, deliveries in self.state.due(now_ns, TAKE_MESSAGES):
+        due = self.state.due(now_ns, TAKE_MESSAGES)
+        for position, deliveries in due:
             if most and deliveries >= most:
                 exhausted.append((self, position, deliveries))
                 continue
             consumer = self._next()
-            if consumer is None or over():
-                return
+            if consumer is None:
+                return True  # nor can anything new be handed out
             try:
                 batch, *_ = self._store.read(position, 1, 1 << 62)
             except (PenstockError, OSError) as error:
@@ -182,6 +185,9 @@ class Queue:
             consumer.deliver(self, batch, struct.pack("<I", count))
             self.counters.add("redelivered")
             self.counters.set("last_ns", now_ns)
+            if over():
+                return False
+        return len(due) < TAKE_MESSAGES
 
     def _forward(self, consumer: Consumer, now_ns: int) -> None:
         """The next new messages to one consumer."""
