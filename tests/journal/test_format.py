@@ -118,7 +118,8 @@ def test_the_native_reader_and_its_plain_twin_give_the_same(tmp_path: Path, kind
             assert journal.compact() > 0
         if kind == "retained":
             journal.retain_bytes = 80_000
-            assert journal.retain() > 0
+            journal.retain()  # some may have gone already, in a thread of the journal's
+            assert journal.first > 1
         last = sorted(path.glob("*.log"))[-1]
     if kind == "without index":
         for place in chance.sample(sorted(path.glob("*.index")), 2):
