@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Literal
 from penstock.errors import InvalidArgument
 from penstock.foxglove.board import Board
 from penstock.foxglove.presentation import is_image
-from penstock.recording.span import Span, last_until, messages, reader, time_range, topic_names
+from penstock.recording.span import Span, last_until, located, reader, time_range, topic_names
 from penstock.recording.story import parts
+from penstock.recording.tables import Described
 
 if TYPE_CHECKING:
     from penstock._core import Message
+    from penstock.journal import Journal
 
 __all__ = ["Playback", "State"]
 
@@ -58,11 +60,11 @@ class Playback:
         if not self._topics:
             self._stack.close()
             raise InvalidArgument(f"{directory} has no messages to show")
+        self._described = Described(self._journals)
         for name in self._topics:
-            schemas = [text for one in self._journals if (text := one.schemas.newest(name)[1])]
-            newest = schemas[-1] if schemas else None
-            sample = next(messages(self._journals, [name], Span(None, None)), None) if is_image(newest) else None
-            board.show(name, name, newest, None if sample is None else bytes(sample))
+            line = self._described.line(name)
+            sample = next(located(self._journals, [name], Span(None, None)), None) if is_image(line) else None
+            board.show(name, name, line, None if sample is None else bytes(sample[1]))
         self._thread = threading.Thread(target=self._run, name="foxglove playback", daemon=True)
         self._changed = threading.Condition()  # guards all below
         self._paused = paused
@@ -142,23 +144,23 @@ class Playback:
     # --- the thread
 
     def _run(self) -> None:
-        coming: Iterator[Message] = iter(())
-        message: Message | None = None
-        while (step := self._next_step(message)) != "stop":
+        coming: Iterator[tuple[Journal, Message]] = iter(())
+        following: tuple[Journal, Message] | None = None
+        while (step := self._next_step(None if following is None else following[1])) != "stop":
             if step == "tell":
                 self._tell(self.state)
-            elif step == "show" and message is not None:
-                self._show(message)
-                message = next(coming, None)
+            elif step == "show" and following is not None:
+                self._show(*following)
+                following = next(coming, None)
             elif step == "seek":
                 with self._changed:
                     seek_ns, self._seek_ns = self._seek_ns or 0, None
                 later = seek_ns > self.range_ns[0]
-                coming = messages(self._journals, None, Span(seek_ns + later, None))
+                coming = located(self._journals, None, Span(seek_ns + later, None))
                 if later:
                     for one in last_until(self._journals, self._topics, seek_ns, self._given_up).values():
-                        self._show(one)
-                message = next(coming, None)
+                        self._show(*one)
+                following = next(coming, None)
 
     def _next_step(self, message: Message | None) -> Literal["stop", "seek", "show", "tell"]:
         """Wait until there is something to do, and return it."""
@@ -189,7 +191,7 @@ class Playback:
     def _given_up(self) -> bool:
         return self._stopped or self._seek_ns is not None
 
-    def _show(self, message: Message) -> None:
+    def _show(self, journal: Journal, message: Message) -> None:
         shown = self.board.topics.get(message.channel or "")
         if shown is not None and self.board.watched(shown):
-            shown.log(message)
+            shown.log(message, self._described.place(journal, message))
