@@ -149,6 +149,18 @@ def test_time_stands_still_until_somebody_looks(recording: Path) -> None:
             assert server.playback.state.now_ns == now
 
 
+def test_a_topic_that_is_looked_at_later_shows_what_stands_there(recording: Path) -> None:
+    """A viewer subscribes to one topic after another while the recording plays already."""
+    with Server(recording=recording, port=0, paused=True) as server, Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        viewer.control(PLAY, 20.0)
+        viewer.until(lambda: len(numbers(viewer)) >= 15)
+        look(viewer, server, "/thing")  # it came once, at the tenth second
+        viewer.until(lambda: viewer.states[-1]["status"] == "ended")
+        viewer.until(lambda: len(numbers(viewer)) == 101 and viewer.bodies("/thing"))
+        assert viewer.bodies("/thing") == [b'{"value": "once"}']
+
+
 def test_a_loop_begins_again(recording: Path) -> None:
     with Server(recording=recording, port=0, loop=True) as server, Viewer(server.port) as viewer:
         look(viewer, server, "/clock/tick")

@@ -68,11 +68,12 @@ class Playback:
         self._thread = threading.Thread(target=self._run, name="foxglove playback", daemon=True)
         self._changed = threading.Condition()  # guards all below
         self._paused = paused
-        self._watched = self._ended = self._stopped = False
+        self._watched = self._subscribed = self._ended = self._stopped = False
         self._speed = 1.0
         self._seek_ns: int | None = self.range_ns[0]
         self._anchor = (time.monotonic(), self.range_ns[0])  # a monotonic time, and the recording's time at that moment
         self._told_at = 0.0
+        self._passed: dict[str, tuple[Journal, Message]] = {}  # the thread's: of each topic, the last one not sent
 
     def start(self) -> None:
         """Start the thread; ``tell`` may be called from now on."""
@@ -105,11 +106,12 @@ class Playback:
             return self._state(self._anchor[1], did_seek=seek_ns is not None)
 
     def look(self) -> None:
-        """A viewer has subscribed or left. One that comes while the playback is paused gets the current messages."""
+        """A viewer has subscribed or left. One that comes while the playback is paused gets the current messages; while
+        it plays, the last one of a topic that nobody had subscribed to before."""
         watched = self.board.any_watched
         with self._changed:
             self._anchor = (time.monotonic(), self._now_ns())
-            self._watched = watched
+            self._watched, self._subscribed = watched, True
             if watched and not self._moving:
                 self._seek_ns = self._anchor[1]
             self._changed.notify()
@@ -152,7 +154,11 @@ class Playback:
             elif step == "show" and following is not None:
                 self._show(*following)
                 following = next(coming, None)
+            elif step == "catch up":
+                for one in list(self._passed.values()):
+                    self._show(*one)
             elif step == "seek":
+                self._passed.clear()
                 with self._changed:
                     seek_ns, self._seek_ns = self._seek_ns or 0, None
                 later = seek_ns > self.range_ns[0]
@@ -162,13 +168,16 @@ class Playback:
                         self._show(*one)
                 following = next(coming, None)
 
-    def _next_step(self, message: Message | None) -> Literal["stop", "seek", "show", "tell"]:
+    def _next_step(self, message: Message | None) -> Literal["stop", "seek", "catch up", "show", "tell"]:
         """Wait until there is something to do, and return it."""
         with self._changed:
             while not self._stopped and self._seek_ns is None:
                 if not self._moving:
                     self._changed.wait()
                     continue
+                if self._subscribed:
+                    self._subscribed = False
+                    return "catch up"
                 now = time.monotonic()
                 if message is None:
                     if self._loop:
@@ -192,6 +201,10 @@ class Playback:
         return self._stopped or self._seek_ns is not None
 
     def _show(self, journal: Journal, message: Message) -> None:
-        shown = self.board.topics.get(message.channel or "")
-        if shown is not None and self.board.watched(shown):
+        name = message.channel or ""
+        shown = self.board.topics.get(name)
+        if shown is None or not self.board.watched(shown):
+            self._passed[name] = journal, message
+        else:
+            self._passed.pop(name, None)
             shown.log(message, self._described.place(journal, message))
