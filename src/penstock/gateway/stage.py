@@ -34,6 +34,7 @@ from penstock.clock import VirtualClock
 from penstock.errors import RefusedError, StateError
 from penstock.gateway import carriage
 from penstock.gateway.configuration import Configuration, ModuleEntry, is_address
+from penstock.gateway.errors import reason_of
 from penstock.gateway.filters import Predicate, any_of
 from penstock.gateway.keeper import UNLESS_CHOSEN
 from penstock.gateway.links import Delivery, Link, LinkOptions, LinkTable, drain_order
@@ -374,7 +375,7 @@ class Stage:
         if not self._routes[port.id]:
             return
         reason = {
-            "error": f"{type(error).__name__}: {error}",
+            "error": reason_of(error),
             "error-module": node.name,
             "error-source": str(message.channel),
             "error-tries": str(tries),
