@@ -61,7 +61,8 @@ def reason_of(error: BaseException) -> str:
         text = str(error)
     except Exception:  # it is a module's own class
         text = "its text cannot be read"
-    text = text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."
+    most = MAX_REASON if not isinstance(error, ModuleError) else 2 * MAX_REASON  # that one may quote another
+    text = text if len(text) <= most else f"{text[:most]}..."
     told = text if isinstance(error, ModuleError) else f"{type(error).__name__}: {text}"
     if isinstance(error, OSError) and error.errno and (what := os.strerror(error.errno)) not in told:
         told = f"{told} ({what})"
