@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cctype>
@@ -125,13 +126,21 @@ File open_file(const std::string &name, const Access &access, bool writable) {
     return file;
 }
 
+static void refuse_space(int error, const std::string &name, std::uint64_t size) {
+    throw Error(Fault::system,
+                "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +
+                    std::generic_category().message(error) + "; use fewer or smaller slots, or free some",
+                error);
+}
+
 void claim_space(const File &file, const std::string &name, std::uint64_t at, std::uint64_t size) {
-    int error = size ? posix_fallocate(file.get(), off_t(at), off_t(size)) : 0;
-    if (error)
-        throw Error(Fault::system,
-                    "no room for " + std::to_string(size) + " bytes of " + shared_directory_path() + "/" + name + ": " +
-                        std::generic_category().message(error) + "; use fewer or smaller slots, or free some",
-                    error);
+    if (int error = size ? posix_fallocate(file.get(), off_t(at), off_t(size)) : 0) refuse_space(error, name, size);
+}
+
+void check_space(const std::string &name, std::uint64_t size) {
+    struct statvfs status {};
+    if (fstatvfs(shared_directory(), &status) != 0 || status.f_blocks == 0) return;  // it has no bound of its own
+    if (std::uint64_t(status.f_bavail) < (size + status.f_frsize - 1) / status.f_frsize) refuse_space(ENOSPC, name, size);
 }
 
 File make_file(const std::string &name, std::uint64_t size, const Access &access,

@@ -66,6 +66,8 @@ File make_file(const std::string &name, std::uint64_t size, const Access &access
 
 // Claims the space of a part of the file; an error where there is none.
 void claim_space(const File &file, const std::string &name, std::uint64_t at, std::uint64_t size);
+// Throws where the directory has no room for so many bytes now; claims nothing.
+void check_space(const std::string &name, std::uint64_t size);
 
 std::uint64_t file_size(const File &file);
 bool has_name(const File &file);

@@ -164,9 +164,7 @@ void Membership::make_tables() {
     std::uint32_t slots = (options.slots ? options.slots : default_slots) + options.history_slots;
     std::uint32_t metadata = options.metadata_size == not_given ? 0 : options.metadata_size;
     auto stride = std::uint32_t(round_up(metadata, 16));
-    if (held_by_others() + std::max(1u, options.most_held) >= slots - options.history_slots)
-        throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
-                                         who_holds_what() + ", and one is kept for the next message; give more slots");
+    make_sure(slots - options.history_slots);
     TablePlaces at(slots, channel.subscriber_words(), stride);
     remove_file(file_name("tables"));  // left by a publisher that died before it said ready
     File file = make_file(file_name("tables"), at.total, options.access, [&](std::uint8_t *memory) {
@@ -319,6 +317,24 @@ void Membership::settle_most_held() {
     throw Error(Fault::capacity, text);
 }
 
+// Who brings the slots finds subscribers that came before: each becomes sure of as many as if it had come afterwards.
+void Membership::make_sure(std::uint32_t slots) {
+    const std::uint32_t each = slots > default_sure + 1 ? default_sure : 1;
+    std::uint64_t waiting = 0;
+    for (std::uint32_t i = 0; i < channel.subscriber_capacity; ++i) {
+        Member &member = channel.subscribers[i];
+        if (!member.taken.load() || !(member.flags & member_default_sure)) continue;
+        member.most_held = each;
+        ++waiting;
+    }
+    std::uint64_t needed = held_by_others() + std::max(1u, options.most_held) + 1;
+    if (needed <= slots) return;
+    if (needed > default_sure + 1) needed += waiting * (default_sure - each);
+    throw Error(Fault::capacity, describe() + ": " + std::to_string(slots) + " slots are too few for who is there: " +
+                                     who_holds_what() + ", and one is kept for the next message; " +
+                                     std::to_string(needed) + " slots would do");
+}
+
 // The sequence with which the past begins for who joins when `end` is the next one.
 std::uint64_t Membership::first_of_history(std::uint64_t end) const {
     const Header &header = *channel.header;
@@ -365,7 +381,8 @@ void Membership::take_place() {
     me.pid = std::uint32_t(getpid());
     me.most_held = most_held;
     me.vchan = vchan;
-    me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0);
+    me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0) |
+               (!is_publisher && options.most_held == 0 ? member_default_sure : 0);
     me.joined_ns = std::uint64_t(realtime_ns());
     me.count.store(0);
     me.bytes.store(0);

@@ -99,6 +99,7 @@ static_assert(sizeof(Slot) == 64);
 inline constexpr std::uint32_t member_reliable = 1;
 inline constexpr std::uint32_t member_closing = 2;  // closed, but messages of it are still held
 inline constexpr std::uint32_t member_local = 4;
+inline constexpr std::uint32_t member_default_sure = 8;  // a subscriber that did not say how many slots it wants
 
 // Bits of Member::sleep
 inline constexpr std::uint64_t asleep = 1;

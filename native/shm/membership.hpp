@@ -144,6 +144,7 @@ class Membership {
     void take_place();
     std::uint64_t first_of_history(std::uint64_t end) const;
     void settle_most_held();
+    void make_sure(std::uint32_t slots);
     void count_sure() const;
     std::uint32_t count_members(bool publishers) const;
     std::uint64_t held_by_others() const;

@@ -74,6 +74,8 @@ void Membership::grow(std::uint64_t size) {
         throw Error(Fault::capacity, describe() + " has grown " + std::to_string(max_segments) +
                                          " times; open it with a larger slot_size");
     std::uint64_t larger = newest + 8 >= max_segments ? round_up(size * 4, 64) : grown_size(now, size);
+    // A size of which not one slot has room would be the newest one all the same, and larger messages go there.
+    check_space(file_name("payload") + "." + std::to_string(newest + 1), larger);
     make_segment(newest + 1, larger);
     PENSTOCK_STEP("grow.after_segment");
     channel.header->segment[newest + 1].slot_size.store(larger);

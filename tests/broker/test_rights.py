@@ -226,3 +226,17 @@ def test_a_subscriber_is_told_why_it_ends(guarded: Server, tokens: Path) -> None
         withdraw(guarded, tokens, 'subscribe = ["sensors.>"]', "subscribe = []")
         with pytest.raises(RefusedError, match=r"sensors\.> are not yours"):
             one.read(LONG)
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    ["HELLO 2 x=1", "HELLO 2 token=secret-north x=1", f"HELLO 2 token=secret-north producer={'p' * 300}", "HELLO 3", "HELLO"],
+)
+def test_a_refused_hello_is_the_end_of_the_connection(guarded: Server, root: Client, greeting: str) -> None:
+    root.publish("other", b"kept")
+    wire = Wire(guarded.port)
+    wire.send(greeting.encode() + b"\nLIST\nPUB other 5\nstealFETCH 1 10\nQUEUE evil topics=>\nSHUTDOWN\n")
+    assert wire.line().startswith("ERR closing ")
+    wire.closed()
+    assert root.queues() == []
+    assert root.publish("other", b"next") == 2, "nothing was stored, and the broker goes on"

@@ -157,6 +157,15 @@ def test_close_drains() -> None:
     assert bus.ledger.balanced and bus.heap_in_use == 0
 
 
+def test_an_error_in_the_block_is_not_hidden_by_a_queue_that_nobody_reads() -> None:
+    with pytest.raises(ValueError, match="a bug"), Bus("stuck") as bus:  # noqa: PT012 - the block is what is tested
+        bus.subscribe(0, depth=2)
+        for _ in range(10):
+            bus.publish(b"x")
+        raise ValueError("a bug")
+    assert bus.closed
+
+
 def test_close_discards_where_asked() -> None:
     gate, entered = threading.Event(), threading.Event()
     bus = Bus()

@@ -294,6 +294,35 @@ def test_a_type_that_comes_later_is_advertised_anew(name: str) -> None:
             assert json.loads(publish_until(publisher, Point(2.0), viewer, f"/{name}")[0])["x"] == 2.0
 
 
+class Moved(msgspec.Struct):
+    metres: float
+
+
+def test_a_type_that_changes_is_advertised_anew_and_every_message_is_shown_once(name: str) -> None:
+    """A viewer that subscribes again at once, as the real one does, sees all of both types, in order."""
+    with (
+        penstock.publisher(f"shm:/{name}", type=Point) as old,
+        serving(f"shm:/{name}") as server,
+        Viewer(server.port) as viewer,
+    ):
+        viewer.watch(f"/{name}")
+        viewer.until(lambda: readers(name) == 1)
+        for n in range(10):
+            old.publish(Point(float(n)))
+        viewer.until(lambda: len(viewer.bodies(f"/{name}")) == 10)
+        with penstock.publisher(f"shm:/{name}", type=Moved, evolve="any") as new:
+            for n in range(10, 20):
+                new.publish(Moved(float(n)))
+            viewer.until(lambda: viewer.channels.get(f"/{name}", {}).get("schemaName") == "Moved")
+            viewer.watch(f"/{name}")
+            viewer.until(lambda: len(viewer.bodies(f"/{name}")) >= 20)
+            old.publish(Point(20.0))
+            viewer.until(lambda: len(viewer.bodies(f"/{name}")) >= 21)
+        shown = [json.loads(body) for body in viewer.bodies(f"/{name}")]
+        assert [one.get("x", one.get("metres")) for one in shown] == [float(n) for n in range(21)]
+        assert server.board.topics[f"shm:/{name}"].failures == 0
+
+
 def test_a_viewer_pauses_by_parameter(name: str) -> None:
     with (
         penstock.publisher(f"shm:/{name}", type=Point) as publisher,

@@ -149,6 +149,18 @@ def test_time_stands_still_until_somebody_looks(recording: Path) -> None:
             assert server.playback.state.now_ns == now
 
 
+def test_a_topic_that_is_looked_at_later_shows_what_stands_there(recording: Path) -> None:
+    """A viewer subscribes to one topic after another while the recording plays already."""
+    with Server(recording=recording, port=0, paused=True) as server, Viewer(server.port) as viewer:
+        look(viewer, server, "/clock/tick")
+        viewer.control(PLAY, 20.0)
+        viewer.until(lambda: len(numbers(viewer)) >= 15)
+        look(viewer, server, "/thing")  # it came once, at the tenth second
+        viewer.until(lambda: viewer.states[-1]["status"] == "ended")
+        viewer.until(lambda: len(numbers(viewer)) == 101 and viewer.bodies("/thing"))
+        assert viewer.bodies("/thing") == [b'{"value": "once"}']
+
+
 def test_a_loop_begins_again(recording: Path) -> None:
     with Server(recording=recording, port=0, loop=True) as server, Viewer(server.port) as viewer:
         look(viewer, server, "/clock/tick")
@@ -182,3 +194,33 @@ def test_nothing_of_a_server_is_left(recording: Path) -> None:
             viewer.watch("/clock/tick")
             viewer.until(lambda viewer=viewer: numbers(viewer))
     assert {thread.name for thread in threading.enumerate()} == before
+
+
+class Reading(msgspec.Struct, frozen=True):
+    n: int
+
+
+class Renamed(msgspec.Struct, frozen=True):
+    number: int
+    unit: str
+
+
+def test_every_message_is_shown_by_the_version_that_it_was_written_with(tmp_path: Path) -> None:
+    address = f"journal:{tmp_path / 'run'}#level"
+    with penstock.publisher(address, type=Reading) as old:
+        for n in range(5):
+            old.publish(Reading(n))
+        with penstock.publisher(address, type=Renamed, evolve="any") as new:
+            for n in range(5, 9):
+                new.publish(Renamed(n, "m"))
+        old.publish(Reading(9))
+    with Server(recording=tmp_path / "run", port=0, paused=True) as server, Viewer(server.port) as viewer:
+        look(viewer, server, "/level")
+        schema = json.loads(viewer.channels["/level"]["schema"])
+        assert set(schema["properties"]) == {"n", "number", "unit"}
+        viewer.control(PLAY, 100.0)
+        viewer.until(lambda: viewer.states[-1]["status"] == "ended" and len(viewer.bodies("/level")) == 10)
+        shown = [json.loads(body) for body in viewer.bodies("/level")]
+        renamed = [{"number": n, "unit": "m"} for n in range(5, 9)]
+        assert shown == [*({"n": n} for n in range(5)), *renamed, {"n": 9}]
+        assert server.board.topics["level"].failures == 0

@@ -420,3 +420,20 @@ def test_a_full_disk_stops_the_source_and_has_room_again_when_the_sink_is_back(
     uplink.well.set()
     saying.join()
     eventually(lambda: {*uplink.got} == {*contents})
+
+
+def test_links_that_share_a_buffer_have_a_topic_each_whatever_their_names_are(gateway: Gateway, tmp_path: Path) -> None:
+    sources, sinks = ("a", "a_left", "a_-_x"), ("x y", "x_y", "y", "x_-_y", "ä", "ö")
+    for name in (*sources, *sinks):
+        gateway.add_module(name, Collector)
+    ends = [(source, sink) for source in (*sources, "a.left") for sink in sinks]
+    for source, sink in ends:
+        gateway.add_link(source, sink, buffer=f"journal:{tmp_path / 'store'}")
+    gateway.start()
+    for source in sources:
+        gateway.module(source).publish(source.encode())
+    gateway.module("a").publish(b"a.left", output="left")
+    for sink in sinks:
+        eventually(lambda sink=sink: len(gateway.module(sink).got) >= 4)
+    for sink in sinks:
+        assert sorted(gateway.module(sink).got) == [b"a", b"a.left", b"a_-_x", b"a_left"]

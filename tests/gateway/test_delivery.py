@@ -100,6 +100,42 @@ def test_a_batch_that_fails_is_tried_again_together(gateway: Gateway) -> None:
     eventually(lambda: gateway.module("b").got == [b"1", b"2", b"3"])
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("it has no text")
+
+
+STRANGE = {
+    "nul": (ValueError("a\0b"), r"ValueError: a\x00b"),
+    "escape": (ValueError("\x1b[31mred\x07"), r"ValueError: \x1b[31mred\x07"),
+    "surrogate": (ValueError("\ud800"), r"ValueError: \ud800"),
+    "unreadable": (Unreadable(), "Unreadable: its text cannot be read"),
+    "long": (ValueError("x" * 5_000_000), f"ValueError: {'x' * 500}..."),
+}
+
+
+class Strange(Collector):
+    """Fails with the error that a message names."""
+
+    def receive(self, message: GatewayMessage) -> None:
+        super().receive(message)
+        if bytes(message).decode() in STRANGE:
+            raise STRANGE[bytes(message).decode()][0]
+
+
+@pytest.mark.parametrize("loader", ["python", "process"])
+def test_an_error_may_have_any_text_and_its_message_becomes_a_dead_letter(gateway: Gateway, loader: str) -> None:
+    for name in ("a", "dead"):
+        gateway.add_module(name, Collector)
+    gateway.add_module("b", "tests.gateway.test_delivery:Strange", loader=loader)
+    gateway.add_link("a", "b", None, LinkOptions(delivery=ALO, max_tries=2, backoff_s=0.01), error="dead")
+    gateway.start()
+    say(gateway, "a", *[name.encode() for name in STRANGE])
+    eventually(lambda: len(gateway.module("dead").got) == len(STRANGE))
+    told = {bytes(message).decode(): message.properties["error"] for message in gateway.module("dead").messages}
+    assert told == {name: text for name, (_, text) in STRANGE.items()}
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 def test_after_max_tries_it_goes_to_the_error_link_with_the_reason(gateway: Gateway, ordered: bool) -> None:
     for name, kind in (("a", Collector), ("b", Fails), ("dead", Collector)):

@@ -447,3 +447,18 @@ def test_a_process_that_is_killed_in_start_at_the_end_is_told_once(tmp_path: Pat
     starting.join(60)
     assert len(failed) <= 1
     assert worker.failed == 1
+
+
+def test_the_end_waits_for_a_process_that_is_to_be_started_again(gateway: Gateway) -> None:
+    """What it left is handled by the next one, and a healthy process beside it ends in order."""
+    slow = Restart(Policy.ON_FAILURE, backoff_s=1.0, max_backoff_s=1.0, limit=None)
+    sink = add_echo(gateway, restart=slow)
+    gateway.add_module("healthy", f"{HERE}:Echo", loader="process")
+    healthy = gateway.module("healthy").process
+    first = gateway.module("echo")
+    contents = [b"left %d" % n for n in range(100)]
+    say(gateway, b"kill", *contents)
+    eventually(lambda: first.dead is not None)
+    assert gateway.destroy(60)
+    assert [content for content in sink.got if content.startswith(b"left")] == contents
+    assert healthy.returncode == 0, "it ended in order"

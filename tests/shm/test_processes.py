@@ -344,6 +344,17 @@ else:
     raise SystemExit("it grew")
 publisher.publish(b"still works")
 assert bytes(subscriber.read(0)) == b"still works"
+publisher.publish(bytes(2000))  # it grows
+for _ in range(2):
+    try:
+        publisher.publish(bytes(2 << 20))
+    except OSError as error:
+        assert error.errno == 28, error
+    else:
+        raise SystemExit("it grew")
+for _ in range(16):
+    publisher.publish(bytes(2000))  # in every slot
+    shm.Publisher(sys.argv[1]).publish(bytes(2500))
 """
     try:
         environment = {**os.environ, "PENSTOCK_SHM_DIR": str(place)}

@@ -36,6 +36,20 @@ def test_who_joins_is_sure_of_two(name: str, slots: int, publishers: int, viewer
             assert camera.publish(b"frame")
 
 
+@pytest.mark.parametrize(("viewers", "too_few", "enough"), [(4, 8, 10), (2, 4, 6), (4, 3, 10), (2, 3, 6)])
+def test_the_order_of_joining_makes_no_difference(name: str, viewers: int, too_few: int, enough: int) -> None:
+    """Who brings the slots after the subscribers is refused where it would have refused the last of them."""
+    with ExitStack() as stack:
+        readers = [stack.enter_context(shm.Subscriber(name)) for _ in range(viewers)]
+        with pytest.raises(penstock.CapacityError, match=rf"{too_few} slots are too few .*; {enough} slots would do"):
+            shm.Publisher(name, slots=too_few)
+        publisher = stack.enter_context(shm.Publisher(name, slots=enough))
+        publisher.publish_many([b"one", b"two"])
+        held = [reader.read(LONG) for reader in readers]
+        assert enough < 4 or all(reader.read(0) is not None for reader in readers), "each is sure of two"
+        assert all(held) and publisher.publish(b"more")
+
+
 def test_all_may_hold_two_and_the_publishers_go_on(name: str) -> None:
     with ExitStack() as stack:
         cameras = [stack.enter_context(shm.Publisher(name, slots=16)) for _ in range(2)]

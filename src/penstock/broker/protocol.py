@@ -203,7 +203,14 @@ class Protocol(Session):
     # --- sessions
 
     def hello_(self, version: str = "", *rest: str) -> Answer:
-        """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing."""
+        """HELLO <version> [token=] [name=] [producer=]: ask for replies and framing. A refused one is the end of the
+        connection: nothing is served to who is not known."""
+        try:
+            return self._greet(version, *rest)
+        except Refusal as refusal:
+            raise Disconnect(refusal.text) from None
+
+    def _greet(self, version: str, *rest: str) -> Answer:
         if self.hello or self.subscriptions or self.published:
             raise Disconnect("HELLO comes first")
         known = [str(number) for number in VERSIONS]

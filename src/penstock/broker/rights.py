@@ -64,6 +64,8 @@ class Rights:
 
 
 EVERYTHING = Rights()
+#: Of a connection that has shown no token yet, where one is needed.
+NOTHING = Rights("nobody", (), (), (), manage=False, statistics=False)
 
 #: What each verb needs: rights, and the resources they are needed for. ``topic``: those that messages go to or come
 #: from (of a queue: its own, and of dead letters those of where they come from); ``queue``: by name; ``target``: a

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from penstock.broker import words
 from penstock.broker.identifiers import Duplicate
 from penstock.broker.queue import Queue
-from penstock.broker.rights import EVERYTHING, Rights
+from penstock.broker.rights import EVERYTHING, NOTHING, Rights
 from penstock.broker.words import Refusal
 from penstock.topics import is_pattern
 
@@ -126,7 +126,7 @@ class Session:
         self.hello = 0  # the protocol's version; 0: no HELLO, the compatible mode
         self.name = ""
         self.token: str | None = None
-        self.rights: Rights = EVERYTHING
+        self.rights: Rights = EVERYTHING if host.raw_allowed else NOTHING
         self.producer = ""
         self.subscriptions: dict[str, Subscription] = {}
         self.written: deque[tuple[Subscription, int, int, int]] = deque()  # positions, and the end of their bytes

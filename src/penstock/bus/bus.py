@@ -212,7 +212,11 @@ class Bus(_native.Bus):
         return self._flush(timeout)
 
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
-        """Deliver what is pending (or discard it), then remove all subscribers. Closing twice does nothing."""
+        """Deliver what is pending (or discard it), then remove all subscribers. Closing twice does nothing.
+
+        Delivering waits while a queue is full: read it, or give ``timeout`` or ``drain=False``. Leaving a ``with`` block
+        by an error discards.
+        """
         if not self._stop(not drain):
             return
         for allocator in self._allocators:
@@ -238,8 +242,8 @@ class Bus(_native.Bus):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(drain=kind is None)  # after an error nobody may be left to read: waiting would hide it
 
     def __repr__(self) -> str:
         return f"<Bus {self.name!r}, {self.mode}{', closed' if self.closed else ''}>"

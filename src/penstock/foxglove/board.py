@@ -12,7 +12,8 @@ import foxglove
 
 from penstock.channel import LOG_FAILURES_S
 from penstock.foxglove.pictures import kind_of
-from penstock.foxglove.presentation import Presentation, presentation_of
+from penstock.foxglove.presentation import Line, Presentation, presentation_of
+from penstock.types.versions import Place
 
 __all__ = ["Board", "Shown", "viewer_topic"]
 
@@ -29,12 +30,12 @@ def viewer_topic(name: str) -> str:
 class Shown:
     """One topic. ``log`` may be called by one thread."""
 
-    def __init__(self, topic: str, source: str, schema: str | None, context: Any, sample: Any = None) -> None:
-        self.topic, self.source, self.schema = topic, source, schema
+    def __init__(self, topic: str, source: str, line: Line, context: Any, sample: Any = None) -> None:
+        self.topic, self.source, self.line = topic, source, line
         self.failures = 0
         self._told_at = 0.0
         self._context = context
-        self._presentation: Presentation = presentation_of(schema, sample)
+        self._presentation: Presentation = presentation_of(line, sample)
         self._sure = self._presentation.kind is None or (sample is not None and kind_of(sample) is not None)
         self.channel = self._advertise()
 
@@ -52,25 +53,32 @@ class Shown:
         kind = kind_of(message)
         self._sure = kind is not None
         if kind is not None and kind is not self._presentation.kind:
-            self._presentation = presentation_of(self.schema, message)
+            self._presentation = presentation_of(self.line, message)
             self.channel.close()
             self.channel = self._advertise()
 
-    def log(self, message: Any) -> None:
-        """Send it to the viewers. A message that does not match its schema is counted, skipped, and logged now and
-        then."""
+    def log(self, message: Any, place: Place | None = None) -> None:
+        """Send it to the viewers; ``place`` is where it was recorded. A message that does not match its schema is
+        counted, skipped, and logged now and then."""
+        refused = self.send(message, place)
+        if refused is None:
+            return
+        self.failures += 1
+        now = time.monotonic()
+        if not self._told_at or now - self._told_at >= LOG_FAILURES_S:
+            self._told_at = now
+            logger.warning("%s: a message is not shown: %s (%d so far)", self.source, refused, self.failures)
+
+    def send(self, message: Any, place: Place | None = None) -> ValueError | None:
+        """Send it to the viewers; the reason if it does not match its schema."""
         if not self._sure:
             self._make_sure(message)
         try:
-            body = self._presentation.convert(message)
+            body = self._presentation.convert(message, place)
         except ValueError as error:
-            self.failures += 1
-            now = time.monotonic()
-            if not self._told_at or now - self._told_at >= LOG_FAILURES_S:
-                self._told_at = now
-                logger.warning("%s: a message is not shown: %s (%d so far)", self.source, error, self.failures)
-            return
+            return error
         self.channel.log(body, log_time=message.timestamp_ns)
+        return None
 
 
 class Board:
@@ -82,14 +90,15 @@ class Board:
         self._shown: dict[str, Shown] = {}
         self._viewers: dict[int, int] = {}  # by the channel's id
 
-    def show(self, source: str, name: str, schema: str | None, sample: Any = None) -> Shown | None:
-        """Announce the topic to viewers, again if its schema has changed. ``sample`` is one of its messages.
+    def show(self, source: str, name: str, line: Line, sample: Any = None) -> Shown | None:
+        """Announce the topic to viewers, again if there are other versions of its schema. ``sample`` is one of its
+        messages.
 
         None: there are too many topics.
         """
         with self._lock:
             there = self._shown.get(source)
-            if there is not None and there.schema == schema:
+            if there is not None and there.line == line:
                 return there
             if there is None and len(self._shown) >= MAX_TOPICS:
                 return None
@@ -101,7 +110,7 @@ class Board:
             topic = f"{wanted}_{number}"
         if there is not None:
             self.hide(source)
-        shown = Shown(topic, source, schema, self.context, sample)
+        shown = Shown(topic, source, line, self.context, sample)
         with self._lock:
             self._shown[source] = shown
         return shown

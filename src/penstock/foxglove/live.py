@@ -17,10 +17,12 @@ import penstock
 from penstock.address import parse, without_secrets
 from penstock.errors import ClosedError, PenstockError, describe
 from penstock.foxglove.board import Board, Shown
-from penstock.foxglove.presentation import is_image
+from penstock.foxglove.presentation import Line, is_image
 from penstock.observe.rates import PRODUCERS, carries_calls
 from penstock.observe.snapshot import Block, live, matching
 from penstock.recording.story import topic_of
+from penstock.types import Schema
+from penstock.types.schema import MAX_VERSIONS
 
 __all__ = ["Live"]
 
@@ -31,6 +33,8 @@ LOOKS = 5  # a publisher announces its schema shortly after it has opened, so lo
 LOOK_S = 0.02
 BATCH = 256
 WAIT_S = 0.2
+AGAIN_S = 2.0  # how long a reader waits for viewers of a topic that was announced again
+SEEN = (0, 0)  # the place of every version that was seen live: which message is of which is not known
 logger = logging.getLogger("penstock.foxglove")
 
 
@@ -45,6 +49,7 @@ class Live:
         self._publishers: dict[str, frozenset[object]] = {}
         self._readers: dict[str, _Reader] = {}
         self._looks: dict[str, int] = {}  # for each address, reads since its publishers changed
+        self._lines: dict[str, Line] = {}  # for each address, the versions of its schema that were seen
         self._failed: dict[str, str] = {}
         self._silent: set[str] = set()  # named, and nobody publishes there
 
@@ -55,16 +60,19 @@ class Live:
             self._end(address)
             self.board.hide(address)
             self._publishers.pop(address, None)
+            self._lines.pop(address, None)
         for address, publishers in found.items():
             self._describe(address, publishers)
         for address, shown in self.board.topics.items():
             reader = self._readers.get(address)
-            if reader is not None and (reader.ended or reader.shown is not shown):
+            if reader is not None and reader.ended:
                 self._end(address)
                 reader = None
+            if reader is not None and reader.shown is not shown:
+                reader.go_on_with(shown)
             if self.board.watched(shown) and reader is None:
                 self._readers[address] = _Reader(self, address, shown)
-            elif reader is not None and not self.board.watched(shown):
+            elif reader is not None and not self.board.watched(shown) and not reader.expects_viewers:
                 self._end(address)
 
     def close(self) -> None:
@@ -90,7 +98,7 @@ class Live:
             self._tell_nobody(address, publishers)
         if reader is not None and shown is not None:
             schema = reader.schema
-            if schema is None or schema == shown.schema:
+            if schema is None or schema == _newest(shown.line):
                 return
         elif shown is not None and self._publishers.get(address) == publishers and self._looks[address] >= LOOKS:
             return
@@ -107,7 +115,8 @@ class Live:
         if schema is not None:
             self._looks[address] = LOOKS
         self._publishers[address] = publishers
-        if self.board.show(address, topic_of(address), schema, sample) is None:
+        line = self._lines[address] = _with(self._lines.get(address, ()), schema)
+        if self.board.show(address, topic_of(address), line, sample) is None:
             self._tell(address, "there are too many topics; it is not shown")
 
     def _look(self, address: str) -> tuple[str | None, Any]:
@@ -122,7 +131,7 @@ class Live:
                     return subscriber.schema, None
                 time.sleep(LOOK_S)
                 schema = subscriber.schema
-            if scheme == "shm" and is_image(schema) and (message := subscriber.read(0)) is not None:
+            if scheme == "shm" and is_image(_with((), schema)) and (message := subscriber.read(0)) is not None:
                 return schema, bytes(message)
         return schema, None
 
@@ -148,6 +157,21 @@ class Live:
             reader.thread.join()
 
 
+def _with(line: Line, text: str | None) -> Line:
+    """The versions, with the one that counts now at the end."""
+    if not text or text == _newest(line):
+        return line
+    try:
+        schema = Schema.parse(text)
+    except PenstockError:
+        return line
+    return [*(pair for pair in line if pair[1] != schema), (SEEN, schema)][-MAX_VERSIONS:]
+
+
+def _newest(line: Line) -> str | None:
+    return line[-1][1].text if line else None
+
+
 def _keys(blocks: Iterable[Block]) -> frozenset[object]:
     return frozenset(block.key for block in blocks)
 
@@ -161,24 +185,59 @@ class _Reader:
         self.schema: str | None = None
         self._live, self._address = live, address
         self._stop = threading.Event()
+        self._viewers_by = self._looked_at = 0.0
         self.thread = threading.Thread(target=self._run, name=f"foxglove {shown.topic}", daemon=True)
         self.thread.start()
 
     def stop(self) -> None:
         self._stop.set()
 
+    def go_on_with(self, shown: Shown) -> None:
+        """Its topic was announced again with another schema: viewers will subscribe again, and reading waits for them.
+        A new reader would read again what a channel still holds."""
+        self._viewers_by = time.monotonic() + AGAIN_S
+        self.shown = shown
+
+    @property
+    def expects_viewers(self) -> bool:
+        """Whether there is still time for them to come."""
+        return time.monotonic() < self._viewers_by
+
+    def _await_viewers(self) -> None:
+        while self.expects_viewers and not self._live.board.watched(self.shown):
+            if self._stop.wait(LOOK_S):
+                return
+
+    def _send(self, message: Any, subscriber: Any) -> None:
+        """A message that does not match may be the first one of another type: then it waits for that one."""
+        before = self.shown
+        if before.send(message) is None:
+            return
+        self._look(subscriber)
+        deadline = time.monotonic() + AGAIN_S
+        while self.schema not in (None, _newest(before.line)) and self.shown is before and not self._stop.is_set():
+            if time.monotonic() > deadline:
+                break
+            self._stop.wait(LOOK_S)
+        self._await_viewers()
+        self.shown.log(message)
+
+    def _look(self, subscriber: Any, every_s: float = LOOK_S) -> None:
+        if time.monotonic() - self._looked_at < every_s:
+            return
+        self._looked_at = time.monotonic()
+        with contextlib.suppress(PenstockError):  # a broker that does not tell it
+            self.schema = subscriber.schema
+
     def _run(self) -> None:
         try:
             with contextlib.suppress(ClosedError), penstock.subscriber(self._address) as subscriber:
-                looked_at = 0.0
                 while not self._stop.is_set():
-                    if time.monotonic() - looked_at > 1:
-                        looked_at = time.monotonic()
-                        with contextlib.suppress(PenstockError):  # a broker that does not tell it
-                            self.schema = subscriber.schema
+                    self._look(subscriber, 1.0)
+                    self._await_viewers()
                     for message in subscriber.read_many(BATCH, WAIT_S):
                         if not self._live.paused:
-                            self.shown.log(message)
+                            self._send(message, subscriber)
         except (PenstockError, OSError) as error:
             logger.warning("%s is not read any more: %s", without_secrets(self._address), describe(error))
             self._stop.wait(1.0)  # the next `tend` tries again

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING, Literal
 from penstock.errors import InvalidArgument
 from penstock.foxglove.board import Board
 from penstock.foxglove.presentation import is_image
-from penstock.recording.span import Span, last_until, messages, reader, time_range, topic_names
+from penstock.recording.span import Span, last_until, located, reader, time_range, topic_names
 from penstock.recording.story import parts
+from penstock.recording.tables import Described
 
 if TYPE_CHECKING:
     from penstock._core import Message
+    from penstock.journal import Journal
 
 __all__ = ["Playback", "State"]
 
@@ -58,19 +60,20 @@ class Playback:
         if not self._topics:
             self._stack.close()
             raise InvalidArgument(f"{directory} has no messages to show")
+        self._described = Described(self._journals)
         for name in self._topics:
-            schemas = [text for one in self._journals if (text := one.schemas.newest(name)[1])]
-            newest = schemas[-1] if schemas else None
-            sample = next(messages(self._journals, [name], Span(None, None)), None) if is_image(newest) else None
-            board.show(name, name, newest, None if sample is None else bytes(sample))
+            line = self._described.line(name)
+            sample = next(located(self._journals, [name], Span(None, None)), None) if is_image(line) else None
+            board.show(name, name, line, None if sample is None else bytes(sample[1]))
         self._thread = threading.Thread(target=self._run, name="foxglove playback", daemon=True)
         self._changed = threading.Condition()  # guards all below
         self._paused = paused
-        self._watched = self._ended = self._stopped = False
+        self._watched = self._subscribed = self._ended = self._stopped = False
         self._speed = 1.0
         self._seek_ns: int | None = self.range_ns[0]
         self._anchor = (time.monotonic(), self.range_ns[0])  # a monotonic time, and the recording's time at that moment
         self._told_at = 0.0
+        self._passed: dict[str, tuple[Journal, Message]] = {}  # the thread's: of each topic, the last one not sent
 
     def start(self) -> None:
         """Start the thread; ``tell`` may be called from now on."""
@@ -103,11 +106,12 @@ class Playback:
             return self._state(self._anchor[1], did_seek=seek_ns is not None)
 
     def look(self) -> None:
-        """A viewer has subscribed or left. One that comes while the playback is paused gets the current messages."""
+        """A viewer has subscribed or left. One that comes while the playback is paused gets the current messages; while
+        it plays, the last one of a topic that nobody had subscribed to before."""
         watched = self.board.any_watched
         with self._changed:
             self._anchor = (time.monotonic(), self._now_ns())
-            self._watched = watched
+            self._watched, self._subscribed = watched, True
             if watched and not self._moving:
                 self._seek_ns = self._anchor[1]
             self._changed.notify()
@@ -142,31 +146,38 @@ class Playback:
     # --- the thread
 
     def _run(self) -> None:
-        coming: Iterator[Message] = iter(())
-        message: Message | None = None
-        while (step := self._next_step(message)) != "stop":
+        coming: Iterator[tuple[Journal, Message]] = iter(())
+        following: tuple[Journal, Message] | None = None
+        while (step := self._next_step(None if following is None else following[1])) != "stop":
             if step == "tell":
                 self._tell(self.state)
-            elif step == "show" and message is not None:
-                self._show(message)
-                message = next(coming, None)
+            elif step == "show" and following is not None:
+                self._show(*following)
+                following = next(coming, None)
+            elif step == "catch up":
+                for one in list(self._passed.values()):
+                    self._show(*one)
             elif step == "seek":
+                self._passed.clear()
                 with self._changed:
                     seek_ns, self._seek_ns = self._seek_ns or 0, None
                 later = seek_ns > self.range_ns[0]
-                coming = messages(self._journals, None, Span(seek_ns + later, None))
+                coming = located(self._journals, None, Span(seek_ns + later, None))
                 if later:
                     for one in last_until(self._journals, self._topics, seek_ns, self._given_up).values():
-                        self._show(one)
-                message = next(coming, None)
+                        self._show(*one)
+                following = next(coming, None)
 
-    def _next_step(self, message: Message | None) -> Literal["stop", "seek", "show", "tell"]:
+    def _next_step(self, message: Message | None) -> Literal["stop", "seek", "catch up", "show", "tell"]:
         """Wait until there is something to do, and return it."""
         with self._changed:
             while not self._stopped and self._seek_ns is None:
                 if not self._moving:
                     self._changed.wait()
                     continue
+                if self._subscribed:
+                    self._subscribed = False
+                    return "catch up"
                 now = time.monotonic()
                 if message is None:
                     if self._loop:
@@ -189,7 +200,11 @@ class Playback:
     def _given_up(self) -> bool:
         return self._stopped or self._seek_ns is not None
 
-    def _show(self, message: Message) -> None:
-        shown = self.board.topics.get(message.channel or "")
-        if shown is not None and self.board.watched(shown):
-            shown.log(message)
+    def _show(self, journal: Journal, message: Message) -> None:
+        name = message.channel or ""
+        shown = self.board.topics.get(name)
+        if shown is None or not self.board.watched(shown):
+            self._passed[name] = journal, message
+        else:
+            self._passed.pop(name, None)
+            shown.log(message, self._described.place(journal, message))

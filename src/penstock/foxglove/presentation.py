@@ -2,14 +2,15 @@
 
 JSON objects and protobuf go as they are, after a check that they match their type. An ``Image`` becomes a
 ``foxglove.RawImage`` or a ``foxglove.PointCloud``. Everything else becomes a JSON object: a value that is no object
-becomes its field ``value``, and the rows of a message with many become ``rows``.
+becomes its field ``value``, and the rows of a message with many become ``rows``. A topic whose type has changed has
+the fields of every version, and each message is read by the version that it was written with.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,40 +20,69 @@ from penstock.errors import PenstockError
 from penstock.foxglove.pictures import Kind, kind_of, picture_of
 from penstock.types import Schema
 from penstock.types.conformity import check_json
-from penstock.types.fields import json_text, reader_of
+from penstock.types.fields import Rows, json_text, reader_of
 from penstock.types.shape import holds_rows, json_schema, shape_of
+from penstock.types.versions import Place, Versions
 
-__all__ = ["Presentation", "is_image", "presentation_of"]
+__all__ = ["Line", "Presentation", "is_image", "presentation_of"]
+
+Line = Sequence[tuple[Place, Schema]]  # the versions of a topic's schema, the oldest first, each with where it begins
+Convert = Callable[[Any, Place | None], bytes]
 
 
 @dataclass(frozen=True, slots=True)
 class Presentation:
-    """``convert`` makes the bytes that are sent; ``ValueError`` if the message does not match its schema."""
+    """``convert`` makes the bytes that are sent, of a message and its place if it was recorded; ``ValueError`` if the
+    message does not match its schema."""
 
     encoding: str
     schema: foxglove.Schema | None
-    convert: Callable[[Any], bytes]
+    convert: Convert
     kind: Kind | None = None  #: of images: what the viewer takes them for
 
 
-def presentation_of(text: str | None, sample: Any = None) -> Presentation:
-    """The presentation for a schema, of images for one of their messages too. Messages without a schema, or with an
+def presentation_of(line: Line, sample: Any = None) -> Presentation:
+    """The presentation for a topic, of images for one of their messages too. Messages without a schema, or with an
     unknown one, are shown as JSON or text if they are that, else as base64."""
-    if not text:
+    if not line:
         return _UNDESCRIBED
     try:
-        schema = Schema.parse(text)
-        return _described(schema, sample)
+        newest = line[-1][1]
+        if len(line) > 1 and newest.encoding != "image":
+            return _several(line)
+        return _described(newest, sample)
     except (PenstockError, ModuleNotFoundError):
         return _UNDESCRIBED
 
 
-def is_image(text: str | None) -> bool:
-    """Whether a schema is that of images."""
-    try:
-        return bool(text) and Schema.parse(text or "").encoding == "image"
-    except PenstockError:
-        return False
+def is_image(line: Line) -> bool:
+    """Whether the newest version is that of images."""
+    return bool(line) and line[-1][1].encoding == "image"
+
+
+def _several(line: Line) -> Presentation:
+    """One presentation for all versions. Protobuf stays as it is: its versions agree on what a field's number means."""
+    versions, newest = Versions(line), line[-1][1]
+
+    def as_it_is(message: Any, place: Place | None) -> bytes:
+        versions.read(message, place)
+        return bytes(message)
+
+    def as_json(message: Any, place: Place | None) -> bytes:
+        value = versions.read(message, place)
+        return json_text({"rows": value}).encode() if isinstance(value, Rows) else _object(value)
+
+    if all(schema.encoding == "protobuf" for _, schema in line):
+        return Presentation("protobuf", _protobuf_schema(newest), as_it_is)
+    described = json_schema(versions.record)
+    if versions.holds_rows:
+        described = {"type": "object", "properties": {"rows": {"type": "array", "items": described}}}
+    return _json(newest, described, as_json)
+
+
+def _protobuf_schema(schema: Schema) -> foxglove.Schema:
+    files = base64.b64decode(schema.definition["protobuf"]["files"])
+    return foxglove.Schema(name=schema.name, encoding="protobuf", data=files)
 
 
 def _described(schema: Schema, sample: Any) -> Presentation:
@@ -60,14 +90,12 @@ def _described(schema: Schema, sample: Any) -> Presentation:
         return _picture(sample)
     read = reader_of(schema)
     if schema.encoding == "protobuf":
-        files = base64.b64decode(schema.definition["protobuf"]["files"])
-        described_by = foxglove.Schema(name=schema.name, encoding="protobuf", data=files)
-        return Presentation("protobuf", described_by, lambda message: _as_it_is(message, read))
+        return Presentation("protobuf", _protobuf_schema(schema), lambda message, _: _as_it_is(message, read))
     shape = shape_of(schema)
     described = json_schema(shape)
     if holds_rows(schema):
         described = {"type": "object", "properties": {"rows": {"type": "array", "items": described}}}
-        return _json(schema, described, lambda message: json_text({"rows": read(message)}).encode())
+        return _json(schema, described, lambda message, _: json_text({"rows": read(message)}).encode())
 
     def value_of(message: Any) -> Any:
         value = read(message)
@@ -77,11 +105,11 @@ def _described(schema: Schema, sample: Any) -> Presentation:
 
     if shape.kind not in ("struct", "map") and not _is_object(schema.definition.get("jsonschema")):
         described = {"type": "object", "properties": {"value": described}}
-        return _json(schema, described, lambda message: json_text({"value": value_of(message)}).encode())
+        return _json(schema, described, lambda message, _: json_text({"value": value_of(message)}).encode())
     described = {"type": "object", **described}
     if schema.encoding == "json":
-        return _json(schema, described, lambda message: _as_json(message, value_of))
-    return _json(schema, described, lambda message: json_text(value_of(message)).encode())
+        return _json(schema, described, lambda message, _: _as_json(message, value_of))
+    return _json(schema, described, lambda message, _: json_text(value_of(message)).encode())
 
 
 def _is_object(node: Any) -> bool:
@@ -113,10 +141,10 @@ def _as_json(message: Any, read: Callable[[Any], Any]) -> bytes:
 
 def _picture(sample: Any) -> Presentation:
     kind = (None if sample is None else kind_of(sample)) or Kind.PICTURE
-    return Presentation("protobuf", kind.schema, lambda message: picture_of(message, kind)[1], kind)
+    return Presentation("protobuf", kind.schema, lambda message, _: picture_of(message, kind)[1], kind)
 
 
-def _json(schema: Schema, described: Any, convert: Callable[[Any], bytes]) -> Presentation:
+def _json(schema: Schema, described: Any, convert: Convert) -> Presentation:
     data = json.dumps(described).encode()
     return Presentation("json", foxglove.Schema(name=schema.name, encoding="jsonschema", data=data), convert)
 
@@ -125,7 +153,7 @@ def _object(value: Any) -> bytes:
     return json_text(value if isinstance(value, dict) else {"value": value}).encode()
 
 
-def _any(message: Any) -> bytes:
+def _any(message: Any, _place: Place | None) -> bytes:
     body = bytes(message)
     try:
         return _object(json.loads(body))

@@ -707,7 +707,18 @@ def _by_reason(dropped: Mapping[str, int], overflowed: int, stored: int, filtere
 
 def flush(workers: Sequence[Worker], deadline: Deadline) -> bool:
     """Wait until what modules pass on to processes of their own has been handled there."""
-    return all(w.module.flush(deadline.left_s) for w in workers if hasattr(w.module, "flush") and not w.mine)
+    return all(_flushed(worker, deadline) for worker in workers if hasattr(worker.module, "flush") and not worker.mine)
+
+
+def _flushed(worker: Worker, deadline: Deadline) -> bool:
+    """The same of one module. While a process that died is to be started again, what it left is still to be handled."""
+    while not worker.module.flush(deadline.left_s):
+        if worker.over or worker.life is Life.FAILED:
+            return True  # nothing will be handled; what was left is counted as lost
+        if deadline.passed:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def count_unhandled(worker: Worker) -> None:

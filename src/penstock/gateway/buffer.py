@@ -9,6 +9,7 @@ taken; what was handled is freed.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import re
 import shutil
@@ -29,6 +30,8 @@ from penstock.gateway.module import Module, Outlet
 BATCH = 256
 MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 16, 8 << 20
 FLUSH_S = 1.0
+PLAIN_NAME = r"[A-Za-z0-9]+(?:[_-][A-Za-z0-9]+)*"
+MAX_PLAIN = 128  # letters of a link's name in the name of its topic
 RETAIN_BYTES = 1 << 30
 ACK_TIMEOUT_S = 100 * 365 * 86400.0  # nobody else reads: what is not acknowledged comes again after a restart only
 ACCOUNTED = "accounted"  # of the messages stored for a link: handled, or gone and told of
@@ -45,7 +48,7 @@ class Buffer(Module):
         retain_bytes = int(parsed.options.get("retain_bytes", RETAIN_BYTES))
         age_s = parsed.options.get("retain_age_s")
         self._directory = parsed.name
-        self._topic = re.sub(r"[^A-Za-z0-9_-]+", "_", link)
+        self._topic = _topic_of(link)
         self._options: dict[str, Any] = {
             "segment_bytes": _segment_bytes(parsed.name, retain_bytes),
             "retain_bytes": retain_bytes,
@@ -237,6 +240,15 @@ class Buffer(Module):
         self._queue.flush()
         self._backlog_at_end = self.backlog
         self._publisher.close()
+
+
+def _topic_of(link: str) -> str:
+    """A topic of its own for each link. Where names have other letters than a topic's, two links could become one: a
+    digest of the whole name tells them apart."""
+    plain = re.sub(r"[^A-Za-z0-9_-]+", "_", link)
+    if re.fullmatch(rf"{PLAIN_NAME} -> {PLAIN_NAME}", link):
+        return plain
+    return f"{plain[:MAX_PLAIN]}_{hashlib.blake2s(link.encode(), digest_size=8).hexdigest()}"
 
 
 def _segment_bytes(directory: str, retain_bytes: int) -> int:

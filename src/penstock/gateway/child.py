@@ -31,6 +31,7 @@ from penstock._core.gateway import GatewayMessage, exit_when_hung_up
 from penstock.errors import ClosedError, ProtocolError, StateError
 from penstock.gateway import carriage, control
 from penstock.gateway.configuration import imported
+from penstock.gateway.errors import reason_of
 from penstock.gateway.module import Module, refuse_generators
 from penstock.gateway.place import Place
 
@@ -143,7 +144,7 @@ class Child:
             function(*arguments)
         except Exception as error:
             log.exception("module %r: %s raised", self.name, step.name.lower())
-            reason = f"{type(error).__name__}: {error}"
+            reason = reason_of(error)
             self.reply(control.Reply(control.Status.ERROR, reason=reason, step=step))
         else:
             self.reply(control.Reply(control.Status.OK, step=step))
@@ -203,7 +204,7 @@ class Child:
                     self.finish(result)
             except Exception as error:
                 self.alone = BATCH
-                reason = f"{type(error).__name__}: {error}"
+                reason = reason_of(error)
                 self.failed(control.Reply(control.Status.ERROR, count, step, reason, control.Step.RECEIVE))
                 handled[2] += 1  # before it counts as handled: who sees that knows how many failures were told
                 handled[0] = count + step

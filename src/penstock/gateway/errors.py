@@ -7,6 +7,9 @@ from collections.abc import Sequence
 
 from penstock._core.gateway import GatewayMessage
 from penstock.errors import PenstockError
+from penstock.printable import printable
+
+MAX_REASON = 500  # letters of an error's text that are told
 
 
 class BrokerError(PenstockError):
@@ -51,8 +54,16 @@ class DrainError(PenstockError, TimeoutError):
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line: the kind of error and its text. What the gateway says itself needs no kind."""
-    told = str(error) if isinstance(error, ModuleError) else f"{type(error).__name__}: {error}"
+    """Why something failed, in one line: the kind of error and its text. What the gateway says itself needs no kind.
+
+    The text may be anything, a message's own bytes too: what does not print is escaped, and a long one is cut."""
+    try:
+        text = str(error)
+    except Exception:  # it is a module's own class
+        text = "its text cannot be read"
+    most = MAX_REASON if not isinstance(error, ModuleError) else 2 * MAX_REASON  # that one may quote another
+    text = text if len(text) <= most else f"{text[:most]}..."
+    told = text if isinstance(error, ModuleError) else f"{type(error).__name__}: {text}"
     if isinstance(error, OSError) and error.errno and (what := os.strerror(error.errno)) not in told:
         told = f"{told} ({what})"
-    return " ".join(told.split())
+    return printable(" ".join(told.split()))

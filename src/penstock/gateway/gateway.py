@@ -26,7 +26,7 @@ from penstock.gateway.broker import Ending, ModuleBroker, ModuleInfo
 from penstock.gateway.buffer import Buffer
 from penstock.gateway.configuration import Configuration, LoaderEntry, ModuleEntry, QueueOptions, is_address
 from penstock.gateway.endpoint import Endpoint
-from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, ModuleError
+from penstock.gateway.errors import AddLinkError, BrokerError, DrainError, ModuleError, reason_of
 from penstock.gateway.events import Callback, Event, Events
 from penstock.gateway.filters import Filter
 from penstock.gateway.keeper import Keeper, Kept
@@ -175,7 +175,7 @@ class Gateway:
         error = order.error
         if error is None or kept.supervisor.restart.policy is Policy.ON_FAILURE:
             return None
-        return self._start_error(kept, f"failed in start: {type(error).__name__}: {error}", error)
+        return self._start_error(kept, f"failed in start: {reason_of(error)}", error)
 
     def _start_error(self, kept: Kept, what: str, cause: BaseException | None) -> ModuleError:
         told = ModuleError(f"module {kept.shown!r} {what}")
@@ -191,7 +191,7 @@ class Gateway:
             raise self._start_error(kept, f"did not come back from start in {START_S} s", None)
         if order.error is not None:
             error = order.error
-            raise self._start_error(kept, f"failed in start: {type(error).__name__}: {error}", error)
+            raise self._start_error(kept, f"failed in start: {reason_of(error)}", error)
 
     def destroy(self, timeout: float | None = 10.0) -> bool:
         """Stop and drain in link order, then end everything, all within ``timeout`` seconds (half a second at least).
@@ -754,7 +754,7 @@ class Gateway:
         self._events.tell(Event.MODULE_ABANDONED, (name, step))
 
     def _filter_failed(self, name: str, error: BaseException) -> None:
-        log.error("a filter on a link of module %r raised: %s", name, error)
+        log.error("a filter on a link of module %r raised: %s", name, reason_of(error))
         self._events.tell(Event.MODULE_FAILED, (name, "filter", error))
 
 

@@ -185,8 +185,16 @@ class Keeper:
 
     def _restart(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
         """Tell, wait, make anew; as often as the policy says."""
-        left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
         worker.busy_since = None  # waiting for a restart is not being stuck
+        module = kept.module
+        worker.owed = len(module.unhandled()) if hasattr(module, "unhandled") and not module.accounted else 0
+        try:
+            self._restart_by_policy(kept, worker, step, error)
+        finally:
+            worker.owed = 0
+
+    def _restart_by_policy(self, kept: Kept, worker: Worker, step: str, error: BaseException) -> None:
+        left: list[GatewayMessage] | None = None  # what a process has not handled, for the next one
         while True:
             self._told(kept, step, error)
             delay_s = kept.supervisor.failed(time.monotonic())

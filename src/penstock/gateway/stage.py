@@ -401,7 +401,7 @@ class Stage:
         if not self._routes[port.id]:
             return False
         reason = {
-            "error": f"{type(error).__name__}: {error}",
+            "error": reason_of(error),
             "error-module": node.name,
             "error-source": str(message.channel),
             "error-tries": str(tries),

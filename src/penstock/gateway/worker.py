@@ -196,6 +196,7 @@ class Worker:
         self.removing = False
         self.paused = False
         self.destroyed = False  # the module was destroyed, and another one is to come
+        self.owed = 0  # messages left by a process that died, until the next one has them
         self.ending = threading.Event()  # waits of the module's supervision end when it is set
         self.after: Callable[[], object] | None = None  # what the thread does last, for a module that removes itself
         self._on_failure = on_failure
@@ -270,7 +271,7 @@ class Worker:
     @property
     def idle(self) -> bool:
         """Nothing waits and nothing is being done."""
-        return self.waiting == 0 and self.busy_since is None
+        return self.waiting == 0 and self.busy_since is None and not self.owed
 
     @property
     def over(self) -> bool:

@@ -117,20 +117,21 @@ def located(journals: list[Journal], topics: list[str] | None, span: Span) -> It
 
 def last_until(
     journals: list[Journal], topics: list[str], moment_ns: int, given_up: Callable[[], bool] = lambda: False
-) -> dict[str, Message]:
-    """Of each of these topics the last message up to a moment, where one lies within ``MAX_BACK`` segments of it."""
-    found: dict[str, Message] = {}
+) -> dict[str, tuple[Journal, Message]]:
+    """Of each of these topics the last message up to a moment, and the journal that holds it, where one lies within
+    ``MAX_BACK`` segments of it."""
+    found: dict[str, tuple[Journal, Message]] = {}
     segments = [(journal, segment) for journal in journals for segment in journal.info().segments]
     early = [pair for pair in segments if pair[1].least_time_ns is not None and pair[1].least_time_ns <= moment_ns]
     for journal, segment in reversed(early[-MAX_BACK:]):
         wanted = [topic for topic in topics if topic not in found]
         if not wanted:
             break
-        latest: dict[str, Message] = {}
+        latest: dict[str, tuple[Journal, Message]] = {}
         for message in _all(journal, wanted, segment.first, segment.next):
             if given_up():
                 return {}
             if message.timestamp_ns <= moment_ns:
-                latest[message.channel or ""] = message
+                latest[message.channel or ""] = journal, message
         found.update(latest)
     return found

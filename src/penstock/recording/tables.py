@@ -41,16 +41,16 @@ class Described:
 
     def newest(self, topic: str) -> Schema | None:
         """In the last part that says it; None where nobody has, or what was said is damaged."""
-        line = self._line(topic)
+        line = self.line(topic)
         return line[-1][1] if line else None
 
     def schemas(self, topic: str) -> list[Schema]:
         """Every version of it, the oldest first; none where nobody has said what it is made of."""
-        return [schema for _, schema in self._line(topic)]
+        return [schema for _, schema in self.line(topic)]
 
     def versions(self, topic: str) -> Versions:
         """Every version of it. ``PenstockError`` or ``ModuleNotFoundError`` where it cannot be read."""
-        return Versions(self._line(topic))
+        return Versions(self.line(topic))
 
     def columns(self, topic: str) -> Columns:
         """The columns of a described topic. ``PenstockError`` or ``ModuleNotFoundError`` where it cannot be read."""
@@ -58,11 +58,15 @@ class Described:
 
     def schema_at(self, journal: Journal, message: Message) -> Schema | None:
         """The schema that counted when the message was stored; None where nobody has said one."""
-        line = self._line(message.channel or "")
-        here = self._part_of[journal], message.position or 0
+        line = self.line(message.channel or "")
+        here = self.place(journal, message)
         return next((schema for since, schema in reversed(line) if since <= here), line[0][1] if line else None)
 
-    def _line(self, topic: str) -> list[tuple[Place, Schema]]:
+    def place(self, journal: Journal, message: Message) -> Place:
+        """Where a message stands in the recording."""
+        return self._part_of[journal], message.position or 0
+
+    def line(self, topic: str) -> list[tuple[Place, Schema]]:
         """Its versions in the order in which they were said; damaged ones are left out."""
         if topic not in self._lines:
             parts = (parse_versions(schemas.joined(topic), part) for part, schemas in enumerate(self._schemas))
