@@ -7,7 +7,8 @@ message, a gateway's module) takes ``current()`` when it is made and keeps it.
 ``SystemClock`` fires from a thread of its own, which is started when first needed. ``VirtualClock`` stands still until
 ``advance`` is called, so that tests need not sleep; what it calls runs in the thread that moves it. Its ``thread``
 runs beside the others only in appearance: one of them at a time, each until it waits for an ``event``, so that the
-same input gives the same order. Clocks may be called from any thread.
+same input gives the same order. One that does not wait for ``MAX_TURN_S`` of the machine's time is given up. Clocks may
+be called from any thread.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import math
 import os
 import threading
 import time as machine
@@ -32,6 +34,7 @@ __all__ = [
     "call_later",
     "current",
     "monotonic",
+    "note_failure",
     "refuse_if_virtual",
     "system_clock",
     "time",
@@ -40,6 +43,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger("penstock.bus")
+TELL_TURN_S = 3.0  # of the machine's time, after which a thread of a virtual clock that does not wait is told
+MAX_TURN_S = 30.0  # and given up
+MAX_FAILURES = 1000  # that a virtual clock remembers
 
 
 class Timer:
@@ -111,6 +117,8 @@ class _Heap:
 
     def call_at(self, when: float, function: Callable[[], object]) -> Timer:
         """Call ``function`` at ``when`` or later."""
+        if math.isnan(when):  # the heap would lose its order
+            raise InvalidArgument("a timer is due at a number of seconds, not at nan")
         timer = Timer(self, when, function)
         entry = (when, next(self._numbers), timer)
         with self._lock:
@@ -158,6 +166,10 @@ class VirtualClock(_Heap):
         self._now = 0.0
         self._start_ns = start_ns
         self._time_ns = start_ns
+        #: The first thing that was refused because this clock was in use, whoever caught that.
+        self.refused: RefusedError | None = None
+        #: What failed while this clock was in use and nobody was told: (where, the error), the first ``MAX_FAILURES``.
+        self.failures: list[tuple[str, BaseException]] = []
 
     def now(self) -> float:
         """Seconds advanced so far."""
@@ -169,8 +181,8 @@ class VirtualClock(_Heap):
 
     def advance(self, seconds: float) -> int:
         """Advance the time and fire, in this thread and in order, what becomes due; returns how many fired."""
-        if not seconds >= 0:
-            raise InvalidArgument(f"a clock goes forward: seconds={seconds!r}")
+        if not 0 <= seconds < math.inf:
+            raise InvalidArgument(f"a clock goes forward, by a finite number of seconds: seconds={seconds!r}")
         fired = 0
         target = self._now + seconds
         while self.fire_next(target):
@@ -211,8 +223,13 @@ class VirtualClock(_Heap):
         return _VirtualThread(self, target, name)
 
 
+class _GivenUp(BaseException):
+    """Ends a thread that was given up when it waits at last."""
+
+
 class _VirtualThread:
-    """Runs when the clock calls ``resume``, which returns when it waits again or has ended: never beside its caller."""
+    """Runs when the clock calls ``resume``, which returns when it waits again or has ended: never beside its caller.
+    One that keeps its turn too long is given up: it is never resumed again."""
 
     _local = threading.local()
 
@@ -223,6 +240,7 @@ class _VirtualThread:
         self._back = threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._ended = False
+        self._given_up = False
 
     @classmethod
     def mine(cls) -> _VirtualThread | None:
@@ -234,18 +252,42 @@ class _VirtualThread:
         self._clock.call_at(self._clock.now(), self.resume)
 
     def resume(self) -> None:
-        if not self._ended:
-            self._go.release()
-            self._back.acquire()
+        if self._ended or self._given_up:
+            return
+        self._go.release()
+        try:
+            if self._back.acquire(timeout=TELL_TURN_S):
+                return
+            logging.getLogger("penstock.clock").warning(
+                "%r has not waited for %g s; under a virtual clock a source waits with self.stopping.wait(seconds)",
+                self._thread.name,
+                TELL_TURN_S,
+            )
+            if self._back.acquire(timeout=max(0.0, MAX_TURN_S - TELL_TURN_S)):
+                return
+        except BaseException:  # Ctrl-C: whoever closes must not wait for it again
+            self._give_up()
+            raise
+        self._give_up()
+        raise StateError(
+            f"{self._thread.name!r} was given up: it has not waited for {MAX_TURN_S:g} s. Under a virtual clock a "
+            "source waits with self.stopping.wait(seconds); time.sleep and waits of one's own stop all others"
+        )
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._go.release()  # should it wait some day, it ends
 
     def pause(self) -> None:
         """In the thread itself: let the others go on until ``resume``."""
         self._back.release()
         self._go.acquire()
+        if self._given_up:
+            raise _GivenUp
 
     def join(self) -> None:
         """Its events are set: it runs to its end in the caller's time."""
-        while not self._ended and self._local_is_other():
+        while not self._ended and not self._given_up and self._local_is_other():
             self.resume()
 
     def _local_is_other(self) -> bool:
@@ -256,8 +298,11 @@ class _VirtualThread:
         self._go.acquire()
         try:
             self._target()
-        except BaseException:
+        except _GivenUp:
+            pass
+        except BaseException as error:
             logger.exception("a thread of a virtual clock ended by an error")
+            note_failure(self._thread.name, error)
         finally:
             self._ended = True
             self._back.release()
@@ -360,7 +405,7 @@ _current: Clock | None = None  # None: the machine's
 
 def current() -> Clock:
     """The clock in use, for who keeps it."""
-    return system_clock() if _current is None else _current
+    return _current or _system or system_clock()
 
 
 @contextlib.contextmanager
@@ -388,8 +433,16 @@ def _stamp_with(clock: VirtualClock) -> None:
 
 def refuse_if_virtual(what: str) -> None:
     """Raise ``RefusedError`` where a virtual clock is in use: its order could not be the same the next time."""
-    if _current is not None:
-        raise RefusedError(f"{what} cannot be replayed the same way twice")
+    if isinstance(_current, VirtualClock):
+        refused = RefusedError(f"{what} cannot be replayed the same way twice")
+        _current.refused = _current.refused or refused  # whoever moves the clock ends, also where a program catches it
+        raise refused
+
+
+def note_failure(where: str, error: BaseException) -> None:
+    """Let the virtual clock in use, if there is one, remember what failed: the replay has to tell it."""
+    if isinstance(_current, VirtualClock) and len(_current.failures) < MAX_FAILURES:
+        _current.failures.append((where, error))
 
 
 def monotonic() -> float:
@@ -409,5 +462,7 @@ def time() -> float:
 
 def call_later(delay: float, function: Callable[[], object]) -> Timer:
     """Call ``function`` after ``delay`` seconds, in a thread of the clock's choice: it must not wait."""
+    if math.isnan(delay):
+        raise InvalidArgument("delay is a number of seconds, not nan")
     clock = current()
     return clock.call_at(clock.now() + delay, function)

@@ -97,7 +97,7 @@ _UNSET = object()
 _FIELDS: dict[str, Evaluate] = {
     "ordinal": lambda s: s.message.ordinal,
     "timestamp": lambda s: s.message.timestamp_ns / 1e9,
-    "age": lambda s: None,  # by the clock that is in use when the expression is compiled
+    "age": lambda s: (clock.time_ns() - s.message.timestamp_ns) / 1e9,  # by the clock in use: a rule is older than it
     "size": lambda s: s.message.size,
     "channel": lambda s: s.message.channel,
     "position": lambda s: s.message.position,
@@ -158,7 +158,7 @@ class _Parser:
             raise FilterError(f"a filter has at most {MAX_WORDS} words and signs, not {len(self.tokens)}", MAX_WORDS)
         self.at = 0
         self.depth = 0
-        self.paths: list[Evaluate] = []  # every path that the expression names
+        self.paths: list[Evaluate] = []  # every field and path that the expression names
 
     def _scan(self) -> list[tuple[str, str, int]]:
         tokens, at = [], 0
@@ -271,11 +271,10 @@ class _Parser:
             return self.path(lambda s: s.message.properties)
         if text == "value":
             return self.path(lambda s: s.value)
-        if text == "age":
-            return _age()
         if text not in _FIELDS:
             known = nearest(text, [*_FIELDS, "properties", "value"])
             raise self.error_at(f"is no field; {known} (a field of the message's value is written .{text})", place)
+        self.paths.append(_FIELDS[text])
         return _FIELDS[text]
 
     def list(self) -> Evaluate:
@@ -318,11 +317,6 @@ def _unescape(match: re.Match[str]) -> str:
 
 def _constant(value: Any) -> Evaluate:
     return lambda s: value
-
-
-def _age() -> Evaluate:
-    now_ns = clock.current().time_ns
-    return lambda s: (now_ns() - s.message.timestamp_ns) / 1e9
 
 
 def _or(left: Evaluate, right: Evaluate) -> Evaluate:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 from penstock.journal import Entry, Journal
-from tests.cli.command import run
+from tests.cli.command import run, start
 
 BEGIN_NS = 1_700_000_000_000_000_000
 PROGRAM = """
@@ -86,7 +87,7 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
         assert done.returncode == 0, done.stderr
     assert run("replay", "--verify", "out1", "out2", cwd=folder).returncode == 0
     with Journal(folder / "out1", mode="read") as journal:
-        first = journal.read_many(1, 2)[1]
+        first = [message for message in journal.read_many(1, 10) if message.channel == "out"][1]
         assert json.loads(bytes(first)) == {"twice": 2, "at": BEGIN_NS + 350_000_000, "ordinal": 2}
         assert first.timestamp_ns == BEGIN_NS + 350_000_000
 
@@ -94,7 +95,18 @@ def test_a_program_on_buses_is_replayed_the_same_way_twice(folder: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("rec",), "--into"),
+        (("rec",), "penstock play"),
+        ((), "RECORDING"),
+        (("rec", "--into", "gateway.json", "--map", "sped=shm:/speed"), "speed"),
+        (("rec", "--into", "program.py", "--capture", "bus:out", "--map", "sped=bus:speed"), "speed"),
+        (("rec", "--into", "gateway.json", "--about", "out"), "--about means nothing with a replay without a rule"),
+        (("rec", "--into", "gateway.json", "--max-runs", "3"), "--max-runs"),
+        (("rec", "--into", "gateway.json", "--rule", "size < 1", "-o", "out"), "--output"),
+        (("rec", "--into", "gateway.json", "--rule", "size < 1", "--clock", "real"), "--clock"),
+        (("--verify", "a", "b", "--seed", "3", "--rule", "size < 1"), "--rule, --seed"),
+        (("rec", "--into", "gateway.json", "--bisect", "size < 1", "--bisect", "size < 2"), "one --bisect"),
+        (("rec", "--into", "gateway.json", "-o", "rec"), "not empty"),
+        (("rec", "--into", "gateway.json", "-o", "program.py/out"), "program.py"),
         (("rec", "--into", "gateway.json", "--clock", "atomic"), "virtual"),
         (("rec", "--into", "gateway.json", "--rule", "value.speed <"), "expected"),
         (("rec", "--into", "gateway.json", "--rule", "size < 1", "--bisect", "size < 1"), "not both"),
@@ -128,3 +140,181 @@ def test_modules_in_processes_are_refused_by_name(folder: Path) -> None:
     (folder / "far.json").write_text(json.dumps({"modules": [module], "links": []}))
     done = run("replay", "rec", "--into", "far.json", cwd=folder)
     assert done.returncode == 1 and "far (process)" in done.stderr and "--map" in done.stderr
+
+
+# ---- what a module or program of a user's does wrong
+
+MODULES = """
+import asyncio, time
+import penstock
+from penstock.gateway import Module, Source
+
+class Sleeps(Source):
+    reaches_outside = False
+    def run(self):
+        print("it sleeps", flush=True)
+        while True:
+            time.sleep(0.01)
+            self.publish(b"{}")
+
+class Fails(Module):
+    def receive(self, message):
+        raise ValueError("no \x1b[31m good")
+
+class Exits(Module):
+    def receive(self, message):
+        raise SystemExit(0)
+
+class Refused(Module):
+    def receive(self, message):
+        try:
+            penstock.publisher("shm:/elsewhere")
+        except Exception:
+            pass
+
+class Counts(Module):
+    seen = 0
+    def receive(self, message):
+        Counts.seen += 1
+        self.publish(b'{"seen": %d}' % Counts.seen)
+
+class Ordinal(Module):
+    def receive(self, message):
+        self.publish(b'{"ordinal": %d}' % message.ordinal)
+"""
+
+
+def gateway_of(folder: Path, kind: str, **link: object) -> str:
+    (folder / "modules.py").write_text(MODULES)
+    modules = [{"name": "it", "loader": {"name": "python", "entrypoint": f"modules:{kind}"}}]
+    links = [{"source": "shm:/speed", "sink": "it", **link}]
+    (folder / "one.json").write_text(json.dumps({"modules": modules, "links": links}))
+    return "one.json"
+
+
+def test_ctrl_c_ends_a_replay_whose_source_never_waits(folder: Path) -> None:
+    program = start("replay", "rec", "--into", gateway_of(folder, "Sleeps"), cwd=folder)
+    assert program.stdout is not None and program.stdout.readline() == "it sleeps\n"
+    program.send_signal(signal.SIGINT)
+    program.communicate(timeout=60)
+    assert program.returncode == 130
+
+
+@pytest.mark.parametrize(("kind", "told"), [("Fails", "ValueError: no \\x1b[31m good"), ("Exits", "SystemExit: 0")])
+def test_a_module_that_fails_is_told_at_the_end_with_code_4(folder: Path, kind: str, told: str) -> None:
+    file = gateway_of(folder, kind)
+    done = run("replay", "rec", "--into", file, "-o", "out", cwd=folder)
+    assert done.returncode == 4 and f"it failed in receive, 50 times; the first: {told}" in done.stderr
+    assert "Traceback" not in done.stderr and "\x1b" not in done.stderr
+    done = run("replay", "rec", "--into", file, "--json", cwd=folder)
+    (failure,) = json.loads(done.stdout)["failures"]
+    assert done.returncode == 4 and (failure["name"], failure["count"], failure["handled"]) == ("it", 50, False)
+    done = run("replay", "rec", "--into", file, "--rule", "size < 1000", cwd=folder)
+    assert done.returncode == 4 and "it failed in receive" in done.stderr
+
+
+def test_where_a_module_failed_is_shown_on_demand(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Fails"), cwd=folder, PENSTOCK_DEBUG="1")
+    assert done.returncode == 4 and "modules.py" in done.stderr and "\x1b" not in done.stderr
+
+
+def test_what_is_handled_is_told_with_code_0_and_so_is_what_still_waits(folder: Path) -> None:
+    file = gateway_of(folder, "Fails", delivery="at_least_once", backoff_s=1000, max_backoff_s=1000)
+    done = run("replay", "rec", "--into", file, "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    assert done.returncode == 0 and found["waiting"] == {"it": 50} and found["failures"][0]["handled"] is True
+    assert "at the end 50 messages still waited for it" in done.stderr
+
+
+def test_what_is_refused_ends_the_replay_whoever_caught_it(folder: Path) -> None:
+    done = run("replay", "rec", "--into", gateway_of(folder, "Refused"), "-o", "out", cwd=folder)
+    assert done.returncode == 1 and "shm:/elsewhere" in done.stderr and "replayed 50" not in done.stdout
+    done = run("replay", "--verify", "out", "out", cwd=folder)
+    assert done.returncode == 1 and "out is not complete" in done.stderr
+
+
+PROGRAM_ERRORS = {
+    "import nowhere_to_be_found": "program.py:1: ModuleNotFoundError",
+    "x = 1\ny = (": "program.py:2: SyntaxError",
+    "import sys\nsys.exit(0)": "program.py:2: SystemExit: 0",
+    "from penstock import clock\ndef f():\n    raise KeyError('k')\nclock.call_later(0.1, f)": "program.py:3: KeyError: 'k'",
+}
+
+
+@pytest.mark.parametrize("text", PROGRAM_ERRORS)
+def test_an_error_of_a_program_is_one_line_with_its_place(folder: Path, text: str) -> None:
+    (folder / "program.py").write_text(text)
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == (69 if "nowhere" in text else 1), done.stderr  # 69: something is not installed
+    assert PROGRAM_ERRORS[text] in done.stderr and "Traceback" not in done.stderr
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder, PENSTOCK_DEBUG="1")
+    assert "Traceback" in done.stderr
+
+
+def test_a_handler_of_a_program_that_fails_is_told_with_code_4(folder: Path) -> None:
+    (folder / "program.py").write_text(
+        "from penstock.bus import CallbackSubscriber, named_bus\nbus = named_bus('speed')\n"
+        "def took(message):\n    raise ValueError('no good')\nsubscriber = CallbackSubscriber(took, ids=(0,))\n"
+        "bus.add(subscriber)\n"
+    )
+    done = run("replay", "rec", "--into", "program.py", "--capture", "bus:out", cwd=folder)
+    assert done.returncode == 4 and "Traceback" not in done.stderr
+    assert "'took' failed in run, 50 times; the first: program.py:4: ValueError: no good" in done.stderr
+    assert "nothing was published at bus:out (--capture)" in done.stderr
+
+
+def test_an_address_that_a_program_does_not_use_is_told(folder: Path) -> None:
+    options = ("--into", "program.py", "--capture", "bus:uot", "--map", "speed=bus:sped")
+    done = run("replay", "rec", *options, cwd=folder)
+    assert "nothing was published at bus:uot" in done.stderr and "nobody listens at bus:sped" in done.stderr
+
+
+# ---- rules
+
+
+def test_a_rule_that_judges_nothing_is_told_with_code_4(folder: Path) -> None:
+    for options in (("value.sped < 80",), ("value.twice < 800", "--about", "nowhere"), ("position > 5",)):
+        done = run("replay", "rec", "--into", "gateway.json", "--rule", *options, cwd=folder)
+        assert done.returncode == 4 and "nothing was judged" in done.stdout
+    done = run("replay", "rec", "--into", "gateway.json", "--rule", "value.sped < 80", "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    assert found["holds"] is None and found["judged"] == 0
+
+
+def test_every_rule_is_judged(folder: Path) -> None:
+    rules = ("--rule", "value.twice < 80", "--rule", "value.twice < 800")
+    done = run("replay", "rec", "--into", "gateway.json", *rules, cwd=folder)
+    assert done.returncode == 4 and "value.twice < 80: broken" in done.stdout
+    assert "value.twice < 800: holds for 100 messages" in done.stdout
+    found = json.loads(run("replay", "rec", "--into", "gateway.json", *rules, "--json", cwd=folder).stdout)
+    assert [one["holds"] for one in found["rules"]] == [False, True]
+
+
+def test_age_is_counted_in_recorded_time(folder: Path) -> None:
+    done = run("replay", "rec", "--into", "gateway.json", "--rule", "age < 1", cwd=folder)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_inputs_that_are_needed_keep_their_ordinals_and_topics(folder: Path) -> None:
+    file, rule = gateway_of(folder, "Ordinal"), "value.ordinal < 40"
+    options = ("--into", file, "--map", "speed=shm:/speed")
+    with Journal(folder / "rec") as journal:
+        journal.append("other", b"x", timestamp_ns=BEGIN_NS)
+    done = run("replay", "rec", *options, "--bisect", rule, "-o", "least", "--json", cwd=folder)
+    found = json.loads(done.stdout)
+    assert done.returncode == 4 and found["confirmed"] is True and found["needed"][0]["ordinal"] == 40
+    done = run("replay", "least", *options, "--rule", rule, "--json", cwd=folder)
+    assert done.returncode == 4 and json.loads(done.stdout)["message"]["payload"] == '{"ordinal": 40}'
+    assert "left out, no source has them: other" in done.stderr
+
+
+def test_state_of_a_class_does_not_pass_for_a_break(folder: Path) -> None:
+    options = ("replay", "rec", "--into", gateway_of(folder, "Counts"), "--bisect", "value.seen < 30")
+    done = run(*options, cwd=folder)
+    assert done.returncode == 4 and "in a new process these inputs do not break the rule" in done.stderr
+    assert json.loads(run(*options, "--json", cwd=folder).stdout)["confirmed"] is False
+
+
+def test_where_the_inputs_go_is_checked_before_the_work(folder: Path) -> None:
+    done = run("replay", "rec", "--into", "gateway.json", "--bisect", "value.twice < 80", "-o", "rec", cwd=folder)
+    assert done.returncode == 2 and "rec is not empty" in done.stderr and done.stdout == ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import threading
 import time
 
 import pytest
@@ -10,7 +12,7 @@ import penstock
 from penstock import clock
 from penstock.bus import Bus, CallbackSubscriber, DelayedMessage
 from penstock.clock import SystemClock, VirtualClock, using
-from penstock.errors import RefusedError, StateError
+from penstock.errors import InvalidArgument, RefusedError, StateError
 
 
 def test_it_is_the_machine_s_unless_another_is_in_use() -> None:
@@ -107,3 +109,64 @@ def test_what_cannot_be_the_same_twice_is_refused_by_name() -> None:
         with pytest.raises(RefusedError, match="on_message"):
             penstock.subscriber("bus:plant", on_message=print)
         penstock.subscriber("bus:plant").close()
+
+
+def test_what_was_refused_is_known_though_it_was_caught() -> None:
+    with using(VirtualClock()) as virtual:
+        assert virtual.refused is None
+        with pytest.raises(RefusedError) as first:
+            penstock.publisher("shm:/camera")
+        with pytest.raises(RefusedError):
+            penstock.publisher("shm:/other")
+        assert virtual.refused is first.value
+
+
+def test_a_handler_that_fails_on_a_bus_is_noted_by_the_clock_in_use() -> None:
+    def fails(message: object) -> None:
+        raise ValueError("no good")
+
+    bus = Bus(mode="direct")
+    subscriber = CallbackSubscriber(fails, ids=(1,), name="fails")
+    bus.add(subscriber)
+    with using(VirtualClock()) as virtual:
+        bus.publisher(1).publish(b"a")
+    ((where, error),) = virtual.failures
+    assert "'fails'" in where and str(error) == "no good"
+
+
+def test_a_thread_that_does_not_wait_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "TELL_TURN_S", 0.01)
+    monkeypatch.setattr(clock, "MAX_TURN_S", 0.02)
+    virtual, over, ended = VirtualClock(), threading.Event(), threading.Event()
+    stopping = virtual.event()
+
+    def run() -> None:
+        try:
+            over.wait(120)  # as time.sleep in a loop would: the clock does not know of it
+            stopping.wait(1.0)
+        finally:
+            ended.set()
+
+    thread = virtual.thread(run, "sleeps")
+    thread.start()
+    with pytest.raises(StateError, match="'sleeps' was given up"):
+        virtual.advance(1.0)
+    virtual.advance(1.0)  # the others go on
+    thread.join()  # and nobody waits for it
+    assert not ended.is_set()
+    over.set()
+    assert ended.wait(120)  # where it waits at last, it ends
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_clock_goes_forward_by_a_finite_time(seconds: float) -> None:
+    with pytest.raises(InvalidArgument):
+        VirtualClock().advance(seconds)
+
+
+def test_a_timer_is_due_at_a_number() -> None:
+    with pytest.raises(InvalidArgument):
+        clock.call_later(math.nan, print)
+    for one in (VirtualClock(), clock.system_clock()):
+        with pytest.raises(InvalidArgument):
+            one.call_at(math.nan, print)

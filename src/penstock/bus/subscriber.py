@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar
 
-from penstock import channel
+from penstock import channel, clock
 from penstock._core import bus as _native
 from penstock.channel import Ledger, Overflow, check_timeout, choose
 from penstock.errors import InvalidArgument
@@ -170,7 +170,9 @@ class _Subscriber(_native.Subscriber):
         tell = self.on_error or getattr(self.bus, "on_error", None)
         if tell is not None:
             tell(self, message, error)
-        elif not self._told:
+            return
+        clock.note_failure(f"handler of subscriber {self.name!r}", error)
+        if not self._told:
             self._told = True
             text = "handler of subscriber %r raised on a message with id %s; from now on it is only counted"
             logger.error(text, self.name, message.id, exc_info=error)

@@ -135,6 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
     from penstock.cli import exits
 
     exits.end_at_once()  # before the slow imports
+    exits.escape_logs()
     from penstock.cli import completion, group
 
     with exits.ending(), completion.of_words_with_colons():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from penstock.cli import show
+from penstock.cli import exits, show
 from penstock.quantities import size_bytes
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def broker(
     """
     from penstock.broker import ConnectionLimits, Limits, Server
 
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    exits.log_to_stderr("%(levelname)s %(name)s: %(message)s", logging.DEBUG if verbose else logging.INFO)
     rules = {"retain_age_s": retain_age, "retain_bytes": retain_bytes, "retain_queues": retain_queues}
     journal_options: dict[str, Any] = {name: value for name, value in rules.items() if value}
     journal_options |= {"keep": keep, "sync": sync, "max_message_bytes": max_message}

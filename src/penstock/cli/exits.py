@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import logging
 import os
 import signal
 import stat
@@ -32,8 +33,8 @@ from penstock.printable import printable
 
 __all__ = [
     "FAILED", "USAGE", "TIME_OVER", "WRONG", "NOT_INSTALLED", "INTERRUPTED", "STOPPED",
-    "Terminated", "choice", "end_at_once", "ending", "guard", "let_output_vanish", "need_output", "told", "undisturbed",
-    "unwinding",
+    "Terminated", "choice", "end_at_once", "ending", "escape_logs", "guard", "let_output_vanish", "log_to_stderr",
+    "need_output", "told", "undisturbed", "unwinding",
 ]  # fmt: skip
 
 FAILED, USAGE, TIME_OVER, WRONG, NOT_INSTALLED = 1, 2, 3, 4, 69
@@ -146,6 +147,26 @@ def told(text: str) -> None:
         print(line, file=sys.stderr, flush=True)
     except (BrokenPipeError, ValueError):
         pass
+
+
+class _Printable(logging.Formatter):
+    """Escapes what a peer, a file or a program put into a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_stderr(text: str = "penstock: %(message)s", level: int = logging.WARNING) -> None:
+    """What rooms log goes to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable(text))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def escape_logs() -> None:
+    """Also where a command has not called ``log_to_stderr``."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Printable("%(message)s"))
 
 
 @contextmanager

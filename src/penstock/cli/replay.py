@@ -5,6 +5,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,17 +27,26 @@ from penstock.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from penstock._core import Message
-    from penstock.replay import Break, Input, Output, Rule, Script, Target
+    from penstock.replay import Break, Failure, Input, Output, Report, Rule, Script, Target, Verdict
     from penstock.replay.rule import Shown
 
 app = typer.Typer()
 SHOWN_BYTES = 200
 SHOWN_INPUTS = 20
 CLOCKS = ("virtual", "real")
+#: Options that mean nothing beside another one: by what is asked for.
+WITHOUT = {
+    "--verify": ("into", "output", "clock", "rule", "bisect", "judged", "mapping", "capture", "topic", "start",
+                 "length", "seed", "max_runs"),
+    "--rule": ("output", "clock", "max_runs"),
+    "--bisect": ("clock",),
+    "a replay without a rule": ("judged", "max_runs"),
+}  # fmt: skip
 
 
 @app.command()
 def replay(
+    ctx: typer.Context,
     recording: Annotated[Path | None, typer.Argument(help="A recording, or any journal.", show_default=False)] = None,
     into: Annotated[
         Path | None,
@@ -46,10 +60,11 @@ def replay(
         str, typer.Option(metavar="virtual|real", help="As fast as it goes, or as slowly as it was recorded.")
     ] = "virtual",
     rule: Annotated[
-        str | None, typer.Option(metavar="EXPRESSION", help="Find the first output message that breaks this.")
+        list[str] | None,
+        typer.Option(metavar="EXPRESSION", help="Find the first output message that breaks this; also several."),
     ] = None,
     bisect: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(metavar="EXPRESSION", help="The same; then leave out every input that is not needed for it."),
     ] = None,
     judged: Annotated[
@@ -84,33 +99,75 @@ def replay(
     ones are refused. To publish a recording at real addresses, see 'penstock play'.
 
     A rule is an expression as filters have it ('value.speed < 80', 'size < 1000'), kept by every output message that
-    has the fields it names. Code 4 says that it is broken.
+    has the fields it names. Code 4 says that it is broken or has judged nothing, or that a module failed.
 
     Example: [green]penstock replay run1 --into plant.toml -o out1[/], again to out2, then
     [green]penstock replay --verify out1 out2[/]
     """
     if verify is not None:
-        if recording is not None or into is not None:
-            raise typer.BadParameter("--verify compares two outputs: it takes no recording and no --into")
+        _refuse_beside(ctx, "--verify")
+        if recording is not None:
+            raise typer.BadParameter("--verify compares two outputs: it takes no recording")
         _verify(*verify, as_json)
         return
-    exits.choice(clock, CLOCKS, "--clock")
-    if recording is None or into is None:
-        raise typer.BadParameter("RECORDING --into GATEWAY.toml is what is needed, or --verify OUT1 OUT2")
-    if rule is not None and bisect is not None:
+    if rule and bisect:
         raise typer.BadParameter("give --rule or --bisect, not both")
+    if bisect and len(bisect) > 1:
+        raise typer.BadParameter("give one --bisect, inputs are shrunk for one rule; --rule may be given several times")
+    _refuse_beside(ctx, "--bisect" if bisect else "--rule" if rule else "a replay without a rule")
+    exits.choice(clock, CLOCKS, "--clock")
+    if recording is None:
+        raise typer.BadParameter("a recording is missing: penstock replay RECORDING --into GATEWAY.toml, or "
+                                 "penstock replay --verify OUT1 OUT2")  # fmt: skip
+    if into is None:
+        raise typer.BadParameter(f"--into is missing: what {recording} is replayed into, a gateway's file (.toml) "
+                                 "or a program (.py). To publish it at addresses: penstock play")  # fmt: skip
     from penstock.replay import Rule, Script, target
 
-    expression = bisect if bisect is not None else rule
-    found = None if expression is None else Rule(expression, judged)
+    rules = [Rule(expression, judged) for expression in bisect or rule or ()]
+    if output is not None:
+        _check_free(output)
+    _show_failures()
     place = target(into, mapping, capture or ())
     with Script(recording, topic, start, length) as script:
         sources = _sources(script, place, mapping)
-        if found is None:
+        if not rules:
             _run(script, place, sources, output, seed, clock == "real", as_json)
+        elif bisect:
+            again = ["--into", str(into), "--seed", str(seed)]
+            for option, values in (("--about", judged), ("--map", mapping), ("--capture", capture)):
+                again += [word for value in values or () for word in (option, value)]
+            _bisect(script, place, sources, rules[0], _Shrinking(max_runs, output, again), seed, as_json)
         else:
-            shrinking = _Shrinking(max_runs, output) if bisect is not None else None
-            _judge(script, place, sources, found, shrinking, seed, as_json)
+            _judge(script, place, sources, rules, seed, as_json)
+
+
+def _refuse_beside(ctx: typer.Context, asked: str) -> None:
+    """An option that would be ignored is a mistake of the caller."""
+    flags = {one.name: max(one.opts, key=len) for one in ctx.command.params}
+    given = [name for name in WITHOUT[asked] if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if given:
+        raise typer.BadParameter(f"{', '.join(flags[name] for name in given)} means nothing with {asked}")
+
+
+def _check_free(out: Path) -> None:
+    """Before the work, not after it."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidArgument(f"{out} is not empty; what is stored needs a folder of its own")
+    parent = next(one for one in (out, *out.absolute().parents) if one.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InvalidArgument(f"{out} cannot be made: {parent} cannot be written")
+
+
+def _show_failures() -> None:
+    """PENSTOCK_DEBUG shows where modules fail; else one line each stands at the end."""
+    gateway = logging.getLogger("penstock.gateway")
+    if os.environ.get("PENSTOCK_DEBUG"):
+        exits.log_to_stderr()
+        gateway.setLevel(logging.DEBUG)
+    else:
+        gateway.setLevel(logging.CRITICAL)
+        logging.getLogger("penstock.bus").setLevel(logging.CRITICAL)
 
 
 def _sources(script: Script, place: Target, mapping: list[str] | None) -> dict[str, str]:
@@ -146,10 +203,34 @@ def _run(
         )
     if as_json:
         show.print_json({"inputs": report.inputs, "outputs": stored.messages, "recorded_seconds": report.recorded_s,
-                         "seconds": round(report.seconds, 6)})  # fmt: skip
+                         "seconds": round(report.seconds, 6), **_report_json(report)})  # fmt: skip
     else:
         print(f"replayed {show.count_text(report.inputs)} messages of {report.recorded_s:.1f} s in "
               f"{report.seconds:.2f} s: {show.count_text(stored.messages)} in the output")  # fmt: skip
+    _tell(report)
+    if not report.succeeded:
+        raise typer.Exit(exits.WRONG)
+
+
+def _tell(report: Report) -> None:
+    """What a user must know beside the output."""
+    for failure in report.failures:
+        exits.told(_failure_line(failure))
+    for name, count in report.waiting.items():
+        exits.told(f"at the end {show.count_text(count)} messages still waited for {name}")
+    for sentence in report.unused:
+        exits.told(sentence)
+
+
+def _failure_line(failure: Failure) -> str:
+    times = "" if failure.count == 1 else f", {show.count_text(failure.count)} times; the first"
+    handled = " (tried again, sent to its error link, or made anew)" if failure.handled else ""
+    return f"{failure.name} failed in {failure.step}{handled}{times}: {failure.error}"
+
+
+def _report_json(report: Report) -> dict[str, Any]:
+    failures = [{name: getattr(failure, name) for name in type(failure).__slots__} for failure in report.failures]
+    return {"failures": failures, "waiting": report.waiting, "unused": list(report.unused)}
 
 
 class _Counted:
@@ -179,65 +260,97 @@ def _stored(out: Path | None) -> Iterator[Output | _Counted]:
 
 @dataclass(frozen=True, slots=True)
 class _Shrinking:
-    """How many replays it may take, and where the inputs that are left go."""
+    """How many replays it may take, where the inputs that are left go, and the options of a replay of those."""
 
     max_runs: int
     output: Path | None
+    again: list[str]
 
 
 def _judge(
+    script: Script, place: Target, sources: dict[str, str], rules: list[Rule], seed: int, as_json: bool
+) -> None:
+    """One replay for each rule: each is broken at its own place."""
+    from penstock.replay import judge
+
+    times_ns = script.times_ns(sources)
+    verdicts = [judge(place, script.inputs(sources), times_ns, rule, seed=seed) for rule in rules]
+    if as_json:
+        results = [_verdict_json(rule, verdict) for rule, verdict in zip(rules, verdicts, strict=True)]
+        show.print_json(results[0] if len(results) == 1 else {"rules": results})
+    else:
+        for rule, verdict in zip(rules, verdicts, strict=True):
+            _print_verdict(rule, verdict)
+    _tell(max((verdict.report for verdict in verdicts), key=lambda report: report.inputs))
+    if not all(verdict.holds and verdict.report.succeeded for verdict in verdicts):
+        raise typer.Exit(exits.WRONG)
+
+
+def _bisect(
     script: Script,
     place: Target,
     sources: dict[str, str],
     rule: Rule,
-    shrinking: _Shrinking | None,
+    shrinking: _Shrinking,
     seed: int,
     as_json: bool,
 ) -> None:
-    from penstock.replay import first_break, shrink
+    from penstock.replay import judge, shrink, store_inputs
     from penstock.replay.rule import MAX_INPUTS
 
     times_ns = script.times_ns(sources)
-    found = first_break(place, script.inputs(sources), times_ns, rule, seed=seed)
-    if found is None:
-        if as_json:
-            show.print_json({"rule": rule.expression, "holds": True})
-        else:
-            print(f"{rule.expression}: holds for every message of the output")
-        return
-    result = _break_json(rule, found)
+    verdict = judge(place, script.inputs(sources), times_ns, rule, seed=seed)
+    found, result = verdict.found, _verdict_json(rule, verdict)
     if not as_json:
-        _print_break(rule, found)
-    if shrinking is not None:
+        _print_verdict(rule, verdict)
+    _tell(verdict.report)
+    if found is not None:
         if found.inputs > MAX_INPUTS:
             raise InvalidArgument(f"{found.inputs} inputs before the break are too many to shrink (--from)")
         inputs = list(islice(script.inputs(sources), found.inputs))
         needed, least, runs = shrink(place, inputs, times_ns, rule, found, seed=seed, max_runs=shrinking.max_runs)
-        if shrinking.output is not None:
-            _store_inputs(shrinking.output, script, needed, (times_ns[0], found.shown.time_ns))
-        result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs)
+        with _folder(shrinking.output) as folder:
+            store_inputs(folder, script, needed, (times_ns[0], found.shown.time_ns))
+            confirmed = _breaks_alone(folder, rule, found, shrinking.again)
+        result.update(needed=[_input_json(one) for one in needed], least=least, replays=runs, confirmed=confirmed)
         if not as_json:
             _print_needed(needed, found.inputs, least, runs, shrinking.output)
+        if not confirmed:
+            exits.told("in a new process these inputs do not break the rule: the modules keep state outside of "
+                       "themselves (in a class, a module or a file), so that one replay changed the next")  # fmt: skip
     if as_json:
         show.print_json(result)
-    raise typer.Exit(exits.WRONG)
+    if found is not None or not verdict.holds or not verdict.report.succeeded:
+        raise typer.Exit(exits.WRONG)
 
 
-def _store_inputs(out: Path, script: Script, needed: list[Input], span_ns: tuple[int, int]) -> None:
-    """As a recording that is replayed from and to the same moments: timers tick as they did."""
-    from penstock.journal import Entry
-    from penstock.recording.tape import Plan, Tape
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Where the inputs are stored: for good, or for one look."""
+    if out is not None:
+        yield out
+        return
+    with tempfile.TemporaryDirectory(prefix="penstock-replay-") as name:
+        yield Path(name)
 
-    topics = {at: name for name, at in script.story.addresses.items()}
-    tape = Tape(Plan(out, topics))
-    tape.tell({"event": "span", "first_ns": span_ns[0], "last_ns": span_ns[1]})
-    entries = [
-        Entry(one.message.channel or "", bytes(one.message), dict(one.message.properties),
-              timestamp_ns=one.message.timestamp_ns)
-        for one in needed
-    ]  # fmt: skip
-    tape.commit(entries, sum(len(entry.data) for entry in entries))
-    tape.end({})
+
+def _breaks_alone(recording: Path, rule: Rule, found: Break, again: list[str]) -> bool:
+    """Whether a recording breaks the rule at the same place in a new process, which no earlier replay has touched."""
+    command = [sys.executable, "-m", "penstock", "replay", str(recording), "--rule", rule.expression, "--json", *again]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode != exits.WRONG:
+        return False
+    seen = json.loads(done.stdout).get("message") or {}
+    return (seen.get("topic"), seen.get("time_ns")) == (found.shown.topic, found.shown.time_ns)
+
+
+def _print_verdict(rule: Rule, verdict: Verdict) -> None:
+    if verdict.found is not None:
+        _print_break(rule, verdict.found)
+    elif verdict.judged:
+        print(f"{rule.expression}: holds for {show.count_text(verdict.judged)} messages of the output")
+    else:
+        print(f"{rule.expression}: no message of the output has what it names, so nothing was judged")
 
 
 def _print_break(rule: Rule, found: Break) -> None:
@@ -270,10 +383,13 @@ def _when(time_ns: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}"
 
 
-def _break_json(rule: Rule, found: Break) -> dict[str, Any]:
+def _verdict_json(rule: Rule, verdict: Verdict) -> dict[str, Any]:
+    begin = {"rule": rule.expression, "holds": verdict.holds, "judged": verdict.judged, **_report_json(verdict.report)}
+    return begin if verdict.found is None else {**begin, **_break_json(verdict.found)}
+
+
+def _break_json(found: Break) -> dict[str, Any]:
     return {
-        "rule": rule.expression,
-        "holds": False,
         "message": _shown_json(found.shown),
         "number": found.number,
         "inputs": found.inputs,
@@ -289,7 +405,7 @@ def _shown_json(shown: Shown) -> dict[str, Any]:
 def _input_json(one: Input) -> dict[str, Any]:
     message = one.message
     found = _message_json(message.channel or "", message.timestamp_ns, dict(message.properties), bytes(message))
-    return {**found, "source": without_secrets(one.source), "ordinal": message.ordinal}
+    return {**found, "source": without_secrets(one.source), "ordinal": one.ordinal}
 
 
 def _message_json(topic: str, time_ns: int, properties: dict[str, str], payload: bytes) -> dict[str, Any]:

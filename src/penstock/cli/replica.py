@@ -38,7 +38,7 @@ def replica(
     from penstock.replica.follower import Follower
     from penstock.replica.stream import Target, tls_context
 
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    exits.log_to_stderr("%(levelname)s %(name)s: %(message)s", logging.INFO)
     tls = tls_context(store_authority, store_certificate, store_key)
     blocks = JetStream(Target.parse(store, tls, os.environ.get(STORE_TOKEN, "")))
     with contextlib.closing(blocks), contextlib.suppress(*exits.STOPPED):  # the usual end

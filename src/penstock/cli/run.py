@@ -110,7 +110,7 @@ def _serve(
     health: int | None,
     admin: Path | None,
 ) -> None:
-    logging.basicConfig(format="penstock: %(message)s")
+    exits.log_to_stderr()
     if os.environ.get("PENSTOCK_DEBUG"):  # where a failure was
         logging.getLogger("penstock.gateway").setLevel(logging.DEBUG)
     lines = _Lines()

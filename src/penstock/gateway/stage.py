@@ -44,6 +44,8 @@ from penstock.gateway.throttle import Throttle
 from penstock.gateway.worker import ERROR, backoff_s
 
 MAX_AT_ONCE = 1_000_000  # messages and timers at one moment; more than that is a loop
+# What a step of a module may raise without ending the replay. Ctrl-C is no failure of a module.
+FAILURES = (Exception, SystemExit, asyncio.CancelledError)
 log = logging.getLogger("penstock.gateway")
 
 #: Told of a message: (the name of the module or address, or NAME.OUTPUT; the message).
@@ -99,12 +101,32 @@ class Node:
     down: bool = False  # it failed, and is made anew later
     blocked: bool = False  # a message is tried again before those behind it
     dead: bool = False
-    failed: int = 0
+    tried: int = 0  # messages that wait for being tried again
 
     @property
     def waits(self) -> bool:
         """Whether it can receive nothing now."""
         return self.down or self.blocked
+
+
+@dataclass(slots=True)
+class Failure:
+    """How often a module failed in a step, and its first error. ``handled``: a message is tried again or goes to an
+    error link, a module is made anew."""
+
+    name: str
+    step: str
+    error: str
+    handled: bool
+    count: int = 0
+
+
+def noted(clock: VirtualClock, words: Callable[[BaseException], str] = reason_of) -> list[Failure]:
+    """What failed in threads of the clock and in handlers on buses."""
+    found: dict[str, Failure] = {}
+    for where, error in clock.failures:
+        found.setdefault(where, Failure(where, "run", words(error), handled=False)).count += 1
+    return list(found.values())
 
 
 class Stage:
@@ -132,6 +154,7 @@ class Stage:
         self._at_once = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._throttle = Throttle(log)
+        self._failures: dict[tuple[str, str, bool], Failure] = {}
         entries = {entry.name: entry for entry in configuration.modules}
         names = [*entries, *configuration.addresses]
         self.nodes = {name: self._node(name, entries.get(name), roles) for name in names}
@@ -166,15 +189,15 @@ class Stage:
             if node.module is not None:
                 try:
                     self._call(getattr(node.module, "start", None))
-                except Exception as error:
+                except FAILURES as error:
                     self._failed(node, "start", error)
         self._run()
 
-    def put(self, source: str, message: Any) -> None:
+    def put(self, source: str, message: Any, ordinal: int) -> None:
         """Let the recording speak for ``source``: first what is due before, then this message, with all its effects."""
         self.advance(message.timestamp_ns)
         port = self.nodes[source].ports[""]
-        port.published = max(port.published, (message.ordinal or 1) - 1)
+        port.published = max(port.published, ordinal - 1)
         self._send(port, carriage.arrived(message))
         self._run()
 
@@ -215,6 +238,7 @@ class Stage:
         for node in self.nodes.values():
             self._step(node, "destroy")
             node.module = None
+        self._by_module.clear()  # a thread that was given up publishes nothing more
         self._bus.close()
         if self._loop is not None:
             self._loop.close()
@@ -225,7 +249,7 @@ class Stage:
             return
         try:
             self._call(getattr(node.module, step, None))
-        except Exception as error:
+        except FAILURES as error:
             self._tell(node, step, error)
 
     def _call(self, function: Callable[..., Any] | None, *arguments: Any) -> None:
@@ -337,24 +361,26 @@ class Stage:
                 self._call(many, [message])
             else:
                 self._call(node.module.receive, message)
-        except Exception as error:
+        except FAILURES as error:
             self._message_failed(node, message, options, tries + 1, error)
 
     def _message_failed(
-        self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int, error: Exception
+        self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int, error: BaseException
     ) -> None:
         if options.delivery is Delivery.AT_LEAST_ONCE and (options.max_tries is None or tries < options.max_tries):
             node.blocked = node.blocked or options.ordered
+            node.tried += 1
             again = functools.partial(self._again, node, message, options, tries)
             self._clock.call_at(self._clock.now() + backoff_s(options, tries), again)
+            handled = True
         else:
-            self._give_up(node, message, tries, error)
-        if node.keeps_state:
-            self._tell(node, "receive", error)
-        else:
-            self._failed(node, "receive", error)
+            handled = self._give_up(node, message, tries, error)
+        self._tell(node, "receive", error, handled)
+        if not node.keeps_state:
+            self._plan_restart(node, "receive")
 
     def _again(self, node: Node, message: GatewayMessage, options: LinkOptions, tries: int) -> None:
+        node.tried -= 1
         if options.ordered:
             node.blocked = False
         if node.waits:
@@ -369,11 +395,11 @@ class Stage:
             self._ready.extendleft((node, *one) for one in reversed(node.held))
             node.held.clear()
 
-    def _give_up(self, node: Node, message: GatewayMessage, tries: int, error: Exception) -> None:
-        """A dead letter to the output ``error``, where somebody is linked to it."""
+    def _give_up(self, node: Node, message: GatewayMessage, tries: int, error: BaseException) -> bool:
+        """A dead letter to the output ``error``, where somebody is linked to it; else the message is lost."""
         port = self._port(node, ERROR)
         if not self._routes[port.id]:
-            return
+            return False
         reason = {
             "error": reason_of(error),
             "error-module": node.name,
@@ -381,22 +407,46 @@ class Stage:
             "error-tries": str(tries),
         }
         self._publish(node, ERROR, message.with_properties({**message.properties, **reason}))
+        return True
 
     # ---- failures
 
-    def _tell(self, node: Node, step: str, error: BaseException) -> None:
-        node.failed += 1
-        self._throttle.error("module %r failed in %s: %s", node.name, step, error)
+    @property
+    def failures(self) -> list[Failure]:
+        """What failed so far, by module and step."""
+        return [*self._failures.values(), *noted(self._clock)]
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Messages that were not handled so far: their module was down, or they are to be tried again."""
+        counts = {name: len(node.held) + node.tried for name, node in self.nodes.items()}
+        return {address.without_secrets(name): count for name, count in counts.items() if count}
+
+    @property
+    def unused(self) -> list[str]:
+        """Nothing: every name of a gateway is known before it runs."""
+        return []
+
+    def _tell(self, node: Node, step: str, error: BaseException, handled: bool = False) -> None:
+        shown, reason = address.without_secrets(node.name), reason_of(error)
+        failure = self._failures.setdefault((node.name, step, handled), Failure(shown, step, reason, handled))
+        failure.count += 1
+        if self._throttle.error("module %r failed in %s: %s", shown, step, reason):
+            log.debug("module %r: where it failed", shown, exc_info=error)
 
     def _failed(self, node: Node, step: str, error: BaseException) -> bool:
         """A failure for which the policy may make the module anew; what comes meanwhile waits."""
-        self._tell(node, step, error)
+        self._tell(node, step, error, self._plan_restart(node, step))
+        return True
+
+    def _plan_restart(self, node: Node, step: str) -> bool:
+        """Whether the module will be made anew."""
         delay_s = node.supervisor.failed(self._clock.now())
         if delay_s is None:
             node.dead = node.dead or step == "start"
-        else:
-            node.down = True
-            self._clock.call_at(self._clock.now() + delay_s, functools.partial(self._make_anew, node))
+            return False
+        node.down = True
+        self._clock.call_at(self._clock.now() + delay_s, functools.partial(self._make_anew, node))
         return True
 
     def _make_anew(self, node: Node) -> None:
@@ -407,7 +457,7 @@ class Stage:
         try:
             self._adopt(node)
             self._call(getattr(node.module, "start", None))
-        except Exception as error:
+        except FAILURES as error:
             self._failed(node, "restart", error)
             return
         node.supervisor.restarted()

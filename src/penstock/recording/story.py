@@ -3,7 +3,8 @@
 Each record of that topic is a JSON object with an ``event``: ``started`` (the addresses and their topics), ``lost``
 (how many, where, why), ``failed`` (an address that was not recorded from then on, and why), ``going_on`` (the addresses
 and the losses so far again, where the beginning may be let go by size), ``span`` (of inputs that a replay needs: from
-and to which moment it goes), ``ended`` (what was counted, and every failure again: a full disk may have refused it
+and to which moment it goes), ``ordinals`` (of those inputs: the ordinals that each topic's next messages had),
+``ended`` (what was counted, and every failure again: a full disk may have refused it
 before). A recording without ``ended`` was cut off: its recorder died, and what it had not yet synced is missing. One
 that does not begin at position 1 has lost its beginning to its bound in size.
 """
@@ -67,6 +68,12 @@ class Story:
     known: bool = False
     trimmed: bool = False
     span_ns: tuple[int, int] | None = None
+    ordinals: dict[str, list[int]] = field(default_factory=dict)
+
+    def ordinal(self, topic: str, stored: int) -> int:
+        """The ordinal that a message had where it came from; ``stored`` is the one that it has in the recording."""
+        known = self.ordinals.get(topic, ())
+        return known[stored - 1] if 0 < stored <= len(known) else stored
 
     def take(self, event: dict[str, Any]) -> None:
         self.known = True
@@ -78,6 +85,9 @@ class Story:
             self.lost += int(event.get("count", 0))
         elif kind == "span":
             self.span_ns = int(event["first_ns"]), int(event["last_ns"])
+        elif kind == "ordinals":
+            for topic, numbers in event["ordinals"].items():
+                self.ordinals.setdefault(topic, []).extend(int(number) for number in numbers)
         elif kind == "failed":
             self.failed[str(event.get("address"))] = str(event.get("error"))
         elif kind == "ended":

@@ -6,27 +6,33 @@ a broken rule needs. The order and what is promised for whom: ``penstock.gateway
 A virtual clock is in use while a replay runs, in the whole process: one replay at a time, in any one thread.
 """
 
+from penstock.gateway.stage import Failure
 from penstock.replay.compare import Difference, first_difference
 from penstock.replay.output import Output
-from penstock.replay.rule import Break, Rule, first_break, shrink
+from penstock.replay.rule import Break, Rule, Verdict, first_break, judge, shrink
 from penstock.replay.run import Report, replay
-from penstock.replay.script import Input, Script
-from penstock.replay.target import GatewayTarget, ProgramTarget, Target, target
+from penstock.replay.script import Input, Script, store_inputs
+from penstock.replay.target import GatewayTarget, ProgramError, ProgramTarget, Target, target
 
 __all__ = [
     "Break",
     "Difference",
+    "Failure",
     "GatewayTarget",
     "Input",
     "Output",
+    "ProgramError",
     "ProgramTarget",
     "Report",
     "Rule",
     "Script",
     "Target",
+    "Verdict",
     "first_break",
     "first_difference",
+    "judge",
     "replay",
     "shrink",
+    "store_inputs",
     "target",
 ]

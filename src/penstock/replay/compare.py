@@ -8,6 +8,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.errors import StateError
 from penstock.replay.script import Script
 
 if TYPE_CHECKING:
@@ -27,8 +28,12 @@ class Difference:
 
 
 def first_difference(first: Path, second: Path) -> tuple[Difference | None, int]:
-    """What differs first between two outputs (or recordings), and how many messages before it are equal."""
+    """What differs first between two outputs (or recordings), and how many messages before it are equal;
+    ``StateError`` names one that was not written to its end."""
     with Script(first) as one, Script(second) as other:
+        for script in (one, other):
+            if script.story.known and not script.story.ended:
+                raise StateError(f"{script.directory} is not complete: what wrote it did not come to its end")
         count = 0
         for left, right in zip_longest(_all(one), _all(other)):
             fields = _differing(left, right)

@@ -2,10 +2,12 @@
 
 Topics: what a module publishes stands under its name (``NAME`` or ``NAME.OUTPUT``), what came for an address or a
 module outside under ``to.`` and its topic. Times are virtual, so that two outputs can be compared byte for byte.
+The topic ``_recording`` says, as in a recording, whether the replay came to its end.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -13,7 +15,7 @@ from typing import Any, Self
 from penstock.errors import InvalidArgument
 from penstock.gateway.configuration import is_address
 from penstock.journal import Entry, Journal
-from penstock.recording.story import topic_of
+from penstock.recording.story import STORY, topic_of
 from penstock.topics import topic_for
 
 __all__ = ["Output", "topic_of_sink", "topic_of_source"]
@@ -39,6 +41,7 @@ class Output:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise InvalidArgument(f"{directory} is not empty; the output of a replay is a folder of its own")
         self._journal = Journal(directory)
+        self._tell("started")
         self._entries: list[Entry] = []
         self._bytes = 0
         self._topics: dict[tuple[bool, str], str] = {}
@@ -50,8 +53,13 @@ class Output:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         try:
             self._write()
+            if kind is None:  # else it is cut off, and says so by the missing end
+                self._tell("ended")
         finally:
             self._journal.close()
+
+    def _tell(self, event: str) -> None:
+        self._journal.append(STORY, json.dumps({"event": event}).encode())
 
     def published(self, name: str, message: Any) -> None:
         """Store what ``name`` published."""

@@ -1,8 +1,9 @@
 """Rules over what a replay gives: the first message that breaks one, and the inputs that are needed for that.
 
 A rule is a filter expression (``penstock.filter``) that every output message keeps to; a message without the fields
-that the rule names is not judged. ``shrink`` is delta debugging: it leaves inputs out, first many, then fewer at a
-time, as long as the same topic still breaks the rule by the same moment. Each try is a replay of its own.
+that the rule names is not judged, and a rule that has judged no message says nothing. ``shrink`` is delta debugging: it
+leaves inputs out, first many, then fewer at a time, as long as the same topic still breaks the rule by the same moment.
+Each try is a replay of its own.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, TypeVar
 
 from penstock.filter import compile_rule
 from penstock.replay.output import topic_of_sink, topic_of_source
-from penstock.replay.run import replay
+from penstock.replay.run import Report, replay
 from penstock.replay.script import Input
 from penstock.replay.target import Target
 from penstock.topics import matches
 
-__all__ = ["Break", "Rule", "Shown", "first_break", "minimal", "shrink"]
+__all__ = ["Break", "Rule", "Shown", "Verdict", "first_break", "judge", "minimal", "shrink"]
 
 AROUND = 3  # messages shown before and after a break
 MAX_INPUTS = 1_000_000  # that a shrinking keeps in memory
@@ -56,11 +57,29 @@ class Rule:
         self._judge = compile_rule(expression)
         self._topics = topics
 
+    def keeps(self, topic: str, message: Any) -> bool | None:
+        """Whether this message keeps to it; None: the rule is not about it."""
+        if self._topics is not None and not any(matches(pattern, topic) for pattern in self._topics):
+            return None
+        return self._judge(message)
+
     def breaks(self, topic: str, message: Any) -> bool:
         """Whether this message breaks it."""
-        if self._topics is not None and not any(matches(pattern, topic) for pattern in self._topics):
-            return False
-        return self._judge(message) is False
+        return self.keeps(topic, message) is False
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a rule says of a replay: where it breaks, how many messages it judged until then, what else happened."""
+
+    found: Break | None
+    judged: int
+    report: Report
+
+    @property
+    def holds(self) -> bool | None:
+        """None: nothing was judged."""
+        return False if self.found is not None else True if self.judged else None
 
 
 class _Watch:
@@ -70,6 +89,7 @@ class _Watch:
         self._rule, self._only, self._around = rule, only, around
         self._last: deque[Shown] = deque(maxlen=around)
         self._number = 0
+        self.judged = 0
         self.inputs = 0
         self._ending = False
         self.found: Break | None = None
@@ -86,7 +106,9 @@ class _Watch:
             if len(self.found.after) < self._around:
                 self.found.after.append(_shown(topic, message))
             return
-        if (self._only is None or topic == self._only) and self._rule.breaks(topic, message):
+        kept = self._rule.keeps(topic, message) if self._only is None or topic == self._only else None
+        self.judged += kept is not None
+        if kept is False:
             self.found = Break(_shown(topic, message), self._number, self.inputs, list(self._last), at_end=self._ending)
         elif self._around:
             self._last.append(_shown(topic, message))
@@ -118,10 +140,25 @@ def first_break(
     around: int = AROUND,
     stops: bool = True,
 ) -> Break | None:
-    """Replay until a message (of the topic ``only``) breaks the rule; None: it holds to the end.
+    """Where the rule breaks first; None: nowhere. The rest is as ``judge`` has it."""
+    return judge(target, inputs, times_ns, rule, seed=seed, only=only, around=around, stops=stops).found
+
+
+def judge(
+    target: Target,
+    inputs: Iterable[Input],
+    times_ns: tuple[int, int],
+    rule: Rule,
+    *,
+    seed: int = 0,
+    only: str | None = None,
+    around: int = AROUND,
+    stops: bool = True,
+) -> Verdict:
+    """Replay until a message (of the topic ``only``) breaks the rule.
     Without ``stops`` the modules are not stopped in order at the end, so that nothing is published by that."""
     watch = _Watch(rule, only, around)
-    replay(
+    report = replay(
         target,
         watch.counted(inputs),
         times_ns,
@@ -131,7 +168,7 @@ def first_break(
         enough=watch.enough,
         on_end=watch.end if stops else None,
     )
-    return watch.found
+    return Verdict(watch.found, watch.judged, report)
 
 
 def shrink(

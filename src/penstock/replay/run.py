@@ -6,9 +6,10 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from penstock.clock import VirtualClock, using
+from penstock.gateway.stage import Failure
 from penstock.replay.script import Input
 from penstock.replay.target import Target, Told
 
@@ -17,11 +18,20 @@ __all__ = ["Report", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How much went in and how long that took by the recording and by the machine."""
+    """How much went in, how long that took by the recording and by the machine, what failed, how many messages (by
+    module) were not handled at the end, and what a program was given and did not use."""
 
     inputs: int
     recorded_s: float
     seconds: float
+    failures: tuple[Failure, ...] = ()
+    waiting: dict[str, int] = field(default_factory=dict)
+    unused: tuple[str, ...] = ()
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether nothing failed that nobody handled."""
+        return all(failure.handled for failure in self.failures)
 
 
 def replay(
@@ -40,27 +50,41 @@ def replay(
 
     ``paced``: as slowly as it was recorded, else as fast as it goes; the output is the same. ``enough`` is asked after
     each input and ends it early. ``on_end`` is called before the modules are stopped; None: they are not.
+
+    ``RefusedError`` where something was asked for that cannot be the same twice, also if a module caught that.
     """
     began, count, first_ns = time.monotonic(), 0, times_ns[0]
+    waiting: dict[str, int] = {}
+    unused: tuple[str, ...] = ()
     with using(VirtualClock(first_ns)) as clock, target.at_home(), _seeded(seed):
         actor = target.actor(clock, on_published, on_left)
         try:
             actor.start()
+            _check(clock)
             for one in inputs:
                 if paced:
                     time.sleep(max(0.0, began + (one.message.timestamp_ns - first_ns) / 1e9 - time.monotonic()))
                 count += 1
-                actor.put(one.source, one.message)
+                actor.put(one.source, one.message, one.ordinal)
+                _check(clock)
                 if enough():
                     break
             else:
                 actor.advance(times_ns[1])
+                waiting, unused = actor.waiting, tuple(actor.unused)
                 if on_end is not None:
                     on_end()
                     actor.stop()
         finally:
             actor.close()
-        return Report(count, (clock.time_ns() - first_ns) / 1e9, time.monotonic() - began)
+        _check(clock)
+        seconds = time.monotonic() - began
+        return Report(count, (clock.time_ns() - first_ns) / 1e9, seconds, tuple(actor.failures), waiting, unused)
+
+
+def _check(clock: VirtualClock) -> None:
+    if clock.refused is not None:
+        raise clock.refused
 
 
 @contextlib.contextmanager

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from penstock.journal import Entry
 from penstock.recording.span import Span, messages, reader, time_range, topic_names
 from penstock.recording.story import parts, read_story
+from penstock.recording.tape import Plan, Tape
+from penstock.topics import matches
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["Input", "Script"]
+__all__ = ["Input", "Script", "store_inputs"]
+
+AT_A_TIME = 10_000  # inputs that are stored together
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A recorded message and the name of the source that it stands for."""
+    """A recorded message, the name of the source that it stands for, and the ordinal that it has there."""
 
     source: str
     message: Message
+    ordinal: int
 
 
 class Script:
@@ -42,7 +48,9 @@ class Script:
         except BaseException:
             self._stack.close()
             raise
-        self.topics = sorted({name for journal in self._journals for name in topic_names(journal, topics)})
+        known = {name for journal in self._journals for name in topic_names(journal, topics)}
+        known |= {name for name in self.story.ordinals if topics is None or any(matches(one, name) for one in topics)}
+        self.topics = sorted(known)
 
     def __enter__(self) -> Self:
         return self
@@ -61,4 +69,25 @@ class Script:
         for message in messages(self._journals, self._chosen, self._span):
             source = sources.get(message.channel or "")
             if source is not None:
-                yield Input(source, message)
+                yield Input(source, message, self.story.ordinal(message.channel or "", message.ordinal or 1))
+
+
+def store_inputs(directory: Path, script: Script, inputs: Sequence[Input], span_ns: tuple[int, int]) -> None:
+    """Some of a script's inputs as a recording of their own. It is replayed from and to the same moments, so that
+    timers tick as they did; its topics are those of the script, and its messages have the ordinals that they had."""
+    tape = Tape(Plan(directory, {at: name for name, at in script.story.addresses.items()}))
+    tape.tell({"event": "span", "first_ns": span_ns[0], "last_ns": span_ns[1]})
+    tape.tell({"event": "ordinals", "ordinals": {topic: [] for topic in script.topics}})
+    for piece in (inputs[at : at + AT_A_TIME] for at in range(0, len(inputs), AT_A_TIME)):
+        ordinals: dict[str, list[int]] = {}
+        for one in piece:
+            ordinals.setdefault(one.message.channel or "", []).append(one.ordinal)
+        tape.tell({"event": "ordinals", "ordinals": ordinals})
+        entries = [
+            Entry(one.message.channel or "", bytes(one.message), dict(one.message.properties),
+                  timestamp_ns=one.message.timestamp_ns)
+            for one in piece
+        ]  # fmt: skip
+        for commit in tape.pieces(entries):
+            tape.commit(commit, sum(len(entry.data) for entry in commit))
+    tape.end({})

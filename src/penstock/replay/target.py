@@ -18,19 +18,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock import address
 from penstock.bus import CallbackSubscriber, named_bus
 from penstock.clock import VirtualClock
-from penstock.errors import InvalidArgument, nearest
+from penstock.errors import InvalidArgument, PenstockError, nearest
 from penstock.gateway import read
 from penstock.gateway.configuration import is_address
-from penstock.gateway.stage import Stage, cast
+from penstock.gateway.errors import reason_of
+from penstock.gateway.stage import FAILURES, Failure, Stage, cast, noted
 from penstock.recording.story import topic_of
 from penstock.secrecy import without_secrets
 
 if TYPE_CHECKING:
     from penstock._core import Message
 
-__all__ = ["Actor", "GatewayTarget", "ProgramTarget", "Target", "Told", "target"]
+__all__ = ["Actor", "GatewayTarget", "ProgramError", "ProgramTarget", "Target", "Told", "target"]
 
 Told = Callable[[str, Any], object]
+
+
+class ProgramError(PenstockError):
+    """The program that is replayed into raised an error; the text says where."""
 
 
 class Actor(Protocol):
@@ -39,7 +44,7 @@ class Actor(Protocol):
     def start(self) -> None:
         """Begin, at the clock's first moment."""
 
-    def put(self, source: str, message: Message) -> None:
+    def put(self, source: str, message: Message, ordinal: int) -> None:
         """One input, with all that is due before it and all that it causes."""
 
     def advance(self, time_ns: int) -> None:
@@ -50,6 +55,18 @@ class Actor(Protocol):
 
     def close(self) -> None:
         """End at once."""
+
+    @property
+    def failures(self) -> list[Failure]:
+        """What failed, so far, without ending it."""
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Messages that were not handled so far."""
+
+    @property
+    def unused(self) -> list[str]:
+        """What was given and not used so far, a sentence each."""
 
 
 class Target(Protocol):
@@ -105,21 +122,23 @@ class GatewayTarget:
 
     def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
         """By ``--map``, by the address that a topic was recorded from, or by the name of a module or address."""
-        rules = dict(_rules(mapping))
+        topics = list(topics)
+        rules = _rules_for(topics, mapping)
         for name in rules.values():
             if name not in self.cast.outside:
+                known = [*self.cast.outside, *self.cast.made]
                 raise InvalidArgument(f"--map: there is no source {without_secrets(name)!r}; "
-                                      f"{nearest(name, [*map(without_secrets, self.cast.outside)])}")  # fmt: skip
-        known: dict[Any, str] = {}
+                                      f"{nearest(name, map(without_secrets, known))}")  # fmt: skip
+        places: dict[Any, str] = {}
         for name in self._speaking:
-            known[_place(name)] = name
-            known.setdefault(topic_of(name) if is_address(name) else name, name)
+            places[_place(name)] = name
+            places.setdefault(topic_of(name) if is_address(name) else name, name)
         found = {}
         for topic in topics:
             if topic in rules:
                 found[topic] = rules[topic]
-            elif (place := _place(recorded.get(topic, ""))) in known or topic in known:
-                found[topic] = known.get(place) or known[topic]
+            elif (place := _place(recorded.get(topic, ""))) in places or topic in places:
+                found[topic] = places.get(place) or places[topic]
         return found
 
     def unfed(self, sources: Mapping[str, str]) -> list[str]:
@@ -148,7 +167,8 @@ class ProgramTarget:
 
     def sources(self, topics: Iterable[str], recorded: Mapping[str, str], mapping: list[str] | None) -> dict[str, str]:
         """By ``--map TOPIC=bus:NAME``, else to where it was recorded, if that was a bus, else to ``bus:TOPIC``."""
-        rules = dict(_rules(mapping))
+        topics = list(topics)
+        rules = _rules_for(topics, mapping)
         for text in rules.values():
             _check_bus(text, "--map")
         return {
@@ -169,39 +189,77 @@ class _Program:
     def __init__(self, file: Path, outputs: tuple[str, ...], clock: VirtualClock, told: Told) -> None:
         self._file, self._clock = file, clock
         self._publishers: dict[str, Any] = {}
+        self._heard: dict[str, bool] = {}  # sources: whether anybody has listened
+        self._captured = dict.fromkeys(outputs, 0)
+        self._told = told
         self._listeners = []
         for text in outputs:
             parsed = address.parse(text)
             identifier = int(parsed.options.get("id", "0"))
-            listener = CallbackSubscriber(functools.partial(told, text), ids=(identifier,), max_public_id=65535)
+            capture = functools.partial(self._capture, text)
+            listener = CallbackSubscriber(capture, ids=(identifier,), max_public_id=65535)
             bus = named_bus(parsed.name)
             bus.add(listener)
             self._listeners.append((bus, listener))
         self._names: dict[str, Any] = {}
 
+    def _capture(self, text: str, message: Any) -> None:
+        self._captured[text] += 1
+        self._told(text, message)
+
     def start(self) -> None:
-        self._names = runpy.run_path(str(self._file), run_name="__replay__")
+        with self._blamed():
+            self._names = runpy.run_path(str(self._file), run_name="__replay__")
         self._step()
 
-    def put(self, source: str, message: Message) -> None:
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        """An error inside is one of the program, at a line of it."""
+        try:
+            yield
+        except FAILURES as error:
+            if error is self._clock.refused:
+                raise
+            raise ProgramError(f"{_place_in(self._file, error)}: {reason_of(error)}") from error
+
+    def put(self, source: str, message: Message, ordinal: int) -> None:
         self.advance(message.timestamp_ns)
         if source not in self._publishers:
             self._publishers[source] = address.publisher(source)
         publisher = self._publishers[source]
-        if message.ordinal and message.ordinal > 1:
-            publisher.bus._go_on(publisher.id, message.ordinal - 1)
+        self._heard[source] = self._heard.get(source, False) or publisher.wait_ready(1, 0)
+        if ordinal > 1:
+            publisher.bus._go_on(publisher.id, ordinal - 1)
         publisher.publish(bytes(message))
         self._step()
 
     def advance(self, time_ns: int) -> None:
-        while self._clock.fire_next(self._clock.seconds_at(time_ns)):
+        while self._fire(time_ns):
             self._step()
         self._clock.set_time_ns(time_ns)
+
+    def _fire(self, time_ns: int) -> bool:
+        with self._blamed():
+            return self._clock.fire_next(self._clock.seconds_at(time_ns))
 
     def _step(self) -> None:
         step = self._names.get("step")
         if step is not None:
-            step()
+            with self._blamed():
+                step()
+
+    @property
+    def failures(self) -> list[Failure]:
+        return noted(self._clock, lambda error: f"{_place_in(self._file, error)}: {reason_of(error)}")
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        return {}
+
+    @property
+    def unused(self) -> list[str]:
+        silent = [f"nothing was published at {text} (--capture)" for text, count in self._captured.items() if not count]
+        return silent + [f"nobody listens at {text} (--map)" for text, heard in self._heard.items() if not heard]
 
     def stop(self) -> None:
         self.close()
@@ -216,6 +274,17 @@ class _Program:
         self._listeners.clear()
 
 
+def _place_in(file: Path, error: BaseException) -> str:
+    """The last line of the file that an error went through."""
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    frame = error.__traceback__
+    while frame is not None:
+        if Path(frame.tb_frame.f_code.co_filename) == file:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    return f"{file}:{line}" if line else str(file)
+
+
 def _rules(mapping: list[str] | None) -> list[tuple[str, str]]:
     found = []
     for rule in mapping or []:
@@ -224,6 +293,15 @@ def _rules(mapping: list[str] | None) -> list[tuple[str, str]]:
             raise InvalidArgument(f"--map {rule!r} is not of the form TOPIC=SOURCE")
         found.append((topic, name))
     return found
+
+
+def _rules_for(topics: list[str], mapping: list[str] | None) -> dict[str, str]:
+    """The source of each topic that is mapped; ``InvalidArgument`` names a topic that is not there."""
+    rules = dict(_rules(mapping))
+    for topic in rules:
+        if topic not in topics:
+            raise InvalidArgument(f"--map: no topic {topic!r} is replayed; {nearest(topic, topics)}")
+    return rules
 
 
 def _check_bus(text: str, option: str) -> None:
