@@ -47,6 +47,7 @@ STAGED_BYTES = 16 << 20  # a publisher that is faster than the disk commits itse
 BATCH = 4096
 CLOSE_S = 5.0
 LOOK_S = 0.05
+PASS_ON_S = 1.0  # how long a publisher waits for a live flow that stands still
 KEEP_UP_S, KEEP_UP_LOOK_S = 0.02, 0.0002  # how long a batch waits for slow readers of shm, and how often it looks
 MAX_NS = (1 << 63) - 1
 
@@ -59,9 +60,9 @@ def open_publisher(
     *,
     durable: str | os.PathLike[str] | None = None,
     durable_wait: bool = False,
-    retain_bytes: int | None = None,
-    retain_age_s: float | None = None,
-    segment_bytes: int = SEGMENT_BYTES,
+    retain_bytes: int | str | None = None,
+    retain_age_s: float | str | None = None,
+    segment_bytes: int | str = SEGMENT_BYTES,
 ) -> DurablePublisher:
     """A publisher that stores its messages in the journal ``durable`` before it sends them."""
     if address.scheme not in REACHES:
@@ -71,6 +72,8 @@ def open_publisher(
             f"publisher of {address.text!r}: give durable=DIRECTORY, where the messages are kept; durable_wait=, "
             "retain_bytes=, retain_age_s= and segment_bytes= go with it"
         )
+    if not isinstance(durable_wait, bool):
+        raise InvalidArgument(f"durable_wait={durable_wait!r} must be True or False")
     journal = Journal(durable, retain_bytes=retain_bytes, retain_age_s=retain_age_s, segment_bytes=segment_bytes)
     try:
         return DurablePublisher(address, journal, live_options, durable_wait)
@@ -176,12 +179,19 @@ class DurablePublisher(Publisher):
         self._topic_id = journal.topic_id(self.topic)
         self._writer = journal.writer
         self._wait = wait
+        # What is committed together lies in one segment, and retention removes whole segments: several fit into one.
+        self._most_staged = min(STAGED_BYTES, journal.segment_bytes // 4)
         self._closed = False
         self._lock = threading.Lock()
         self._staged, self._committed = threading.Event(), threading.Event()
         self._awake = False
         self._ending = False
         self._failure: BaseException | None = None
+        self._committing = threading.Lock()  # held by one commit, until its failure is noted
+        self._passing_on = threading.Condition()  # guards the three below
+        self._passed_on = 0  # the live flow has everything up to this position
+        self._awaited = 0  # threads that wait for that
+        self._held_up = False  # one has waited in vain; nobody waits until everything was passed on
         self._before = self._writer.next_position - 1  # published by others
         self.inner, self._position = _open_live(address, journal, self.topic, dict(live_options))
         self._threads = [
@@ -213,6 +223,7 @@ class DurablePublisher(Publisher):
         if self._wait:
             ordinal = self.journal.append(self.topic, data, properties=properties, timestamp_ns=timestamp_ns)
             self._committed.set()
+            self._await_passed_on(ordinal)
         elif properties is None and timestamp_ns is None:
             ordinal = self._writer.stage(self._topic_id, data)
             self._wake()
@@ -230,6 +241,7 @@ class DurablePublisher(Publisher):
         if self._wait:
             self.journal.append_many(self.topic, items)
             self._committed.set()
+            self._await_passed_on(self._writer.committed_position - 1)
         elif items:
             self._writer.stage_buffers(self._topic_id, items)
             self._wake()
@@ -245,15 +257,18 @@ class DurablePublisher(Publisher):
         return native.reserve(size, self.publish, self)
 
     def flush(self) -> None:
-        """Wait until everything published so far is on disk."""
+        """Wait until everything published so far is on disk, and has been passed to the live publisher: who joins
+        afterwards finds it in its history. A live flow that stands still is waited for a second at most."""
         self._check_usable()
         self._commit()
+        self._check_usable()  # another thread's commit may have failed
+        self._await_passed_on(self._writer.committed_position - 1)
 
     def _wake(self) -> None:
         if not self._awake:
             self._awake = True
             self._staged.set()
-        if self._writer.staged_bytes > STAGED_BYTES:
+        if self._writer.staged_bytes > self._most_staged:
             self._commit()
 
     def _publish_now(self, data: Any, options: Mapping[str, Any]) -> int:
@@ -263,11 +278,29 @@ class DurablePublisher(Publisher):
 
     # --- from memory to the disk, from the disk to the live flow
 
-    def _commit(self) -> None:
-        try:
-            self.journal.commit_staged()
-        finally:
-            self._committed.set()
+    def _commit(self, note: bool = False) -> None:
+        """``note``: a failure is told by the next call instead of being raised."""
+        with self._committing:
+            try:
+                self.journal.commit_staged()
+            except ClosedError:
+                raise
+            except Exception as error:
+                if not note:
+                    raise
+                self._failure = error
+                logger.error("%r: what was published last is not on disk: %s", self, error)
+            finally:
+                self._committed.set()
+
+    def _await_passed_on(self, position: int) -> None:
+        with self._passing_on:
+            if self._passed_on >= position or self._held_up:
+                return
+            self._awaited += 1
+            came = self._passing_on.wait_for(lambda: self._passed_on >= position or self._ending, PASS_ON_S)
+            self._awaited -= 1
+            self._held_up = not came
 
     def _commit_on(self) -> None:
         while True:
@@ -277,12 +310,9 @@ class DurablePublisher(Publisher):
             ending = self._ending
             self._awake = False  # cleared before the commit, so that whatever is staged later wakes this thread again
             try:
-                self._commit()
+                self._commit(note=True)
             except ClosedError:
                 return
-            except Exception as error:  # raised by the next publish
-                self._failure = error
-                logger.error("%r: what was published last is not on disk: %s", self, error)
             if ending:
                 return
 
@@ -304,9 +334,17 @@ class DurablePublisher(Publisher):
         while True:
             batch, self._position = self.journal.read_from(self._position, BATCH)
             if not len(batch):
+                self._note_passed_on(self._position - 1, everything=True)
                 return
             for part in self._portions(batch):
                 self.inner.forward(part)
+            self._note_passed_on(self._position - 1)
+
+    def _note_passed_on(self, position: int, everything: bool = False) -> None:
+        with self._passing_on:
+            self._passed_on = position
+            self._held_up = self._held_up and not everything
+            self._passing_on.notify_all()
 
     def _portions(self, batch: Batch) -> Iterator[Batch | Sequence[Message]]:
         """The batch as the live flow takes it.
@@ -325,6 +363,8 @@ class DurablePublisher(Publisher):
         for begin in range(0, len(batch), most):
             part = batch[begin : begin + most]
             while self.inner.unread + len(part) > room and time.monotonic() < deadline and not self._ending:
+                if self._awaited:
+                    break  # who waits for the live flow is not to wait for its readers
                 time.sleep(KEEP_UP_LOOK_S)
             yield part
 

@@ -13,8 +13,9 @@ import time
 from dataclasses import dataclass
 
 from penstock.errors import InvalidArgument
-from penstock.quantities import duration_s, is_duration, moment_ns, size_bytes
+from penstock.quantities import check_size, duration_s, is_duration, moment_ns
 
+MAX_BYTES = 1 << 40
 DEFAULT_BYTES = 16 << 20
 MAX_MESSAGES = 1 << 19
 
@@ -35,11 +36,9 @@ class Kept:
 
 def kept_of(history: int | str | None, latest: bool, history_bytes: int | str | None) -> Kept:
     """What the three options of a publisher mean together."""
-    if isinstance(history_bytes, str):
-        history_bytes = size_bytes(history_bytes, "history_bytes")
-    if history_bytes is not None and (isinstance(history_bytes, bool) or history_bytes < 1):
-        raise InvalidArgument(f"history_bytes={history_bytes} must be 1 or more bytes")
-    most_bytes = DEFAULT_BYTES if history_bytes is None else history_bytes
+    most_bytes = DEFAULT_BYTES if history_bytes is None else check_size(history_bytes, "history_bytes")
+    if most_bytes > MAX_BYTES:
+        raise InvalidArgument(f"history_bytes={history_bytes} must be at most {MAX_BYTES}")
     if not isinstance(latest, bool):
         raise InvalidArgument(f"latest={latest!r} must be True or False")
     if latest:

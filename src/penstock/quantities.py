@@ -6,14 +6,16 @@ A time without a zone is UTC. Penstock prints times in UTC, so what it prints ca
 from __future__ import annotations
 
 import datetime
+import math
 import re
 import time
+from typing import Any
 
 from penstock.errors import InvalidArgument
 
 __all__ = [
-    "datetime_ns", "duration_s", "interval_s", "is_duration", "is_size", "iso_ns", "iso_time", "moment_ns",
-    "size_bytes",
+    "check_duration", "check_size", "datetime_ns", "duration_s", "interval_s", "is_duration", "is_size", "iso_ns",
+    "iso_time", "moment_ns", "size_bytes",
 ]  # fmt: skip
 
 _UNITS_S = {
@@ -62,6 +64,22 @@ def size_bytes(text: str, option: str) -> int:
     if match is None or match[2].lower() not in _UNITS_BYTES:
         raise InvalidArgument(f"{option} {text!r} is no size; write 65536, 64k, 10M or 2G")
     return int(float(match[1]) * _UNITS_BYTES[match[2].lower()])
+
+
+def check_size(value: Any, option: str) -> int:
+    """A size in bytes as an option has it: an int of 1 or more, or a text as ``size_bytes`` reads it."""
+    size = size_bytes(value, option) if isinstance(value, str) else value
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise InvalidArgument(f"{option}={value!r} must be a size in bytes of 1 or more, or a text such as '64M'")
+    return size
+
+
+def check_duration(value: Any, option: str) -> float:
+    """A duration in seconds as an option has it: a number above 0, or a text as ``duration_s`` reads it."""
+    seconds = duration_s(value, option) if isinstance(value, str) else value
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 < seconds < math.inf:
+        raise InvalidArgument(f"{option}={value!r} must be seconds above 0, or a text such as '5 min'")
+    return float(seconds)
 
 
 def is_size(text: str) -> bool:

@@ -214,8 +214,8 @@ class Bus(_native.Bus):
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Deliver what is pending (or discard it), then remove all subscribers. Closing twice does nothing.
 
-        Delivering waits while a queue is full: read it, or give ``timeout`` or ``drain=False``. Leaving a ``with`` block
-        by an error discards.
+        Delivering waits while a queue is full: read it, or give ``timeout`` or ``drain=False``. Leaving a ``with``
+        block by an error discards.
         """
         if not self._stop(not drain):
             return

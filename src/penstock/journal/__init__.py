@@ -74,10 +74,10 @@ def __getattr__(name: str) -> Any:
 def open_publisher(
     address: Address,
     *,
-    segment_bytes: int = 64 << 20,
-    max_message_bytes: int = 64 << 20,
-    retain_age_s: float | None = None,
-    retain_bytes: int | None = None,
+    segment_bytes: int | str = 64 << 20,
+    max_message_bytes: int | str = 64 << 20,
+    retain_age_s: float | str | None = None,
+    retain_bytes: int | str | None = None,
     sync: bool = True,
 ) -> JournalPublisher:
     """A publisher for ``journal:DIRECTORY#TOPIC``. Publishers of one process share the directory's writer."""

@@ -32,6 +32,7 @@ from penstock.journal.schemas import KIND as SCHEMA_KIND
 from penstock.journal.schemas import Schemas, read_schemas, records_in
 from penstock.journal.transaction import Entry, Transaction
 from penstock.journal.upkeep import Full, Upkeep
+from penstock.quantities import check_duration, check_size
 from penstock.topics import check_pattern, check_topic, matches
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("penstock.journal")
 SEGMENT_BYTES = 64 << 20
+MAX_SEGMENT_BYTES = 1 << 40
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_KIND = 65535
 QUEUE_KIND = 1  # kind of the journal's own state records
@@ -54,10 +56,10 @@ class Journal(Reading):
         directory: str | os.PathLike[str],
         *,
         mode: Literal["write", "read"] = "write",
-        segment_bytes: int = SEGMENT_BYTES,
-        max_message_bytes: int = MAX_MESSAGE_BYTES,
-        retain_age_s: float | None = None,
-        retain_bytes: int | None = None,
+        segment_bytes: int | str = SEGMENT_BYTES,
+        max_message_bytes: int | str = MAX_MESSAGE_BYTES,
+        retain_age_s: float | str | None = None,
+        retain_bytes: int | str | None = None,
         retain_queues: bool = False,
         compact_topics: Sequence[str] = (),
         sync: bool = True,
@@ -66,15 +68,19 @@ class Journal(Reading):
     ) -> None:
         if mode not in ("write", "read"):
             raise InvalidArgument(f"mode={mode!r} is not a choice; valid: read, write")
-        if segment_bytes < layout.BLOCK_BYTES:
-            raise InvalidArgument(f"segment_bytes={segment_bytes} must be at least {layout.BLOCK_BYTES}")
+        segment_bytes = check_size(segment_bytes, "segment_bytes")
+        if not layout.BLOCK_BYTES <= segment_bytes <= MAX_SEGMENT_BYTES:
+            raise InvalidArgument(f"segment_bytes={segment_bytes} must be {layout.BLOCK_BYTES} to {MAX_SEGMENT_BYTES}")
+        max_message_bytes = check_size(max_message_bytes, "max_message_bytes")
         if not 0 < max_message_bytes <= 512 << 20:
             raise InvalidArgument(f"max_message_bytes={max_message_bytes} must be 1 to {512 << 20}")
         self.directory = Path(directory)
         self.mode = mode
         self.segment_bytes = segment_bytes
         self.max_message_bytes = max_message_bytes
-        self.retain_age_s, self.retain_bytes, self.retain_queues = retain_age_s, retain_bytes, retain_queues
+        self.retain_age_s = None if retain_age_s is None else check_duration(retain_age_s, "retain_age_s")
+        self.retain_bytes = None if retain_bytes is None else check_size(retain_bytes, "retain_bytes")
+        self.retain_queues = retain_queues
         self.compact_topics = tuple(check_pattern(pattern) for pattern in compact_topics)
         self._disk = disk or Disk()
         self._closed = False
@@ -603,7 +609,7 @@ class Journal(Reading):
         if limits == Limits() or self._group is not None:  # must not remove what no reader can have seen yet
             return 0
         with self._upkeep.lock:
-            return apply(self.directory, limits, self._disk)
+            return apply(self.directory, limits, self._disk, self.frontier - 1)
 
     def compact(self) -> int:
         """Remove from sealed segments all but the last message of each key, in topics compacted by key; returns how

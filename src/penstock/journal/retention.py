@@ -37,13 +37,16 @@ class Sealed:
     bytes: int
 
 
-def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: int) -> list[Sealed]:
-    """The segments to remove: always the oldest ones, so that the rest is one range."""
+def choose(
+    segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: int, newest: int | None = None
+) -> list[Sealed]:
+    """The segments to remove: always the oldest ones, so that the rest is one range. For its size alone the one with
+    the position ``newest``, the last message of all, is not removed: what was just stored would be gone."""
     total = active_bytes + sum(segment.bytes for segment in segments)
     chosen = []
     for segment in segments:
         too_old = limits.age_s is not None and segment.greatest_stored_ns < now_ns - int(limits.age_s * 1e9)
-        too_much = limits.size is not None and total > limits.size
+        too_much = limits.size is not None and total > limits.size and (newest is None or segment.next <= newest)
         done_with = limits.passed is not None and segment.next - 1 <= limits.passed
         if not (too_old or too_much or done_with):
             break
@@ -52,8 +55,8 @@ def choose(segments: list[Sealed], active_bytes: int, limits: Limits, now_ns: in
     return chosen
 
 
-def apply(directory: Path, limits: Limits, disk: Disk) -> int:
-    """Remove the segments that exceed the limits; returns how many."""
+def apply(directory: Path, limits: Limits, disk: Disk, newest: int | None = None) -> int:
+    """Remove the segments that exceed the limits; returns how many. ``newest`` is the position of the last message."""
     if limits == Limits():
         return 0
     names = layout.latest_segments(os.listdir(directory))
@@ -66,7 +69,7 @@ def apply(directory: Path, limits: Limits, disk: Disk) -> int:
     if not names:
         return 0
     active = (directory / layout.segment_name(*names[-1])).stat().st_size
-    chosen = choose(sealed, active, limits, time.time_ns())
+    chosen = choose(sealed, active, limits, time.time_ns(), newest)
     for segment in chosen:
         remove_segment(directory, segment.first, segment.revision, disk)
     if chosen:
