@@ -146,6 +146,42 @@ std::string process_file_name(const char *kind, std::uint64_t token) {
     return text;
 }
 
+namespace {
+
+std::vector<std::string> command_line() {
+    std::vector<std::string> words;
+    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+    if (file < 0) return words;
+    char text[4096];
+    ssize_t size = read(file, text, sizeof text);
+    close(file);
+    for (ssize_t at = 0; at < size; at += ssize_t(words.back().size()) + 1)
+        words.emplace_back(text + at, strnlen(text + at, std::size_t(size - at)));
+    return words;
+}
+
+std::string last_part(const std::string &path) { return path.substr(path.rfind('/') + 1); }
+
+std::string find_program() {
+    std::vector<std::string> words = command_line();
+    if (words.empty()) return "";
+    std::string program = last_part(words[0]);
+    if (program.compare(0, 6, "python") != 0) return program;
+    for (std::size_t i = 1; i < words.size() && words[i] != "-c"; ++i) {
+        if (words[i] == "-X" || words[i] == "-W") ++i;  // they take a word
+        else if (words[i] == "-m") return i + 1 < words.size() ? words[i + 1] : program;
+        else if (words[i].empty() || words[i][0] != '-') return last_part(words[i]);
+    }
+    return program;
+}
+
+}  // namespace
+
+const std::string &process_program() {
+    static const std::string *found = new std::string(find_program());  // never destroyed: finalisers may come later
+    return *found;
+}
+
 int process_sweep() {
     int directory = shared_directory(), count = 0;
     DIR *listing = opendir(shared_directory_path().c_str());

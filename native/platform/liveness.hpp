@@ -35,6 +35,10 @@ void process_end() noexcept;
 // "KIND.PID.RANDOM": what names of files that belong to a process begin with.
 std::string process_file_name(const char *kind, std::uint64_t token);
 
+// What this process runs, for those who find it dead: the name of its program; for Python that of the script or module.
+// No options and no arguments: those may hold secrets.
+const std::string &process_program();
+
 // Removes the files of dead processes, their pages of counters too; gives how many.
 int process_sweep();
 

@@ -299,6 +299,7 @@ static nb::list deaths() {
         }
         nb::dict entry;
         entry["pid"] = death.pid;
+        entry["program"] = readable_text(death.program);
         entry["found_by"] = death.finder;
         entry["found_ns"] = death.found_ns;
         entry["left_out"] = death.left_out;

@@ -125,35 +125,50 @@ void add(DeathRecord &death, const MemberRecord &member) {
     else ++death.left_out;
 }
 
+struct Dead {
+    std::uint32_t pid = 0;
+    std::string program;
+    std::vector<MemberRecord> members;
+};
+
 // Under the lock: into the record of that process, or over the oldest one.
-void store(int file, std::uint64_t token, std::uint32_t pid, const std::vector<MemberRecord> &members) {
+void store(int file, std::uint64_t token, const Dead &dead) {
     std::uint64_t newest = 0, oldest = ~0ull;
     std::uint32_t place = 0;
-    DeathRecord death;
+    DeathRecord death, found;
     bool known = false;
     for (std::uint32_t i = 0; i < most_deaths && !known; ++i) {
-        std::uint64_t head[2] = {};
-        if (pread(file, head, sizeof head, off_t(i) * death_bytes) != sizeof head) head[0] = 0;
-        newest = std::max(newest, head[0]);
-        if (head[0] && head[1] == token &&
-            pread(file, &death, sizeof death, off_t(i) * death_bytes) == ssize_t(sizeof death)) {
+        if (pread(file, &found, sizeof found, off_t(i) * death_bytes) != ssize_t(sizeof found)) found = DeathRecord();
+        newest = std::max(newest, found.number);
+        if (found.number && found.token == token) {
             known = true;
-            place = i;
-        } else if (head[0] < oldest) {
-            oldest = head[0];
-            place = i;
+        } else if (found.number && std::find(std::begin(found.replaced), std::end(found.replaced), token) !=
+                                       std::end(found.replaced)) {
+            return;  // written down before, and written over since
+        } else if (found.number < oldest) {
+            oldest = found.number;
+        } else {
+            continue;
         }
+        place = i;
+        death = found;
     }
     if (!known) {
+        DeathRecord before = death;
         death = DeathRecord();
         death.number = newest + 1;
         death.token = token;
         death.found_ns = std::uint64_t(realtime_ns());
-        death.pid = pid;
+        death.pid = dead.pid;
         death.finder = std::uint32_t(getpid());
+        copy_text(death.program, sizeof death.program, dead.program);
+        if (before.number) {
+            death.replaced[0] = before.token;
+            std::copy(std::begin(before.replaced), std::end(before.replaced) - 1, death.replaced + 1);
+        }
     }
     death.members = std::min(death.members, most_members_of_death);
-    for (const MemberRecord &member : members) add(death, member);
+    for (const MemberRecord &member : dead.members) add(death, member);
     [[maybe_unused]] ssize_t written = pwrite(file, &death, sizeof death, off_t(place) * death_bytes);
 }
 
@@ -161,10 +176,6 @@ void store(int file, std::uint64_t token, std::uint32_t pid, const std::vector<M
 
 void note_deaths(const std::string &encoded, const Channel &channel) noexcept {
     try {
-        struct Dead {
-            std::uint32_t pid;
-            std::vector<MemberRecord> members;
-        };
         std::map<std::uint64_t, bool> lives;
         std::map<std::uint64_t, Dead> dead;
         auto look = [&](bool publisher, const Member *members, std::uint32_t capacity) {
@@ -176,6 +187,7 @@ void note_deaths(const std::string &encoded, const Channel &channel) noexcept {
                 if (found->second) continue;
                 Dead &one = dead[token];
                 one.pid = members[i].pid;
+                one.program.assign(members[i].program, strnlen(members[i].program, sizeof members[i].program));
                 one.members.push_back(record_of(encoded, channel, publisher, i));
             }
         };
@@ -184,7 +196,7 @@ void note_deaths(const std::string &encoded, const Channel &channel) noexcept {
         if (dead.empty()) return;
         File file(open_deaths(true));
         if (!file || !lock_soon(file.get())) return;
-        for (const auto &[token, one] : dead) store(file.get(), token, one.pid, one.members);
+        for (const auto &[token, one] : dead) store(file.get(), token, one);
     } catch (...) {
     }
 }
@@ -199,6 +211,7 @@ std::vector<DeathRecord> read_deaths() {
         if (pread(file.get(), &death, sizeof death, off_t(i) * death_bytes) != ssize_t(sizeof death) || !death.number)
             continue;
         death.members = std::min(death.members, most_members_of_death);
+        death.program[sizeof death.program - 1] = 0;
         for (std::uint32_t m = 0; m < death.members; ++m) {
             MemberRecord &member = death.member[m];
             member.beginning_size = std::min<std::uint32_t>(member.beginning_size, sizeof member.beginning);

@@ -2,10 +2,13 @@
 // the channel is put right. `penstock autopsy` reads it.
 //
 // The file is $XDG_STATE_HOME/penstock/deaths (or ~/.local/state/penstock/deaths), of mode 0600: 32 records of 4096
-// bytes, one for each process; the oldest is written over. All numbers are of this machine's byte order.
+// bytes, one for each process; the oldest is written over. All numbers are of this machine's byte order. A process that
+// was written over is no new death when another of its channels is looked at: else 33 that died together would drive
+// each other out, channel by channel, and nothing would be left but what the last channel knew.
 //
 //   record   0 number of the record, rising; 0: none   8 liveness token   16 when it was found dead (ns since 1970)
-//           24 pid, u32   28 pid of the finder, u32   32 members written, u32   36 members left out, u32   64 members
+//           24 pid, u32   28 pid of the finder, u32   32 members written, u32   36 members left out, u32
+//           40 its program, 24 bytes   64 members   3904 tokens of the last 24 processes that were written over here
 //   member   0 kind, u8: 1 publisher, 2 subscriber   1 reliable, u8   4 virtual channel, i32: -1 none
 //            8 messages   16 bytes   24 dropped   32 joined (ns)   40 the channel's last ordinal
 //           48 a publisher: ordinal of its last message still in the channel; a subscriber: first ordinal not read
@@ -46,11 +49,11 @@ static_assert(sizeof(MemberRecord) == 384 && offsetof(MemberRecord, name) == 96 
 struct alignas(64) DeathRecord {
     std::uint64_t number = 0, token = 0, found_ns = 0;
     std::uint32_t pid = 0, finder = 0, members = 0, left_out = 0;
-    std::uint64_t zeros[3] = {};
+    char program[24] = {};
     MemberRecord member[most_members_of_death];
-    std::uint8_t rest[death_bytes - 64 - sizeof(MemberRecord) * most_members_of_death] = {};
+    std::uint64_t replaced[24] = {};  // tokens, the newest first
 };
-static_assert(sizeof(DeathRecord) == death_bytes);
+static_assert(sizeof(DeathRecord) == death_bytes && offsetof(DeathRecord, replaced) == 3904);
 
 // Notes the dead ones among a channel's members, if there are any. `channel` has its control block, and its tables if
 // they are there. `encoded` is the channel's file name.

@@ -379,6 +379,7 @@ void Membership::take_place() {
     Member &me = members[index];
     me.process.store(process_token());
     me.pid = std::uint32_t(getpid());
+    copy_text(me.program, sizeof me.program, process_program());
     me.most_held = most_held;
     me.vchan = vchan;
     me.flags = (options.reliable ? member_reliable : 0) | (options.local ? member_local : 0) |

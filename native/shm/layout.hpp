@@ -120,7 +120,7 @@ struct alignas(128) Member {
     Word count;              // 72  messages published or read, for statistics
     Word bytes;              // 80
     Word dropped;            // 88
-    std::uint64_t zero[4];
+    char program[32];        // 96  what its process runs; may be cut, ends with a zero
 };
 static_assert(sizeof(Member) == 128 && offsetof(Member, cursor) == 64);
 

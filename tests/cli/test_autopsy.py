@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -29,7 +30,7 @@ def test_a_killed_process_is_found_by_its_channel_and_by_its_pid(tmp_path: Path)
     assert run("shm", "clean", **state).returncode == 0
     done = run("autopsy", address, **state)
     assert done.returncode == 0, done.stderr
-    assert f"pid {program.pid}, found dead" in done.stdout and "the last words" in done.stdout
+    assert f"pid {program.pid} (python" in done.stdout and "found dead" in done.stdout and "the last words" in done.stdout
     assert "#1 of 14 bytes" in done.stdout
     (death,) = json.loads(run("autopsy", str(program.pid), "--json", **state).stdout)["deaths"]
     (member,) = death["members"]
@@ -42,3 +43,17 @@ def test_where_nothing_is_known_that_is_said(tmp_path: Path) -> None:
     assert done.returncode == 1 and "nothing is known of a dead member of shm:/nobody-ever" in done.stderr
     done = run("autopsy", "--json", "shm:/nobody-ever", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 1 and json.loads(done.stdout) == {"deaths": []}
+
+
+def test_what_cannot_be_known_is_told(tmp_path: Path) -> None:
+    for subject in ("tcp://127.0.0.1:5000", "broker://127.0.0.1:5000/topic?token=secret", "camera"):
+        done = run("autopsy", subject, XDG_STATE_HOME=str(tmp_path))
+        assert done.returncode == 2 and "shared memory" in done.stderr and "secret" not in done.stderr
+    done = run("autopsy", str(os.getpid()), XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 1 and f"pid {os.getpid()}" in done.stderr and "is alive" in done.stderr
+
+
+def test_where_deaths_are_not_written_down_that_is_told(tmp_path: Path) -> None:
+    (tmp_path / "penstock").write_text("a file where the folder should be")
+    done = run("autopsy", XDG_STATE_HOME=str(tmp_path))
+    assert done.returncode == 1 and f"{tmp_path}/penstock cannot be written" in done.stderr

@@ -136,6 +136,43 @@ print(*pids)
     assert stat.S_IMODE((state / "penstock").stat().st_mode) == 0o700
 
 
+def test_of_many_that_died_together_the_last_32_are_known_in_all_their_channels(name: str) -> None:
+    text = """
+there, ready = os.pipe()
+pids = []
+for _ in range(40):
+    pid = os.fork()
+    if not pid:
+        handles = [shm.publisher(f"shm:{name}/{n}", max_publishers=64) for n in range(3)]
+        os.write(ready, b".")
+        signal.pause()
+    pids.append(pid)
+for _ in pids:
+    os.read(there, 1)
+for pid in pids:
+    os.kill(pid, signal.SIGKILL)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+    subprocess.run([sys.executable, "-c", BEGIN + text, name], check=True, timeout=120)
+    shm.deaths()  # looking changes nothing
+    shm.clean()
+    found = shm.deaths()
+    assert len(found) == 32
+    assert {len(death.members) for death in found} == {3}
+
+
+def test_the_program_of_the_dead_is_named_without_its_arguments(name: str, tmp_path: Path) -> None:
+    script = tmp_path / "victim.py"
+    script.write_text(BEGIN + "p = shm.publisher(f'shm:{name}')" + DIE)
+    for command, named in (([str(script)], "victim.py"), (["-X", "utf8", "-m", "victim"], "victim")):
+        program = subprocess.Popen([sys.executable, *command, name, "--token=secret"], cwd=tmp_path)
+        assert program.wait(120) == -signal.SIGKILL
+        shm.clean()
+        assert death_of(program.pid).program == named
+    assert b"secret" not in (tmp_path / "penstock" / "deaths").read_bytes()
+
+
 def test_who_cannot_write_puts_right_all_the_same(name: str, state: Path) -> None:
     (state / "penstock").write_text("a file where the folder should be")
     killed(name, "p = shm.publisher(f'shm:{name}')\n")

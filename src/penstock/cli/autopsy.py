@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,10 @@ import typer
 
 from penstock.cli import exits, show
 from penstock.cli.target import live_addresses
+from penstock.errors import InvalidArgument
 from penstock.printable import printable
-from penstock.system import who
+from penstock.secrecy import without_secrets
+from penstock.system import process, state_directory, who
 
 if TYPE_CHECKING:
     from penstock.shm import DeadMember, Death
@@ -42,15 +45,39 @@ def autopsy(
     """
     from penstock.shm import deaths
 
+    if subject is not None and not subject.isdigit() and not subject.startswith(("shm:", "/")):
+        raise InvalidArgument(
+            f"{without_secrets(subject)!r} is neither a pid nor a channel of shared memory (shm:/NAME); what a killed "
+            "process did elsewhere is in the ledgers of its peers (penstock ls, penstock queue)"
+        )
     found = [death for death in (_about(death, subject) for death in deaths()) if death is not None]
     if as_json:
         show.print_json({"deaths": [_death_json(death) for death in found]})
     for death in found if not as_json else ():
         _print(death)
-    if not found and not as_json:
-        exits.told(f"nothing is known of a dead {_words(subject)}; the last 32 processes that died are kept")
+    if problem := _cannot_write():
+        exits.told(problem)
     if not found:
+        if not as_json:
+            exits.told(_nothing(subject))
         raise typer.Exit(exits.FAILED)
+
+
+def _cannot_write() -> str | None:
+    """Why what this user's programs find is not written down."""
+    folder = state_directory()
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return None
+    return f"{folder} cannot be written, so deaths are not written down: {there} " + (
+        "is a file" if not there.is_dir() else "belongs to somebody else or is read-only"
+    )
+
+
+def _nothing(subject: str | None) -> str:
+    if subject is not None and subject.isdigit() and process(int(subject)) is not None:
+        return f"{who(int(subject))} is alive; penstock ls shows what it has open"
+    return f"nothing is known of a dead {_words(subject)}; the last 32 processes that died are kept"
 
 
 def _words(subject: str | None) -> str:
@@ -73,7 +100,8 @@ def _about(death: Death, subject: str | None) -> Death | None:
 
 
 def _print(death: Death) -> None:
-    print(f"pid {death.pid}, found dead at {_when(death.found_ns)} by {who(death.found_by)}")
+    program = f" ({printable(death.program)})" if death.program else ""
+    print(f"pid {death.pid}{program}, found dead at {_when(death.found_ns)} by {who(death.found_by)}")
     for member in death.members:
         print(f"  {printable(_line(member))}")
         if member.beginning:
@@ -102,6 +130,7 @@ def _when(time_ns: int) -> str:
 def _death_json(death: Death) -> dict[str, Any]:
     return {
         "pid": death.pid,
+        "program": death.program,
         "found_ns": death.found_ns,
         "found_by": death.found_by,
         "left_out": death.left_out,

@@ -40,6 +40,7 @@ class Death:
     found_by: int  #: pid of the process that found it
     members: tuple[DeadMember, ...]
     left_out: int = 0  #: members that there was no room for
+    program: str = ""  #: its script, module or program, without arguments; empty: not known
 
 
 def deaths() -> list[Death]:
