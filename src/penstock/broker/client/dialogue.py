@@ -27,6 +27,7 @@ VERSION = 2  # of the protocol; an older broker is greeted with 1
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
+_PASSING = ("busy", "full", "limit", "unavailable")  # reasons of a refusal that may be gone a moment later
 _START = re.compile(rb" from_(?:position|ordinal|time_ns)=\d+")  # of the line of a subscription
 Properties = bytes | list[bytes] | None  #: encoded: of all messages, of each, or (None) those that a batch brings along
 
@@ -404,7 +405,7 @@ class Dialogue:
         else:
             self._waiting.popleft()
             if pending.data in self._renewed:  # nobody waits for this: try it all again, unless it is of no use
-                if code == "denied":
+                if code not in _PASSING:
                     self.fail(error)
                 raise _TryAgain(f"the broker did not take the subscription again: {text}")
             pending.settle(error=error)
