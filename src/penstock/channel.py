@@ -19,6 +19,7 @@ Rules, held by every room and checked by ``tests/conformance``:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import enum
 import inspect
 import logging
@@ -511,7 +512,12 @@ class Subscriber(Handle, Generic[T]):
                 self._call(function, message)
             except BaseException:  # SystemExit too: nothing else would report it
                 self._note_failure("the function of on_message failed")
+                with contextlib.suppress(ClosedError):
+                    self._was_not_handled(message)
             del message
+
+    def _was_not_handled(self, message: Message[T]) -> None:
+        """The function of ``on_message=`` has failed at it. Where a reach has redelivery, it comes again."""
 
     def _note_failure(self, what: str) -> None:
         self._failures += 1

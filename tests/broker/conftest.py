@@ -93,7 +93,7 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(**options: Any) -> Server:
-        server = Server(options.pop("directory", tmp_path / "broker"), 0, **options).start()
+        server = Server(options.pop("directory", tmp_path / "broker"), options.pop("port", 0), **options).start()
         servers.append(server)
         return server
 

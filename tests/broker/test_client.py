@@ -15,9 +15,9 @@ import pytest
 import penstock
 from penstock.broker import AsyncClient, Client, Server, Subscriber
 from penstock.broker.client.publisher import Publisher
-from penstock.errors import ClosedError, InvalidArgument, RefusedError
+from penstock.errors import ClosedError, InvalidArgument, RefusedError, StateError
 
-from .conftest import LONG, until
+from .conftest import LONG, Wire, until
 
 
 class Proxy:
@@ -118,6 +118,94 @@ def test_a_subscriber_goes_on_after_a_cut(proxy: Proxy, client: Client) -> None:
         assert sorted(set(found)) == list(range(50))
         first_seen = list(dict.fromkeys(found))
         assert first_seen == sorted(first_seen)
+
+
+@pytest.mark.parametrize("start", ["", "from_position", "from_ordinal", "from_time_ns"])
+@pytest.mark.parametrize("queue", ["", "named"])
+def test_where_a_subscription_begins_is_said_once(serve: Callable[..., Server], start: str, queue: str) -> None:
+    """After a restart of the broker it goes on where it was: nothing is missing, nothing that was done comes again."""
+    server = serve()
+    place = f"broker://127.0.0.1:{server.port}/t{f'?queue={queue}' if queue else ''}"
+    with Client(port=server.port, timeout=LONG) as client:
+        if start:
+            client.publish_many("t", [b"%d" % n for n in range(50)])
+        with penstock.subscriber(place, **({start: 1} if start else {}), credit=8, ack="manual") as subscriber:
+            if not start:
+                client.publish_many("t", [b"%d" % n for n in range(50)])
+            done: set[int] = set()
+            seen: set[int] = set()
+            for end in (20, 40, 60):
+                found = -1
+                while found < end - 1:  # what was sent ahead and not acknowledged may come twice
+                    message = subscriber.receive(LONG)
+                    found = int(bytes(message))
+                    assert found not in done
+                    seen.add(found)
+                    subscriber.ack(message, confirm=found == end - 1)
+                done = set(range(end))
+                assert done <= seen
+                server.close()
+                server = serve(port=server.port)
+                client.publish_many("t", [b"%d" % n for n in range(end + 30, end + 50)])
+            assert int(bytes(subscriber.receive(LONG))) == 60
+
+
+def test_a_subscription_that_is_refused_after_a_reconnect_says_so(server: Server, proxy: Proxy) -> None:
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        place = f"broker://127.0.0.1:{proxy.port}/t?queue=q"
+        with penstock.subscriber(place, max_deliveries=0, timeout=LONG) as subscriber:
+            client.publish("t", b"1")
+            assert bytes(subscriber.receive(LONG)) == b"1"
+            client.queue("q", max_deliveries=3)
+            proxy.cut()
+            with pytest.raises(RefusedError, match="max_deliveries=3, not 0"):
+                subscriber.receive(LONG)
+
+
+def test_a_message_at_which_its_function_failed_comes_again(serve: Callable[..., Server]) -> None:
+    server = serve()
+    seen: list[bytes] = []
+
+    def once(message: penstock.Message) -> None:
+        seen.append(bytes(message))
+        if bytes(message) == b"bad" and seen.count(b"bad") == 1:
+            raise ValueError("not now")
+
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        with penstock.subscriber(f"broker://127.0.0.1:{server.port}/t?queue=q", on_message=once) as subscriber:
+            for body in (b"1", b"bad", b"2"):
+                client.publish("t", body)
+            until(lambda: seen.count(b"bad") == 2)
+            until(lambda: client.queues()[0]["depth"] == 0)
+            assert subscriber.errors == 1
+    assert sorted(seen) == [b"1", b"2", b"bad", b"bad"]
+
+
+def test_a_server_is_started_once(serve: Callable[..., Server], tmp_path: Path) -> None:
+    server = serve()
+    with pytest.raises(StateError, match="is running"):
+        server.start()
+    server.close()
+    with pytest.raises(StateError, match="was closed"):
+        server.start()
+    for wrong in ({"port": 70_000}, {"port": -1}, {"client_authority": "nofile"}, {"key": "nofile"}):
+        with pytest.raises(InvalidArgument, match=next(iter(wrong))):
+            serve(**wrong)
+
+
+def test_a_queue_that_is_there_stays_where_it_is(serve: Callable[..., Server]) -> None:
+    server = serve()
+    with Client(port=server.port) as client:
+        client.queue("q", topics="t")
+        client.publish_many("t", [b"1", b"2", b"3"])
+        wire = Wire(server.port).hello()
+        for place in (1, 3, 100):
+            assert wire.send(b"QUEUE q topics=t from_position=%d create\n" % place).line() == "OK"
+            assert [entry["depth"] for entry in client.queues()] == [3]
+        assert wire.send(b"QUEUE q topics=t from_position=3\n").line() == "OK"
+        assert [entry["depth"] for entry in client.queues()] == [1], "without create it is moved"
 
 
 def test_it_waits_for_a_broker_that_restarts(serve: Callable[..., Server]) -> None:

@@ -503,10 +503,12 @@ class Protocol(Session):
         """QUEUE <queue> [options] [create]: make a queue, or give it other options (with create: only make it)."""
         options = words.split_options(rest, {**_QUEUE_OPTIONS, **_START_OPTIONS, "create": int})
         self.check_queue(name)
-        self._declare(name, options, change="create" not in options)
+        change = "create" not in options
+        self._declare(name, options, change=change, move=change)
         return OK
 
-    def _declare(self, name: str, given: dict[str, Any], *, change: bool) -> Queue:
+    def _declare(self, name: str, given: dict[str, Any], *, change: bool, move: bool = True) -> Queue:
+        """``change``: a queue that is there gets other options, ``move``: and another place, where one is given."""
         found = self.broker.queues.get(name)
         old = found.options if found else QueueOptions()
         wanted = self._options(given, old)
@@ -532,7 +534,7 @@ class Protocol(Session):
             self.broker.rebind(found, wanted)
         if change:
             dead_letters.bind(self.broker, found)
-        start = self._start(given, wanted.topics)
+        start = self._start(given, wanted.topics) if move else None
         if start is not None and not (found.options.temporary and not change):  # there it is about a new one only
             self.need_manage()
             self.broker.seek(found, start)

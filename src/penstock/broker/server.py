@@ -36,7 +36,7 @@ from penstock.broker.session import Session
 from penstock.broker.store import DISK_FULL, JournalStore, Store
 from penstock.broker.unfinished import Unfinished
 from penstock.broker.words import Disconnect
-from penstock.errors import InvalidArgument, PenstockError, RefusedError
+from penstock.errors import InvalidArgument, PenstockError, RefusedError, StateError
 
 log = logging.getLogger("penstock.broker")
 HELLO_S = 10.0  # to show a token, or to finish the TLS handshake
@@ -71,6 +71,11 @@ class Server:
         store: Callable[[Any], Store] | None = None,
         **journal_options: Any,
     ) -> None:
+        if not 0 <= port <= 65_535:
+            raise InvalidArgument(f"port={port} must be 0 to 65535")
+        if certificate is None and (key is not None or client_authority is not None):
+            name = "key" if key is not None else "client_authority"
+            raise InvalidArgument(f"{name}= goes with certificate=: without that nothing is encrypted or checked")
         self.tokens = Tokens(Path(tokens) if tokens else None)
         loopback = is_loopback(host)
         if not (loopback or self.tokens.required or insecure):
@@ -140,7 +145,9 @@ class Server:
             self._close()
 
     def start(self) -> Self:
-        """Serve in a thread of its own, for programs that embed a broker."""
+        """Serve in a thread of its own, for programs that embed a broker. Once: it cannot be opened again."""
+        if self._thread is not None or self._stop:
+            raise StateError(f"this server {'was closed' if self._stop else 'is running'}: make another one")
         atexit.register(self.close)  # while threads still run: native code must not be met by a dying interpreter
         self._thread = threading.Thread(target=self.run, name="penstock-broker", daemon=True)
         self._thread.start()

@@ -239,6 +239,9 @@ class TypedSubscriber(_Wrapper, Subscriber[T]):
             batch._decoder = self._decoder
         return batch  # type: ignore[no-any-return]
 
+    def _was_not_handled(self, message: Message[Any]) -> None:
+        self.inner._was_not_handled(message)
+
     # --- objects
 
     def values(self, timeout: float | None = None, errors: str = "skip") -> Iterator[T]:

@@ -27,6 +27,8 @@ VERSION = 2  # of the protocol; an older broker is greeted with 1
 MAX_LINE_BYTES = 65_536
 GATHER_BYTES = 65_536
 MAX_KNOWN_TOPICS = 10_000
+_PASSING = ("busy", "full", "limit", "unavailable")  # reasons of a refusal that may be gone a moment later
+_START = re.compile(rb" from_(?:position|ordinal|time_ns)=\d+")  # of the line of a subscription
 Properties = bytes | list[bytes] | None  #: encoded: of all messages, of each, or (None) those that a batch brings along
 
 
@@ -119,6 +121,7 @@ class Dialogue:
         self.refused: PenstockError | None = None  # the broker does not want this client: no use in trying again
         self.subscriptions: dict[str, Callable[[Batch], None]] = {}
         self._subscribe_lines: dict[str, bytes] = {}
+        self._placed: set[str] = set()  # other queues that this store has told to be subscribed
         self._following: dict[str, int] = {}  # of each temporary queue: the position that it has not given yet
         self._heads: dict[str, bytes] = {}
         self._waiting: deque[Pending] = deque()
@@ -185,12 +188,15 @@ class Dialogue:
         _, begins, position = answer[1].rpartition("begins=")
         if begins:
             self._following.setdefault(queue, words.number(position, "position"))
+        elif b" temporary=" not in self._subscribe_lines.get(queue, b""):
+            self._placed.add(queue)
 
     def unsubscribe(self, queue: str) -> Pending | None:
         """Consume it no more."""
         self.subscriptions.pop(queue, None)
         self._subscribe_lines.pop(queue, None)
         self._following.pop(queue, None)
+        self._placed.discard(queue)
         return self.ask(f"UNSUB {queue}", repeat=False) if self.ready else None
 
     def _add(self, pending: Pending) -> Pending:
@@ -399,7 +405,7 @@ class Dialogue:
         else:
             self._waiting.popleft()
             if pending.data in self._renewed:  # nobody waits for this: try it all again, unless it is of no use
-                if code == "denied":
+                if code not in _PASSING:
                     self.fail(error)
                 raise _TryAgain(f"the broker did not take the subscription again: {text}")
             pending.settle(error=error)
@@ -429,6 +435,7 @@ class Dialogue:
         fields = dict(word.partition("=")[::2] for word in rest.split()[1:])
         if self.journal != fields.get("journal", ""):  # another store: what was known of the old one means nothing
             self._following.clear()
+            self._placed.clear()
         self.journal = fields.get("journal", "")
         most = words.number(fields.get("max_message_bytes", f"{words.MAX_NUMBER}"), "max_message_bytes")
         self.max_message_bytes = min(self.max_message_bytes, most)
@@ -437,8 +444,11 @@ class Dialogue:
         self._known_stored(words.number(fields.get("last", "0"), "last"), fields.get("positions", ""))
         asked = {pending.data for pending in self._waiting}
         lines = {queue: line for queue, line in self._subscribe_lines.items() if line not in asked}
-        for queue in lines.keys() & self._following.keys():
-            lines[queue] = lines[queue][:-1] + b" from_position=%d\n" % self._following[queue]
+        for queue, line in lines.items():
+            if queue in self._following:
+                lines[queue] = _START.sub(b"", line[:-1]) + b" from_position=%d\n" % self._following[queue]
+            elif queue in self._placed:  # where it is to begin was said once: the broker knows where it is by now
+                lines[queue] = _START.sub(b"", line)
         self._renewed = set(lines.values())
         again = deque(Pending(line) for line in self._renewed)
         for pending in self._waiting:

@@ -1,8 +1,9 @@
 """Subscriber: one consumer of one queue, for ``broker://`` addresses and ``Client.subscribe``.
 
 A message counts as done when the next one is read (``ack="next"``, the default: a crash in the middle of one delivers
-it again), as soon as it is read (``ack="read"``), or when ``ack(message)`` says so (``ack="manual"``). Without a
-queue's name it has a temporary queue of its own, which begins now and goes with it.
+it again, and so does an error of the function of ``on_message=``), as soon as it is read (``ack="read"``), or when
+``ack(message)`` says so (``ack="manual"``). Without a queue's name it has a temporary queue of its own, which begins
+now and goes with it.
 
 Several threads may use one: each message goes to one of them. With ``ack="next"`` a message is done when any of them
 reads the next one; threads that handle messages side by side say ``ack="manual"``.
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from penstock._core import Batch, Message
 
 
+AGAIN_S = 1.0  # after this a message comes again at which the function of on_message= failed
 TELL_S = 0.1  # acknowledgements wait no longer than this for company, while messages are read
 
 
@@ -339,6 +341,19 @@ class Subscriber(channel.Subscriber):
         """Deliver it again, after a while if wanted."""
         position = message if isinstance(message, int) else message.position
         self._tell(f"NACK {self.queue} {position} delay_ms={milliseconds(delay_s, 'delay_s')}")
+
+    def _was_not_handled(self, message: Message) -> None:
+        """The function of ``on_message=`` failed at the message that was read last: it is not done."""
+        if self._mode is not Ack.NEXT:
+            return
+        with self._turn:
+            if self._batches and self._next > self._begin:
+                batch = self._batches[0]
+                if self._next - 1 > self._begin:
+                    words = ack_words(batch, self._begin, self._next - 1)
+                    self._dialogue.tell(b"ACK %s%s" % (self.queue.encode(), words))
+                self._begin = self._next
+                self.nack(message, delay_s=AGAIN_S)
 
     def deliveries(self, message: Message) -> int:
         """How often a message read here was delivered, this time included."""
